@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 
 _UNAVAILABLE = TransferCost(fixed_s=1e6, page_s=1e6)
-"""The cost of loading from a tier that this engine does not have. It is so high that such a load is never chosen."""
+"""The cost of loading from a tier that this engine does not have. The cost is so high that such a load is never chosen.
+"""
 
 
 _PAGE_COUNTS = (1, 4, 16)

@@ -15,7 +15,7 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class EngineClient(Protocol):
-    """A client of one engine process."""
+    """Talks to one engine process for a gateway."""
 
     async def describe(self) -> EngineDescription:
         """Returns a description of the served model. Raises Unavailable while no engine answers."""

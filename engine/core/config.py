@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How one engine process runs one model on one device."""
+    """The settings of one engine process, which runs one model on one device."""
 
     model: Path
     """A Hugging Face folder: config.json and safetensors."""
@@ -41,19 +41,20 @@ class EngineConfig:
     equally.
     """
     lora_floor_share: float = 0.125
-    """The fraction of the device memory, 0 to 1, that is reserved for adapters. KV always keeps room for one full
-    context.
+    """The fraction of the device memory, 0 to 1, that is reserved for adapters.
 
-    If both reservations do not fit beside that, `kv_reserve_share` gets less.
+    KV always keeps room for one full context. If the device is too small for both reservations, `kv_reserve_share` is
+    reduced.
     """
     lora_pool_bytes: int | None = None
     """The most bytes of adapter weights on the device; None sets no limit besides the device."""
     lora_host_bytes: int = 1024 * 2**20
-    """Bytes of host memory for adapter weights. They are copied to the device from there."""
+    """Bytes of host memory for adapter weights. Adapters are copied to the device from there."""
     max_lora_rank: int = 128
     lora_kernels: str = "auto"
-    """How adapters are applied: `auto` (the device's own kernels if they work, else torch), `native` (CPU), `triton`
-    (CUDA), or `torch`.
+    """How adapters are applied: `auto`, `native` (CPU), `triton` (CUDA) or `torch`.
+
+    `auto` takes the device's own kernels if they work, else `torch`.
     """
     max_batch_tokens: int = 512
     """The most tokens of one step, over all requests. Large steps prefill faster; small ones delay decoding less."""

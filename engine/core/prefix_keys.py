@@ -68,7 +68,9 @@ class PrefixScope:
     public_pages: int = 0
 
     def at(self, index: int) -> CacheScope:
-        """Returns the scope of page `index`."""
+        """Returns the cache scope of page `index`: the public scope for the first `public_pages` pages, else the own
+        scope.
+        """
         return self.public if self.public is not None and index < self.public_pages else self.own
 
     def base_key(self, index: int, parent: PageKey | None) -> PageKey:
@@ -106,19 +108,19 @@ _WORD = "q"
 
 
 class TokenCounts:
-    """Distinct tokens and their counts: two arrays of the same length."""
+    """Holds distinct tokens and their counts, in two arrays of the same length."""
 
     def __init__(self) -> None:
         self.token_ids = array(_WORD)
         self.counts = array(_WORD)
-        """How often each token was generated; 0 for a token that only the prompt contains."""
+        """The number of times that each token was generated; 0 for a token that only the prompt contains."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
 class TokenHistory:
-    """The token counts of one request."""
+    """Counts how often one request has generated each token."""
 
     def __init__(self, prompt_token_ids: Iterable[int]) -> None:
         """Starts with the prompt's tokens, each with a count of 0."""

@@ -25,13 +25,13 @@ class GrammarKind(StrEnum):
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
-    """Any JSON object; the text is ignored."""
+    """Any JSON object. The grammar's text is ignored."""
     REGEX = "regex"
-    """ECMA-262; it must match the whole answer."""
+    """An ECMA-262 pattern. The pattern must match the whole answer."""
     EBNF = "ebnf"
-    """GBNF as xgrammar reads it; the start rule is `root`."""
+    """A grammar in GBNF as xgrammar reads it. The start rule is `root`."""
     STRUCTURAL_TAG = "structural_tag"
-    """Text with tool calls in it; see engine/grammar/schema/structural_tags.py."""
+    """A description of text with tool calls in it; see engine/grammar/schema/structural_tags.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class GrammarSource:
 
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterUse:
-    """One adapter version in a request."""
+    """The use of one adapter version by a request."""
 
     digest: str
     """`sha256:…` of the adapter version."""
@@ -111,7 +111,8 @@ class EngineRequest:
     grammar: GrammarSource | None = None
     """The grammar that the answer must match; None allows any answer."""
     prediction_token_ids: tuple[int, ...] = ()
-    """The expected answer, in whole or in parts. Drafts are taken from it; it does not change the answer."""
+    """The expected answer, in whole or in parts. Drafts are taken from it. The prediction does not change the answer.
+    """
     public_tokens: int = 0
     """Tokens at the start of the prompt that the operator declares public: all domains share their pages."""
 

@@ -12,7 +12,7 @@ from graftwork.platform.metrics import counter, gauge
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """What a gateway must know about the model that an engine serves."""
+    """The facts about an engine's model that a gateway must know."""
 
     model_name: str
     fingerprint: str
@@ -87,7 +87,7 @@ class EngineStats(EngineCounters):
     free_pages: int = field(default=0, metadata=_pages("device", "free"))
     """Device pages that hold nothing a request could reuse."""
     cached_pages: int = field(default=0, metadata=_pages("device", "owned"))
-    """Device pages that only the prefix tree holds. They are evicted when room is needed."""
+    """Device pages that only the prefix tree holds. Such pages are evicted when room is needed."""
     active_pages: int = field(default=0, metadata=_pages("device", "owned"))
     """Device pages that at least one running request holds."""
     in_flight_pages: int = field(default=0, metadata=_pages("device", "in_flight"))
