@@ -17,7 +17,7 @@ from graftwork.platform.ids import RequestId
 
 
 class GrammarManager:
-    """Compiled grammars and cursors of the engine's requests. Only the engine loop's thread calls it."""
+    """Owns the grammar cursors of the engine's running requests. Only the engine loop's thread calls it."""
 
     def __init__(
         self, compiler: GrammarCompiler | None, eos_token_ids: Iterable[int], limits: CompileLimits, clock: Clock

@@ -43,7 +43,9 @@ class CompileClient:
         self._deliver = deliver
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        """Held while a job is written, and while the pipes are closed. Writing may block until the server reads."""
+        """A lock that is held while a job is written and while the pipes are closed. Writing may block until the server
+        reads.
+        """
         self._handing_in = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-jobs")
         self._process: subprocess.Popen[bytes] | None = None
         self._due: dict[int, float] = {}

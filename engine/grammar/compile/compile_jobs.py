@@ -44,7 +44,7 @@ class CompileAnswer:
     """The compiled form of the same grammar with only one spelling of each answer, for drafts. Empty if there is none.
     """
     refusal: str = ""
-    """What is wrong with the grammar. Empty if there is a payload."""
+    """The reason why the grammar was not compiled. Empty if there is a payload."""
     param: str = "#"
     code: str = "unsupported_grammar"
 

@@ -1,10 +1,11 @@
-"""The compile server: a process that forks a child for each grammar, and kills the child at its deadline.
+"""Runs the compile server: a process that forks a child for each grammar, and kills the child at its deadline.
 
     python -m graftwork.engine.grammar.compile.compile_server MODEL_FOLDER VOCAB_SIZE EOS_ID[,EOS_ID…]
 
-It reads jobs on stdin and writes answers on stdout (compile_jobs.py). It has one thread, so that forking is safe. It
-imports the grammar engines itself, so that a child starts at once. A child reads, lints and compiles one grammar under
-a memory limit. It answers or it is killed. Two children run at a time.
+The server reads jobs on stdin and writes answers on stdout (compile_jobs.py). It has only one thread, because forking
+is not safe with several. The server itself imports the grammar engines, so that a child starts at once. A child reads,
+checks and compiles one grammar under a memory limit. Invariant: each child answers or is killed. Two children run at a
+time.
 """
 
 import math
@@ -49,8 +50,8 @@ class _Child:
     started: float
     content: bytes = b""
     is_late: bool = False
-    """Whether the child was killed at its wall-time limit. It had not used up its processor time, so the machine was
-    busy.
+    """Whether the child was killed at its wall-time limit before its processor time was used up, because the machine
+    was busy.
     """
 
 

@@ -21,7 +21,7 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRe
 
 
 class GrammarCursor:
-    """One running request's position in its grammar. GrammarManager owns it."""
+    """Tracks one running request's position in its grammar. GrammarManager owns the cursor."""
 
     def __init__(
         self,
@@ -132,8 +132,8 @@ class GrammarCursor:
 
 
 class _CursorRow:
-    """A mask row that is filled later. It is valid only while the answer has the length that it had when the row was
-    made.
+    """A mask row that is filled later. The row is valid only while the answer has the length that it had when the row
+    was made.
     """
 
     def __init__(self, cursor: GrammarCursor, drafts: tuple[int, ...], banned: tuple[int, ...]) -> None:

@@ -24,11 +24,11 @@ An answer that needs more ends with a typed error.
 """
 _STEP_ITEMS = 20_000
 _STATE_BYTES = 256 * 1024
-"""The bytes that one compiled grammar is counted with in the cache. Eight times the length of its text is added."""
+"""The bytes that one compiled grammar takes in the cache's count, in addition to eight times the length of its text."""
 
 
 class _Tokenizer:
-    """The tokenizer interface that llguidance needs. The engine never tokenizes text with it."""
+    """Implements the tokenizer interface that llguidance needs. The engine never tokenizes text with it."""
 
     bos_token_id = None
 

@@ -25,9 +25,9 @@ class FilledMasks:
 
     rows: list[int]
     barred: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None
-    """True for each forbidden token. [len(rows), vocab]"""
+    """The mask, [len(rows), vocab]: True for each forbidden token."""
     ends: dict[int, GraftworkError | None] = field(default_factory=dict)
-    """For each row without a next token: None if its answer is complete, else the error."""
+    """The rows without a next token. The value is None if the row's answer is complete, else the error."""
 
 
 class MaskFiller:

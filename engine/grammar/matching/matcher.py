@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from graftwork.engine.grammar.schema.lint import LintedGrammar
 
 Words = NDArray[np.int32]
-"""One row of a bitmask, [ceil(vocab / 32)]: 32 tokens a word, the lowest bit first."""
+"""One row of a bitmask, [ceil(vocab / 32)]. Each word has the bits of 32 tokens, the lowest bit first."""
 
 
 class Matcher(Protocol):
-    """The position of one answer in a grammar. Not thread-safe."""
+    """Tracks the position of one answer in a grammar. Not thread-safe."""
 
     def accept(self, token_id: int) -> bool:
         """Accepts one token. Returns False, and changes nothing, if the grammar does not allow it."""
@@ -60,7 +60,7 @@ class CompiledPair:
 
 
 class GrammarBackend(Protocol):
-    """One grammar engine for one vocabulary."""
+    """Compiles and loads grammars for one grammar engine and one vocabulary."""
 
     def compile(self, grammar: LintedGrammar, *, compact: bool = False) -> bytes:
         """Compiles a grammar into bytes for `load`. This may take seconds. Raises ValueError with the engine's message.

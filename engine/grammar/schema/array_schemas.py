@@ -8,7 +8,7 @@ from graftwork.engine.grammar.schema.errors import Gaps
 from graftwork.engine.grammar.schema.json_values import ARRAY
 
 _PLACES = 4
-"""The number of positions at which the items that fit `contains` may begin: 0 to 3. They cannot begin later."""
+"""The number of positions at which the items that fit `contains` may begin: 0 to 3. They must not begin later."""
 _MOST_CONTAINED = 16
 
 Written = tuple[dict[str, Any], tuple[Goal, ...]]

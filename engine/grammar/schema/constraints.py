@@ -22,8 +22,7 @@ class Claim:
     pointer: str
     holds: bool = True
     silent: bool = False
-    """True under a negation. What such a claim evaluates still counts as unevaluated for `unevaluated…` keywords
-    outside.
+    """Whether the claim stands under a negation. Then `unevaluated…` keywords outside ignore what the claim evaluates.
     """
 
     def negated(self) -> "Claim":

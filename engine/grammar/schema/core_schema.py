@@ -43,8 +43,8 @@ ANY_VALUE: Goal = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class TypedSchema:
-    """One alternative of a goal (a set of claims about a value), with one type. In `keywords`, a goal stands where the
-    written schema has a subschema.
+    """One alternative of a goal (a set of claims about a value), with one type. In `keywords`, each subschema is given
+    as a goal.
     """
 
     keywords: dict[str, Any]

@@ -15,15 +15,15 @@ class LintLimits:
 
     text_bytes: int = 256 * 1024
     depth: int = 64
-    """The nesting depth of a schema's JSON."""
+    """The largest nesting depth of a schema's JSON."""
     enum_values: int = 4096
-    """The number of enum values of the whole document."""
+    """The most enum values of the whole document."""
     properties: int = 5000
-    """The number of properties of the whole document."""
+    """The most properties of the whole document."""
     optional_properties: int = 512
-    """Optional properties of one object."""
+    """The most optional properties of one object."""
     union_width: int = 256
-    """The number of alternatives of one `anyOf` or `oneOf`."""
+    """The most alternatives of one `anyOf` or `oneOf`."""
     pattern_length: int = 1024
     pattern_repeats: int = 4096
     """The largest product of a pattern's nested counted repeats: `(a{3}){4}` has 12 copies of `a`."""
@@ -49,18 +49,18 @@ class CompileLimits:
     answer.
     """
     niceness: int = 19
-    """The niceness of the compiling processes. It is high, so that serving goes first."""
+    """The niceness of the compiling processes. A high niceness lets serving go first."""
     memory_bytes: int = 1024 * 2**20
     """The most bytes of memory for one compile, in addition to the memory that the compile server itself has mapped."""
     cache_bytes: int = 64 * 2**20
     cache_entries: int = 512
-    """The number of cached results. Refusals count too, so that a hostile grammar is not compiled again."""
+    """The most cached results. Refusals count too, so that a hostile grammar is not compiled again."""
     domain_seconds_per_minute: float = 15.0
     """The most seconds of compiling for one domain in a minute. Above this, new grammars of the domain get a status 429
     until some time is given back.
     """
     domain_queue: int = 32
-    """The number of grammars of one domain that may wait for a compile."""
+    """The most grammars of one domain that may wait for a compile."""
     fill_seconds: float = 0.25
     """The most seconds of processor time for one mask. A slower mask ends its request, because it would delay the whole
     step.

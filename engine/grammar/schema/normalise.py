@@ -36,7 +36,9 @@ from graftwork.engine.grammar.schema.schema_document import Dialect, SchemaDocum
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _WORK = 40_000
 _WORTH = 16
-"""Joining two branches costs one unit of work. It costs one more unit for every `_WORTH` demands and listed values."""
+"""The number of demands and listed values that cost one unit of work when two branches are joined. Each join costs one
+more unit.
+"""
 _LOOK_AHEAD = 2
 _MOST_SUBSETS = 4
 

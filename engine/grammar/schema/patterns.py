@@ -1,17 +1,19 @@
-r"""Reads the regular expressions of JSON Schema (ECMA-262, unicode) as far as they are regular, matches them, and
-writes them for grammar engines.
+r"""Reads the regular expressions of JSON Schema (ECMA-262, unicode), matches text with them, and writes them for
+grammar engines.
 
-A pattern is read into characters, sequences, alternatives and repeats. It is written as a match of the whole text, with
-every class written out, so that an engine's own meaning of `\d`, `.` or a search does not matter.
+A pattern is read into characters, sequences, alternatives and repeats. The written pattern matches the whole text and
+has every class written out, so that an engine's own meaning of `\d`, `.` or a search does not matter.
 
-Look-around, back references, word boundaries and flags are refused. `matches` takes polynomial time for every pattern.
+Never accepts what is not regular: look-around, back references, word boundaries and flags are refused. `matches` takes
+polynomial time for every pattern.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 Ranges = tuple[tuple[int, int], ...]
-"""Ranges of code points in ascending order. Both ends are included. Neighbouring ranges are merged."""
+"""Ranges of code points in ascending order. Both ends of a range are included. Neighbouring ranges are merged into one.
+"""
 
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
@@ -20,7 +22,7 @@ _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 class PatternError(ValueError):
-    """A pattern cannot be enforced, or matching it takes too long. The message says why."""
+    """Raised if a pattern cannot be enforced, or if matching takes too long. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +358,7 @@ def _written_range(low: int, high: int) -> str:
 
 
 class Fuel:
-    """The units of work that matches may still use. A unit is about a microsecond."""
+    """Counts the units of work that matches may still use. A unit is about a microsecond."""
 
     def __init__(self, units: int = 200_000) -> None:
         self.left = units

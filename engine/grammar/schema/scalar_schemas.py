@@ -17,7 +17,7 @@ _MAX_BARRED_LENGTH = 64
 """The longest forbidden text, in characters. Each character is a nested group, and engines limit the nesting."""
 _STEP = 1e-6
 _EXACT = 2**53
-"""Up to this number, each whole number is a different double."""
+"""The largest number up to which each whole number is a different double."""
 _DIGITS = 15
 _LARGE = 10**9
 _FARTHEST = 9 * 10**18

@@ -1,7 +1,7 @@
 """Finds all subschemas of a JSON Schema by JSON pointer, and the targets of its references.
 
-It knows which values are subschemas, so that an `$id` inside an `enum` is read as data. Never follows a reference out
-of the document.
+Knows which values are subschemas, so that an `$id` inside an `enum` is read as data. Never follows a reference out of
+the document.
 """
 
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ class Place:
 
 
 class SchemaDocument:
-    """All subschemas of one document, by JSON pointer.
+    """Holds all subschemas of one document, by JSON pointer.
 
     A reference to a value that no keyword marks as a subschema adds that value.
     """

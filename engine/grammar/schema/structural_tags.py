@@ -126,7 +126,7 @@ class TagWriter:
     limits: LintLimits
     gaps: Gaps
     specials: Mapping[str, int] = field(default_factory=dict)
-    """Ids of special tokens, by their content. They are matched as tokens, not as text."""
+    """Ids of special tokens, by their content. Special tokens are matched as tokens, not as text."""
 
     def write(self) -> str:
         tag = self.tag
