@@ -16,7 +16,7 @@ from graftwork.engine.kv.index.radix_tree import Domain, Lease
 
 @dataclass(slots=True, eq=False)
 class SessionRecord:
-    """What the engine knows about one session."""
+    """The engine's record of one session: its history, its lease and the tools that it waits for."""
 
     domain: Domain
     scope: bytes
@@ -31,7 +31,7 @@ class SessionRecord:
 
     @property
     def weight(self) -> int:
-        """How much of `max_keys` the record uses: 1, and 1 for each key."""
+        """The part of `max_keys` that the record uses: 1, and 1 for each key."""
         return 1 + len(self.keys) + len(self.abandoned)
 
 

@@ -98,7 +98,7 @@ class LatencyDistribution:
         return float(np.sum(_waits(edges, cdf)))
 
     def expected_waits(self) -> Floats:
-        """Returns `expected_wait` of each edge."""
+        """Returns the mean waits, in seconds, of callers that give up after each of `EDGES`.  # [len(EDGES)]"""
         return np.cumsum(_waits(EDGES, self.cdf))
 
 
@@ -115,8 +115,8 @@ def _waits(edges: Floats, cdf: Floats) -> Floats:
 
 
 class LatencyHistogram:
-    """The latencies of one kind of event, as weights of logarithmic buckets (0.8 KiB). An observation has half its
-    weight after `half_life` newer ones.
+    """Counts the latencies of one kind of event, in logarithmic buckets (0.8 KiB). An observation has half its weight
+    after `half_life` newer ones.
     """
 
     def __init__(self, half_life: float = 256.0) -> None:
@@ -130,7 +130,7 @@ class LatencyHistogram:
 
     @property
     def weight(self) -> float:
-        """The present number of observations, older ones counted by their remaining weight."""
+        """The present number of observations. An older observation counts only with its remaining weight."""
         return float(self._masses.sum())
 
     def observe(self, seconds: float) -> None:
@@ -182,7 +182,7 @@ class LeaseTerms:
 
 
 class ToolHistograms:
-    """Latency histograms by domain and tool. The least recently used are removed first."""
+    """Owns latency histograms by domain and tool. The least recently used histograms are removed first."""
 
     def __init__(
         self, max_pairs: int = 4096, max_tools_per_domain: int = 64, prior_weight: float = 8.0, half_life: float = 256.0

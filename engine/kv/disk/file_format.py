@@ -25,7 +25,7 @@ BLOCK_BYTES = 4096
 CHECKSUM_BYTES = 16
 
 MAX_PAGES = 1024
-"""The most pages in one file. It bounds the size of a header."""
+"""The most pages in one file. This bounds the size of a header."""
 
 _MAGIC = b"GRAFTKV\n"
 

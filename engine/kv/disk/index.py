@@ -90,7 +90,7 @@ class DiskMonitor:
 
 
 class DiskIndex:
-    """The index of one folder: its files, the pages in them, and their bytes, at most `max_bytes`."""
+    """Owns the index of one folder: its files, the pages in them, and their bytes, at most `max_bytes`."""
 
     def __init__(self, max_bytes: int, shared_reserve_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
@@ -99,7 +99,7 @@ class DiskIndex:
         self._queues: dict[bytes | None, OrderedDict[str, PageFile]] = {}
         self._usage = DomainUsage(shared_reserve_bytes)
         self._hidden: dict[str, PageFile] = {}
-        """Claimed or retired files. Their bytes are counted, but their pages are not found."""
+        """Claimed or retired files. The bytes of these files are counted, but their pages are not found."""
         self._empty: dict[str, PageFile] = {}
         """Published files without findable pages."""
         self._last_stamp_ns = 0
@@ -135,7 +135,9 @@ class DiskIndex:
             return True
 
     def publish(self, file: PageFile) -> None:
-        """Makes the pages of a claimed file findable. From now on they are found there and no longer in older files."""
+        """Makes the pages of a claimed file findable. From now on the index finds them in this file and no longer in
+        older files.
+        """
         with self._lock:
             self._publish(file)
 
@@ -178,7 +180,7 @@ class DiskIndex:
             self._publish(remains)
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page unfindable."""
+        """Makes the index forget a page. The page's bytes stay in its file."""
         with self._lock:
             if key in self._locations:
                 self._remove_location(self._locations[key][0], key)

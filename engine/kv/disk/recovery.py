@@ -1,7 +1,7 @@
 """Finds the files that an earlier process left in the folder.
 
-Reads only the header of each file. Its size is limited. Pages are checked when they are read. Files with other names
-than the store's are counted as foreign and never changed.
+Reads only the header of each file, which has a limited size. Pages are checked when they are read. Files with other
+names than the store's are counted as foreign and never changed.
 """
 
 import re

@@ -45,7 +45,7 @@ _DIGEST_BYTES = 32
 
 
 class DiskStore:
-    """The pages on disk of one engine."""
+    """Owns the pages on disk of one engine."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class DiskStore:
         self._touch(span.file for span in self._index.spans(keys))
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page unfindable. Its bytes are removed when all pages of its file are forgotten.
+        """Makes a page unfindable. The page's bytes are removed when all pages of its file are forgotten.
 
         If the process restarts before that, the page is found again.
         """

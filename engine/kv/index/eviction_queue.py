@@ -47,10 +47,10 @@ _Entry = tuple[EvictionRank, int, Node]
 
 
 class EvictionQueue:
-    """The evictable pages of one tier, by domain and rank.
+    """Owns the order of the evictable pages of one tier, by domain and rank.
 
-    A queued page may have changed since it was added: it is in use again, or its rank has risen. So it is checked when
-    it is read.
+    A queued page may have changed since it was added: it is in use again, or its rank has risen. So each page is
+    checked when the queue returns it.
     """
 
     def __init__(self, tier: Tier, pool: PagePool, ranking: Ranking, reserved_pages: int) -> None:
@@ -66,7 +66,7 @@ class EvictionQueue:
         self._bounds: dict[Domain, EvictionRank] = {}
         """The bound of each domain in `_domain_heap` that is not outdated."""
         self._protected_domains: set[Domain] = set()
-        """Domains that were at or below their reserve when it was last checked. They are not in `_domain_heap`."""
+        """Domains that were at or below their reserve at the last check. These domains are not in `_domain_heap`."""
         self._numbers = count()
 
     def used_pages(self, domain: Domain) -> int:
@@ -78,7 +78,7 @@ class EvictionQueue:
         return self._reserved_pages // max(len(self._used), 1)
 
     def protected_pages(self) -> int:
-        """Returns how many pages other domains may be unable to evict.
+        """Returns the most pages that evictions for other domains may be unable to free.
 
         These are each domain's pages up to its reserve, and all public pages, because other pages may depend on them.
         """
@@ -231,7 +231,9 @@ class LeaseExpiryQueue:
         self._numbers = count()
 
     def add(self, until: float, last: Node) -> None:
-        """Adds a lease on a path. It ends at `until`, in seconds. `last` is the path's last node."""
+        """Adds a lease on a path. The lease ends at `until`, in seconds on the monotonic clock. `last` is the path's
+        last node.
+        """
         heapq.heappush(self._ends, (until, next(self._numbers), last))
 
     def pop_expired(self, now: float) -> Iterator[Node]:
@@ -301,7 +303,9 @@ def evict_one(candidates: Sequence[Evictable]) -> bool:
 
 
 _REUSE_WITHOUT_LEASE = 0.1
-"""The assumed probability that a page without a lease is used again. It only ranks such pages against leased ones."""
+"""The assumed probability that a page without a lease is used again. It is needed only to compare such pages with
+leased ones.
+"""
 
 
 class EvictionClass(IntEnum):

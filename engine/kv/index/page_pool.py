@@ -40,14 +40,16 @@ class Occupancy(NamedTuple):
 
 
 class PagePool:
-    """The pages `0 … num_pages - 1` of one tier. Allocating a page is O(log n), everything else O(1) per page."""
+    """Owns the state of the pages `0 … num_pages - 1` of one tier. Allocating a page is O(log n), everything else O(1)
+    per page.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free_heap = [PageId(page) for page in range(num_pages)]
         """A heap of all free pages.
 
-        It may also contain pages that are no longer free, because they were lent or another page was moved there.
+        The heap may also contain pages that are no longer free, because they were lent or another page was moved there.
         """
         self._in_free_heap = [True] * num_pages
         self._holders = array("i", [0]) * num_pages

@@ -17,7 +17,7 @@ from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.page_pool import PagePool
 
 Domain = bytes
-"""The name of the isolation domain that a page is charged to. It is compared, never interpreted."""
+"""The name of the isolation domain that a page is charged to. The name is compared, never interpreted."""
 
 PUBLIC: Domain = b""
 """The domain that public pages are charged to."""
@@ -68,7 +68,7 @@ class Lease:
 
 
 class RadixTree:
-    """A radix tree over pages of `page_tokens` tokens."""
+    """Maps token prefixes to nodes, one for each page of `page_tokens` tokens."""
 
     def __init__(self, device: PagePool, host: PagePool, page_tokens: int) -> None:
         self.page_tokens = page_tokens
@@ -78,7 +78,7 @@ class RadixTree:
         self._by_key: dict[PageKey, Node] = {}
         self._ticks = 0
         self.on_copy_changed: Callable[[Node, Tier, int], None] = lambda node, tier, change: None
-        """Called for each copy that a tier gains (+1) or loses (-1)."""
+        """A callback for each copy that a tier gains (+1) or loses (-1)."""
 
     def num_copies(self, tier: Tier) -> int:
         """Returns how many pages of a tier the tree holds."""

@@ -8,7 +8,7 @@ import torch
 
 
 class HostMemory:
-    """Host memory of `num_pages` pages. A page can be read and written as bytes and as KV."""
+    """Owns host memory for `num_pages` pages. A page can be read and written as bytes and as KV."""
 
     def __init__(self, num_pages: int, page_shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> None:
         self.num_pages = num_pages

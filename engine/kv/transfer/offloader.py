@@ -21,7 +21,9 @@ LOW_WATER = 0.25
 _BATCH_PAGES = 64
 """The most pages that one background copy copies."""
 _SLACK = 64
-"""If a queue is longer than twice its tier's pages plus this number, nodes that left the tier are removed from it."""
+"""A bound on the length of a queue: twice the pages of its tier plus this number. A longer queue drops nodes that left
+the tier.
+"""
 
 
 class PageOffloader:
