@@ -33,7 +33,7 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, GroupShape
 
 GroupKey = tuple[int, str]
-"""(layer, group name), as in ResidentAdapter.deltas."""
+"""The key of a group of projections: the pair (layer, group name), as in ResidentAdapter.deltas."""
 
 LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
 """For each dtype that the kernel serves, a value of the numpy type as which the kernel reads elements."""

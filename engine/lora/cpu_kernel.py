@@ -53,7 +53,9 @@ all parts, and SUMS holds y of one slice.
 SCRATCH_ROWS = 6
 
 Matrix = tuple[int, int, int]
-"""A matrix in memory: its address, the elements from one row to the next, and its columns. Rows have no gaps."""
+"""A matrix in memory: its address, the number of elements from one row to the next, and the number of columns. The
+elements of a row are adjacent.
+"""
 Group = tuple[Integers, Integers]
 """A group of projections in one layer: the entries of all adapters [slots, FIRST_SLICE + slices * SLICE_FIELDS], and
 the first and end column of each slice [slices, 2]."""
@@ -260,7 +262,8 @@ def _prefetch(context: Any, address: Any) -> Any:
 multiply = cast(Callable[[Address, Address, Address, int, int, Address, Address, Any], None], intrinsic(_multiply))
 """multiply(x, y, rows, row_bytes, count, v, w, like): v[:4] and w[:4] become the products of x and y with four rows.
 
-All arguments but `count` and `like` are addresses. `count` counts elements and is a whole number of turns."""
+All arguments but `count` and `like` are addresses. `count` counts elements and is a multiple of `_TURN`.
+"""
 accumulate = cast(Callable[[Address, Address, Address, int, int, Address, Address, Any], None], intrinsic(_accumulate))
 """accumulate(…), with the arguments of `multiply`: x += v[:4] @ four rows, and y += w[:4] @ four rows."""
 pointer = cast(Callable[[int, Any], Any], intrinsic(_pointer))

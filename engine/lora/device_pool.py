@@ -32,12 +32,12 @@ class PlacementResult(Enum):
     SHARE_IN_USE = auto()
     """Adapters in use fill the memory that adapters may use, so the new adapters do not fit."""
     FRAMES_IN_USE = auto()
-    """Too few frames can be freed now: running KV or a copy in flight holds the rest."""
+    """Too few frames can be freed now: running requests or copies use the other frames."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One adapter on the device: its frames, its users and its last use."""
+    """The record of one adapter on the device: its frames, its users and its last use."""
 
     adapter: ResidentAdapter
     """The adapter's tensors, as views of the memory of `run`."""
@@ -48,9 +48,9 @@ class _Slot:
 
 
 class DeviceAdapterPool:
-    """The adapters on the device by digest, the least recently used first.
+    """Owns the adapters on the device by digest, the least recently used first.
 
-    It is the FrameUser of the device: KV pages may evict idle adapters to get their frames.
+    This pool is the FrameUser of the device: KV pages may evict idle adapters to get their frames.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class LoraPoolLimits:
 
 
 class LoraPool:
-    """The adapters of an engine, by digest. Only the engine loop's thread calls it."""
+    """Owns the adapters of an engine, by digest. Only the engine loop's thread calls it."""
 
     def __init__(self, loader: AdapterLoader, limits: LoraPoolLimits, device: DeviceAdapterPool, clock: Clock) -> None:
         self._loader = loader
@@ -237,7 +237,7 @@ class LoraPool:
                 self._host.move_to_end(adapter.digest)
 
     def _hold_up(self, placing: PlacementResult, away: Sequence[ResidentAdapter], spared: set[str]) -> None:
-        """Holds new requests back for a group that has waited longer than `patience_s`."""
+        """Holds new requests back, because a group of adapters has waited longer than `patience_s` for device memory."""
         self._draining -= spared
         if placing is PlacementResult.SHARE_IN_USE:
             self._draining |= self._device.to_drain(away, self._draining, spared)

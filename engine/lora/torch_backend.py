@@ -63,7 +63,7 @@ BLOCK_ROWS = 8
 
 
 class LoraProduct(Protocol):
-    """The product of rows that are multiplied together with their adapters."""
+    """Applies the adapters of some rows, which are multiplied together."""
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Adds the deltas of one group of projections to the product's rows of y, in place."""
@@ -76,7 +76,7 @@ ProductPlanner = Callable[[Sequence[Segment], int], Sequence[LoraProduct]]
 
 @dataclass(frozen=True, slots=True)
 class SegmentProduct:
-    """One long segment of a single adapter, multiplied by its own matrices."""
+    """The product of one long segment of a single adapter, with the adapter's own matrices."""
 
     start: int
     num_rows: int
@@ -96,7 +96,7 @@ class SegmentProduct:
 
 
 class PackedProduct:
-    """Short segments, multiplied by a pack over blocks of `block_rows` rows. Rows of no segment get no delta."""
+    """Multiplies short segments by a pack, over blocks of `block_rows` rows. Rows of no segment get no delta."""
 
     def __init__(self, start: int, block_rows: int, segments_by_block: Sequence[Sequence[Segment]], pack: Pack) -> None:
         self._start = start
@@ -266,10 +266,9 @@ def _only_adapter(segment: Segment) -> ResidentAdapter:
 
 
 def padded_rows(num_rows: int, min_rows: int, *, with_adapters: bool) -> int:
-    """Returns the number of rows that a batch is padded to.
+    """Returns the number of rows to which a batch is padded, so that a row's bits do not depend on the batch.
 
-    A row's bits do not depend on the batch for this many rows. With adapters, more than one block is padded to whole
-    blocks.
+    The result is at least `min_rows`. With adapters, a batch of more than `BLOCK_ROWS` rows is padded to whole blocks.
     """
     rows = max(num_rows, min_rows)
     return -(-rows // BLOCK_ROWS) * BLOCK_ROWS if with_adapters and rows > BLOCK_ROWS else rows

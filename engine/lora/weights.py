@@ -43,7 +43,7 @@ class AdapterWeights:
     pairs: dict[tuple[int, str], LoraPair]
     """The factors by (layer index, target). A module that is absent is not changed."""
     biases: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
-    """Trained biases [out_features], by (layer index, target). They replace the base's biases."""
+    """Trained biases [out_features], by (layer index, target). Each replaces a bias of the base."""
     embedding: LoraPair | None = None
     """LoRA on embed_tokens. A tied head keeps the base's weights, as in PEFT."""
     head: LoraPair | None = None

@@ -23,7 +23,7 @@ from graftwork.engine.lora.triton.tiles import LoraSegments, RowOwner, SegmentCa
 from graftwork.engine.model.projections import GroupShape
 
 LayerKey = tuple[int, str]
-"""(layer index, group name), for a group of projections that are computed as one."""
+"""The key of a group of projections that are computed as one: the pair (layer index, group name)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class GraphKey:
 
 @dataclass(frozen=True, slots=True)
 class _Resident:
-    """An adapter in a slot."""
+    """The record of an adapter in a slot: its rows in the tables, its largest rank, and whether it has columns."""
 
     rows: dict[LayerKey, SlotRow]
     max_rank: int

@@ -34,7 +34,7 @@ class SliceTerms:
 SlotPairs = Sequence[LoraPair | SliceTerms | None]
 """One adapter's terms for each slice of a fused layer.
 
-A LoraPair has no columns (scales and shifts of outputs). With None the slice is unchanged.
+A LoraPair has no columns (scales and shifts of outputs). None leaves the slice unchanged.
 """
 
 _ALIGNED_ELEMENTS = 16
@@ -45,7 +45,7 @@ _NUM_ADDRESSES = 4  # of an entry: A, B, column_scale, column_shift
 def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
     """Returns a slice's entry in SlotPairs as SliceTerms.
 
-    Raises ValueError for a pair with a magnitude or bias of its own: those depend on the base's weights.
+    Raises ValueError for a pair with its own magnitude or bias, because those depend on the base's weights.
     """
     delta = entry if isinstance(entry, SliceTerms) else SliceTerms(entry)
     if delta.pair is not None and (delta.pair.magnitude is not None or delta.pair.bias is not None):

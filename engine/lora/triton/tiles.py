@@ -25,7 +25,9 @@ MAX_PARTS = 4
 """The most adapters that one row may mix."""
 
 Parts = tuple[tuple[int, float], ...]
-"""Up to MAX_PARTS pairs of slot and weight; the weight multiplies the adapter's own scale."""
+"""The parts of a row's adapter mix: up to MAX_PARTS pairs of slot and weight. The weight multiplies the adapter's own
+scale.
+"""
 RowOwner = int | Parts
 """The owner of a row: the slot of its adapter, or the pairs (slot, weight) of its mixture."""
 
@@ -59,7 +61,9 @@ class SegmentCapacity:
 
 @dataclass(frozen=True, slots=True)
 class LoraSegments:
-    """The tiles of one step. Tile t is rows permutation[start : start + length] and adds the first parts[t] parts."""
+    """The tiles of one step. Tile t has the rows permutation[start : start + length], and applies its first
+    `tile_parts[t]` parts.
+    """
 
     packed: torch.Tensor
     """The arrays below in one int32 allocation, so that a step makes only one copy."""
