@@ -20,7 +20,7 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 Sink = Callable[[list[RequestOutput]], None]
-"""A callback that receives one gateway's outputs of one step. It is called on the loop's thread."""
+"""A callback that receives one gateway's outputs of one step. The loop's thread calls it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ _TYPICAL_ROWS = 32
 
 
 class Linear:
-    """A linear layer: y = x @ weight.T + bias.
+    """Computes a linear layer: y = x @ weight.T + bias.
 
-    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN multiplies, instead of
-    rearranging it in every product: twice as fast for one row, a quarter faster for 32 rows, with the same bits.
+    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN multiplies. A product then
+    rearranges nothing: it is twice as fast for one row, and a quarter faster for 32 rows, with the same bits.
     """
 
     __slots__ = ("_packed", "_weight", "bias")

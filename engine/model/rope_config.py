@@ -103,7 +103,8 @@ def _linear(settings: dict[str, Any], _: int) -> RopeConfig:
 
 
 def _dynamic(settings: dict[str, Any], _: int) -> RopeConfig:
-    """Checks dynamic NTK scaling. It changes nothing up to max_position_embeddings, and longer requests are refused.
+    """Reads dynamic NTK scaling as no scaling: up to max_position_embeddings it changes nothing, and longer requests
+    are refused.
 
     Beyond that length the frequencies would change with every token, and cached keys would be wrong.
     """

@@ -39,7 +39,7 @@ class DecoderWeights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     target_shapes: dict[str, tuple[int, int]]
-    """(out_features, in_features) of each LoRA target."""
+    """The pair (out_features, in_features) of each LoRA target."""
     norm: torch.Tensor  # [hidden]
     head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
 

@@ -46,7 +46,7 @@ _LAST = (RequestFinished, GraftworkError)
 
 
 class GrpcEngineClient:
-    """A client of one engine at one address. Use it from one event loop."""
+    """Talks to one engine at one address over gRPC. Use each client from one event loop only."""
 
     def __init__(self, address: str) -> None:
         """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`."""
@@ -112,7 +112,7 @@ class GrpcEngineClient:
 
 
 class _Inbox:
-    """A queue of one request's events, for its only reader. Its length has no limit."""
+    """Queues the events of one request for its only reader. The length of the queue has no limit."""
 
     def __init__(self) -> None:
         self.events: deque[EngineEvent | GraftworkError] = deque()
@@ -124,7 +124,9 @@ class _Inbox:
 
 
 class _Conversation:
-    """One Converse stream (see engine.proto): writes requests, and passes each reply to the reader of its request."""
+    """Reads and writes one Converse stream (see engine.proto): sends requests, and passes each reply to the reader of
+    its request.
+    """
 
     def __init__(self, call: Any, address: str) -> None:
         self._call = call

@@ -156,7 +156,7 @@ class EngineServer:
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.has_died = asyncio.Event()
-        """Set when the loop has ended by an error. From then on no request is served."""
+        """An event that is set when the loop has ended by an error. After that no request is served."""
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()

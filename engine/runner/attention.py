@@ -14,7 +14,7 @@ from graftwork.engine.runner.input_batch import BatchTensors, ChunkRows, DecodeR
 
 
 class PagedAttention:
-    """Attention of one model over one KV cache."""
+    """Computes attention of one model over one KV cache."""
 
     def __init__(self, config: ModelConfig, cache: KvCache) -> None:
         self._config = config

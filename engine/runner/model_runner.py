@@ -30,7 +30,9 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
 
 _FEWEST_TOKENS = 32
-"""A shorter prefill costs hardly more than its fixed part, so it tells little about the cost of tokens."""
+"""The fewest tokens of a prefill that is measured. A shorter prefill tells little about the cost of tokens, because
+most of its time is the fixed cost.
+"""
 
 
 @dataclass(frozen=True, slots=True)
