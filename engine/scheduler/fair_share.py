@@ -24,7 +24,7 @@ _TIER_PRIORITY = {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.F
 
 
 class FairShare:
-    """The waiting requests. Iteration follows no particular order."""
+    """Owns the queues of waiting requests, by domain. Iteration over all requests follows no particular order."""
 
     def __init__(self, clock: Clock, seconds_per_tier: float = 10.0) -> None:
         """A request rises by one service tier for every `seconds_per_tier` that it waits."""

@@ -108,7 +108,9 @@ class RequestState:
         return lost
 
     def cache_report(self, page_tokens: int) -> CacheReport:
-        """Returns how many tokens of the prompt had their KV on each tier, and why the others had to be recomputed."""
+        """Returns how many tokens of the prompt had their KV on each tier, and why the other tokens had to be
+        recomputed.
+        """
         found = {tier: self.tiers.count(tier) * page_tokens for tier in Tier}
         return CacheReport(
             device_tokens=found[Tier.DEVICE],
@@ -119,7 +121,7 @@ class RequestState:
         )
 
     def append_tokens(self, token_ids: Iterable[int]) -> tuple[int, ...]:
-        """Appends tokens up to the first that ends the answer. Returns the appended ones."""
+        """Appends tokens up to the first that ends the answer. Returns the appended tokens."""
         before = len(self.token_ids)
         for token_id in token_ids:
             self.token_ids.append(token_id)
@@ -128,7 +130,9 @@ class RequestState:
         return tuple(self.token_ids[before:])
 
     def max_draft_tokens(self) -> int:
-        """Returns the most tokens to draft now. A step always adds one token of its own to the accepted draft tokens."""
+        """Returns the most tokens to draft now. A step always adds one more token than the draft tokens that it
+        accepts.
+        """
         return max(self.max_total_tokens - len(self.token_ids) - 1, 0)
 
     def banned_token_ids(self, num_drafted: int = 0) -> tuple[int, ...]:
@@ -154,12 +158,14 @@ class RequestState:
 
 @dataclass(slots=True)
 class LoadOutcome:
-    """The effect of the end of one load on the requests that use it."""
+    """The requests that are affected when one load ends."""
 
     ready: list[RequestState] = field(default_factory=list)
     """Requests that no longer wait for a load."""
     failed: list[RequestId] = field(default_factory=list)
-    """Requests that were computed with pages that could not be read. Their tokens since then are invalid."""
+    """Requests that were computed with pages that could not be read. The tokens that these requests got since then are
+    invalid.
+    """
 
 
 class PendingLoads:

@@ -58,7 +58,7 @@ class Scheduler:
         grammars: GrammarProvider = _NO_GRAMMARS,
         speculator: Speculator | None = None,
     ) -> None:
-        """Without a speculator, a request generates one token a step."""
+        """Without a speculator, each request generates one token in a step."""
         self._limits = limits
         self._kv_cache = kv_cache
         self.session_cache = session_cache
@@ -355,7 +355,7 @@ class Scheduler:
         self._remove_running(state)
 
     def _remove_running(self, state: RequestState) -> None:
-        """Takes a request out of the batch. Its pages must have been released or offloaded before."""
+        """Takes a request out of the batch. The request's pages must have been released or offloaded before."""
         del self._running[state.request_id]
         self._page_grower.starved.discard(state.request_id)
         state.pages = []

@@ -32,7 +32,7 @@ class DraftLimits:
 
 
 def accepted_prefix(draft_token_ids: TokenIds, sampled: TokenIds) -> TokenIds:
-    """Returns the valid sampled tokens: all up to the first that differs from the draft, that one included.
+    """Returns the valid sampled tokens: all up to and including the first that differs from the draft.
 
     sampled[i] was sampled after draft_token_ids[:i], so it is the token that decoding without drafts would give.
     """

@@ -34,7 +34,7 @@ class SchedulerLimits:
 
 
 class RequestValidator:
-    """Checks requests and makes their states. Its only side effect is to draw a seed for a request without one."""
+    """Checks requests and makes their states. The only side effect is that a seed is drawn for a request without one."""
 
     def __init__(self, limits: SchedulerLimits, scopes: CacheScopes, clock: Clock, seeds: Random) -> None:
         self._limits = limits

@@ -21,7 +21,7 @@ _LEAST_GAIN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """The draft tokens that one step verifies."""
+    """How many draft tokens one step verifies, and what it gains by them."""
 
     lengths: tuple[int, ...]
     """The number of draft tokens to verify, by request."""
@@ -58,7 +58,7 @@ _SMOOTHING = 0.2
 
 
 _LEAST_RATIO = 2.0
-"""The least ratio of a draft's gain to the time to choose it. It is above 1 because learning takes time too."""
+"""The least ratio of a draft's gain to the time to choose it. The ratio is above 1 because learning takes time too."""
 
 
 _LONGEST_PAUSE = 64
@@ -74,7 +74,7 @@ class DraftBackoff:
         self._cost = 0.0
         """Average time to choose drafts, as a fraction of a step's time."""
         self._pause = 0
-        """Steps of the present pause."""
+        """The length of the present pause, in steps."""
         self._steps_left = 0
         self._batch_size = 0
         """Requests in the batch when the pause began."""
@@ -124,7 +124,7 @@ class StepCost:
         self._scatter = 0.0
 
     def seconds(self, num_rows: int) -> float:
-        """Returns the expected seconds of a step of `num_rows`. They are above zero, and never fall as rows grow."""
+        """Returns the expected seconds of a step of `num_rows`. The result is above zero, and never falls as rows grow."""
         return max(self._mean_seconds + self.slope * (num_rows - self._mean_rows), 0.05 * self._mean_seconds)
 
     @property

@@ -19,7 +19,9 @@ from graftwork.engine.core.prefix_keys import CacheScope
 from graftwork.engine.speculative.draft import DraftSource, DraftSpan
 
 NGRAM_LENGTHS = (8, 3)
-"""The lengths n, longest first. Eight tokens are seldom equal by chance. Three also find recent repetitions."""
+"""The lengths n of the n-grams, longest first. Eight tokens are rarely equal by chance. Three also find recent
+repetitions.
+"""
 
 
 LONGEST_MATCH = 32
@@ -31,7 +33,7 @@ BYTES_PER_TOKEN = 2 * 160
 
 
 _FEW = 8
-"""Up to this many tokens are added faster one by one than all at once from slices of the list."""
+"""The number of tokens up to which adding them one by one is faster than all at once from slices of the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class SuffixMatch:
 
 
 class SuffixIndex:
-    """The n-grams of a growing list. An n-gram is added once a token follows it."""
+    """Indexes the n-grams of a growing list. An n-gram is added once a token follows it."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens
@@ -88,7 +90,7 @@ class SuffixIndex:
 
 
 _SCOPE_FRACTION = 8
-"""One scope takes at most an eighth of the cache."""
+"""The divisor of the cache's size that limits one scope: a scope takes at most an eighth of the cache."""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,9 @@ _PRIORS: dict[DraftSource, tuple[float, ...]] = {
     DraftSource.SESSION: (0.2, 0.25, 0.4, 0.5, 0.7, 0.8, 0.85),
     DraftSource.CACHE: (0.2, 0.25, 0.4, 0.5, 0.7, 0.8, 0.85),
 }
-"""Acceptance rates by bucket of match length: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32 and more."""
+"""The acceptance rates before any observation, by bucket of match length: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32
+and more.
+"""
 
 
 _ENGINE_MEMORY = 400
@@ -37,7 +39,7 @@ _PRIOR_WEIGHT = 8
 
 
 class AcceptanceRates:
-    """The acceptance rate of each source and bucket, as a running average."""
+    """Keeps the acceptance rate of each source and bucket, as a running average."""
 
     def __init__(self, inherited: "AcceptanceRates | None" = None) -> None:
         self._inherited = inherited
