@@ -25,7 +25,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """Reads the machine's own clocks."""
 
     def now(self) -> float:
         return time.time()

@@ -48,7 +48,10 @@ class Base(DeclarativeBase):
 
 
 class Database:
-    """One database, given by its async address. Only the event loop that uses it first may use it."""
+    """Opens sessions and transactions on one database, which is given by its async address.
+
+    Only the event loop that uses it first may use it.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)

@@ -52,7 +52,7 @@ def gauge(name: str, help_text: str, *, also: str | None = None, **labels: str) 
 
 
 def samples(reading: HasFields) -> Iterator[tuple[Metric, float]]:
-    """Returns each metric of a dataclass with the value of its field, in the order of the fields."""
+    """Yields each metric of a dataclass with the value of its field, in the order of the fields."""
     for field in fields(reading):
         for metric in field.metadata.get(_KEY, ()):
             yield metric, getattr(reading, field.name)

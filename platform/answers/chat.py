@@ -76,7 +76,7 @@ class ChatCompletion(Answer):
 
     @property
     def text(self) -> str:
-        """The text of the first choice. It is empty if the choice only calls tools."""
+        """The text of the first choice; empty if the choice only calls tools."""
         return (self.choices[0].message.content or "") if self.choices else ""
 
 

@@ -22,7 +22,7 @@ class _Entry:
 
 
 class _TenantWindow:
-    """One tenant's log of the last minute, oldest first, and the tokens that its running requests have reserved."""
+    """The log of one tenant's last minute, oldest first, and the tokens that its running requests have reserved."""
 
     def __init__(self) -> None:
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -126,7 +126,7 @@ class LocalReservation:
 
 
 class LocalQuotaKeeper:
-    """A `QuotaKeeper` for one gateway."""
+    """Implements QuotaKeeper for one gateway, in its own memory."""
 
     def __init__(self, clock: Clock, ledger: TokenLedger) -> None:
         self._clock = clock

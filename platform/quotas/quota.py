@@ -20,7 +20,9 @@ from graftwork.platform.errors import BudgetSpent, LimitExceeded, ValidationFail
 from graftwork.platform.ids import TenantId
 
 WINDOW_S = 60.0
-"""Per-minute limits hold in every span of this length, not only in calendar minutes."""
+"""The length in seconds of the span for which per-minute limits hold. They hold in every such span, not only in
+calendar minutes.
+"""
 
 
 _MAX_LIMIT = 2**53
@@ -65,7 +67,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How much of the last minute's limits one tenant had used when a reservation was decided."""
+    """The use of one tenant's limits in the last minute, at the time when a reservation was decided."""
 
     requests: int
     tokens: int

@@ -76,7 +76,7 @@ class RedisReservation:
 
 
 class RedisQuotaKeeper:
-    """A `QuotaKeeper` for many gateways."""
+    """Implements QuotaKeeper for many gateways, which share one Redis."""
 
     def __init__(
         self, redis_url: str, prefix: str, clock: Clock, ledger: TokenLedger, *, window_clock: Clock | None = None

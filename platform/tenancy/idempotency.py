@@ -41,7 +41,7 @@ class StoredReply:
 
 
 class IdempotencyStore:
-    """The keys in use. They are in SQL, so every gateway sees them."""
+    """Owns all keys in use. The keys are in SQL, so every gateway sees them."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database

@@ -14,7 +14,7 @@ __all__ = ["UsageEvent", "UsageGroup", "UsageMeter", "UsageSummary"]
 
 
 class UsageMeter:
-    """The ledger. Monthly budgets read it as their `TokenLedger`."""
+    """Writes and reads the usage ledger. Monthly budgets read it as their `TokenLedger`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -18,14 +18,14 @@ TenantScope = NewType("TenantScope", TenantId)
 
 
 class Scope(StrEnum):
-    """What a key may be used for."""
+    """The permissions that a key may have."""
 
     INFERENCE = "inference"
-    """Completions, sessions and everything they need."""
+    """Allows a key to use completions, sessions and everything that these need."""
     ADAPTERS = "adapters"
-    """Publishing, promoting and deleting adapters; reading them needs no scope."""
+    """Allows a key to publish, promote and delete adapters. Reading adapters needs no scope."""
     USAGE = "usage"
-    """Reading the tenant's usage and quota."""
+    """Allows a key to read the tenant's usage and quota."""
 
 
 ALL_SCOPES = frozenset(str(scope) for scope in Scope)
@@ -35,7 +35,7 @@ SERVICE_TIERS = ("flex", "default", "priority")
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The sender of a request, who has proved to hold a tenant's key."""
+    """The sender of a request, who was authenticated by a tenant's key."""
 
     tenant_id: TenantId
     tenant_name: str

@@ -22,7 +22,7 @@ class TenantRow(Base):
 
 
 class ApiKeyRow(Base):
-    """A key. It is found by its public id and checked by the hash of the whole key."""
+    """A key. The server finds it by its public id, and checks it by the hash of the whole key."""
 
     __tablename__ = "api_keys"
 
@@ -74,11 +74,11 @@ class UsageRow(Base):
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     at: Mapped[float] = mapped_column(Float)
     day: Mapped[str] = mapped_column(String(10))
-    """The date of `at` in UTC. It is stored, because the two databases round times differently."""
+    """The date of `at` in UTC. The date is stored, because the two databases round times differently."""
 
 
 class AuditRow(Base):
-    """One act of an administrator; rows are only ever added."""
+    """One act of an administrator. Rows are added, and never changed or deleted."""
 
     __tablename__ = "audit_entries"
 

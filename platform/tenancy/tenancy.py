@@ -86,7 +86,7 @@ class Tenancy:
         return await self._change_tenant(tenant_id, {"status": TenantStatus.ACTIVE}, "tenant.resumed", actor)
 
     async def delete_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> None:
-        """Deletes the tenant with its keys and quota. Its usage and audit entries stay. Raises NotFound."""
+        """Deletes the tenant with its keys and quota. The tenant's usage and audit entries stay. Raises NotFound."""
         async with self._database.write() as session:
             await _hold_tenant(session, tenant_id)
             await repository.change_tenant(session, tenant_id, {"status": str(TenantStatus.DELETED)})
@@ -131,7 +131,7 @@ class Tenancy:
         return key, parts.plaintext
 
     async def list_keys(self, tenant_id: TenantId, page: PageRequest = FIRST_PAGE) -> Page[ApiKey]:
-        """Returns the tenant's keys, also revoked ones. Raises NotFound for an unknown tenant."""
+        """Returns the tenant's keys, including revoked keys. Raises NotFound for an unknown tenant."""
         async with self._database.read() as session:
             await _tenant(session, tenant_id)
             return await repository.list_keys(session, tenant_id, page)

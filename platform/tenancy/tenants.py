@@ -23,7 +23,7 @@ class Tenant:
 
     id: TenantId
     name: str
-    """A name for people. It need not be unique."""
+    """A name for people. Two tenants may have the same name."""
     status: TenantStatus
     weight: float
     service_tier_ceiling: str
@@ -71,7 +71,7 @@ class AuditEntry:
 
 
 class UsageGroup(StrEnum):
-    """What a summary is grouped by."""
+    """The ways in which a summary of usage may be grouped."""
 
     DAY = "day"
     """Groups by calendar day in UTC, as `2026-11-20`."""
@@ -85,7 +85,7 @@ class UsageGroup(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UsageEvent:
-    """What one request used."""
+    """The usage of one request."""
 
     request_id: RequestId
     tenant_id: TenantId
