@@ -35,7 +35,7 @@ class EngineConfig:
     kv_folder: Path | None = None
     """The folder of KV files; required if `disk_kv_bytes` is not 0."""
     overlap_loads: bool | None = None
-    """Whether a step starts while its KV is still loaded from the host, layer by layer. None: on CUDA only."""
+    """Whether a step starts while its KV is still loaded from the host, layer by layer. None means on CUDA only."""
     kv_reserve_share: float = 0.5
     """The fraction of each tier, 0 to 1, that is reserved for domains. The domains that have pages on the tier share it
     equally.
