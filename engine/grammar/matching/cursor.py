@@ -97,8 +97,8 @@ class GrammarCursor:
         """Sets in `words` the bits of the tokens that may follow `drafts`, without `banned` tokens. The cursor does not
         move.
 
-        Returns the error that ends the request if its mask is empty by mistake of the grammar, or took too long; else
-        None.
+        Returns the error that ends the request: the mask took too long, or no token may follow although the answer is
+        not complete. Returns None if there is no error.
         """
         started = self._clock.worked()
         accepted = self.accept_all(drafts)

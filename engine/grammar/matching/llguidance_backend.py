@@ -24,7 +24,7 @@ An answer that needs more ends with a typed error.
 """
 _STEP_ITEMS = 20_000
 _STATE_BYTES = 256 * 1024
-"""The bytes that one compiled grammar takes in the cache's count, in addition to eight times the length of its text."""
+"""The number of bytes that the cache counts for one compiled grammar. Eight times the length of its text is added."""
 
 
 class _Tokenizer:
