@@ -166,7 +166,7 @@ Both figures are guesses.
 
 
 _HINT_SLACK = 1.5
-"""A lease lasts this many times as long as the client expects the tool to take."""
+"""A lease lasts at most this many times as long as the client expects the tool to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +236,10 @@ class ToolHistograms:
                 histogram.check_integrity()
 
     def _enforce_bounds(self, histograms: OrderedDict[str, LatencyHistogram]) -> None:
-        """Removes the least recently used of `histograms`, those of one domain, if they exceed the domain's limit.
+        """Removes the least recently used tool of one domain if the domain has too many. `histograms` are those of this
+        domain.
 
-        While all domains together exceed the total limit, removes histograms of the least recently used domain.
+        While all domains together have too many tools, removes tools of the least recently used domain.
         """
         if len(histograms) > self._max_tools:
             histograms.popitem(last=False)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from graftwork.engine.core.prefix_keys import KEY_BYTES, PageKey
 
 BLOCK_BYTES = 4096
-"""A header's size is a multiple of this, so that pages start at block borders. The first read of a file has this size.
+"""The size of a header is a multiple of this number of bytes, so that pages start at block borders. The first read of a
+file has this size.
 """
 
 CHECKSUM_BYTES = 16

@@ -101,7 +101,7 @@ class DiskIndex:
         self._hidden: dict[str, PageFile] = {}
         """Claimed or retired files. The bytes of these files are counted, but their pages are not found."""
         self._empty: dict[str, PageFile] = {}
-        """Published files without findable pages."""
+        """Published files in which no page is found any more."""
         self._last_stamp_ns = 0
 
     @property
@@ -148,7 +148,9 @@ class DiskIndex:
             self._publish(file)
 
     def retire(self, file: PageFile) -> bool:
-        """Makes a published file and its pages unfindable. Returns False if the file is not published."""
+        """Removes a published file and its pages from those that the index finds. Returns False if the file is not
+        published.
+        """
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
             if queue.pop(file.name, None) is None:
@@ -186,7 +188,7 @@ class DiskIndex:
                 self._remove_location(self._locations[key][0], key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes all pages in a domain's files unfindable. Returns how many pages could be found before."""
+        """Makes the index forget all pages in a domain's files. Returns how many pages it forgot."""
         with self._lock:
             before = len(self._locations)
             for file in self._queues.get(domain, OrderedDict()).values():
@@ -231,7 +233,7 @@ class DiskIndex:
             return {self._locations[key][0].name for key in keys if key in self._locations}
 
     def empty_files(self) -> list[PageFile]:
-        """Returns the files without findable pages: every page was forgotten or is found in a newer file."""
+        """Returns the files in which no page is found any more: every page was forgotten or is found in a newer file."""
         with self._lock:
             return list(self._empty.values())
 

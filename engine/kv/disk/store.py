@@ -178,14 +178,17 @@ class DiskStore:
         self._touch(span.file for span in self._index.spans(keys))
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page unfindable. The page's bytes are removed when all pages of its file are forgotten.
+        """Makes the store forget a page, so that the page is not found any more.
 
-        If the process restarts before that, the page is found again.
+        The page's bytes are removed when all pages of its file are forgotten. If the process restarts before that, the
+        page is found again.
         """
         self._index.forget(key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes all pages of a domain unfindable. Returns how many pages could be found before."""
+        """Makes the store forget all pages of a domain, so that they are not found any more. Returns how many pages it
+        forgot.
+        """
         return self._index.forget_domain(domain)
 
     def sweep(self) -> None:
@@ -294,7 +297,7 @@ class DiskStore:
         return lost
 
     def _remove_all(self, files: list[PageFile]) -> int:
-        """Removes files. Returns how many findable pages they had."""
+        """Removes files. Returns how many pages were found in them before."""
         lost = 0
         for file in files:
             num_live = file.num_live

@@ -36,7 +36,7 @@ class TransferCost:
         return self.fixed_s + num_pages * self.page_s if num_pages > 0 else 0.0
 
     def scaled(self, factor: float) -> "TransferCost":
-        """Returns the cost on hardware that is slower by `factor`."""
+        """Returns this cost multiplied by `factor`."""
         return TransferCost(self.fixed_s * factor, self.page_s * factor)
 
 
@@ -56,7 +56,7 @@ class PrefillCost:
         return self.token_s * num_tokens + self.attended_s * _attended(num_tokens, context_tokens) + self.fixed_s
 
     def scaled(self, factor: float) -> "PrefillCost":
-        """Returns the cost on hardware that is slower by `factor`."""
+        """Returns this cost multiplied by `factor`."""
         return PrefillCost(self.token_s * factor, self.attended_s * factor, self.fixed_s * factor)
 
 

@@ -248,7 +248,7 @@ class LeaseExpiryQueue:
 
 
 class Evictable(Protocol):
-    """A user of memory that can free its memory in parts: one page, or one adapter."""
+    """A user of memory that can free it in parts: one page, or one adapter."""
 
     def next_rank(self) -> EvictionRank | None:
         """Returns the rank of the page or adapter that `evict_next` would evict; None if nothing can be evicted."""

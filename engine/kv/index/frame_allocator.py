@@ -142,7 +142,7 @@ class FrameAllocator:
         self.on_pages_moved(moves)
 
     def check_integrity(self) -> None:
-        """Checks that no two runs overlap and that the runs cover all lent frames."""
+        """Checks that no two runs overlap and that the runs cover all frames that are lent to adapters."""
         frames = [page for run in self._runs for page in run.pages]
         assert len(set(frames)) == len(frames), "a frame belongs to two adapters"
         assert len(frames) == self._page_store.device.lent_pages, "a lent frame is in no run"

@@ -179,7 +179,7 @@ class PagePool:
             self._num_free -= 1
 
     def reclaim(self, pages: Iterable[PageId]) -> None:
-        """Makes lent pages free."""
+        """Makes pages free again whose frames were part of an adapter."""
         for page in pages:
             assert self._lent[page], f"page {page} was not lent"
             self._lent[page] = False

@@ -50,13 +50,13 @@ class DiskPages(Protocol):
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page unfindable at once. `DiskStore.sweep` removes files whose pages were all forgotten."""
+        """Makes the store forget a page at once. `DiskStore.sweep` removes files whose pages were all forgotten."""
         ...
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes all pages of a domain unfindable.
+        """Makes the store forget all pages of a domain. `domain` is the digest of the domain.
 
-        `domain` is its digest. Returns how many pages could be found before.
+        Returns how many pages it forgot.
         """
         ...
 

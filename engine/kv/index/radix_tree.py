@@ -146,7 +146,9 @@ class RadixTree:
         return node
 
     def add_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Makes a page that has a holder the node's copy on the tier. The tree becomes one more holder of the page."""
+        """Makes `page` the node's copy on the tier. The page must have a holder. The tree becomes one more holder of
+        the page.
+        """
         self._pools[tier].enter_tree(page)
         self._nodes[tier][page] = node
         self._set_copy(node, tier, page)

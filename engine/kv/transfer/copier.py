@@ -71,7 +71,7 @@ class DiskIO(Protocol):
 
 
 class PageCopier:
-    """Copies real memory, as a CopyEngine. Calls `report` on its own threads."""
+    """Implements CopyEngine by copying real memory. Calls `report` on its own threads."""
 
     def __init__(
         self,

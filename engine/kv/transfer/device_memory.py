@@ -42,7 +42,10 @@ class DeviceMemory:
         return -(-num_bytes // self.frame_bytes)
 
     def block(self, first_frame: int, num_bytes: int) -> torch.Tensor:
-        """Returns memory that starts with a frame. Writing to it writes to the frames.  # [num_bytes] uint8"""
+        """Returns `num_bytes` bytes of memory from the start of a frame on.  # [num_bytes] uint8
+
+        Writing to the result writes to the frames.
+        """
         start = first_frame * self.frame_bytes
         return self.frames.flatten()[start : start + num_bytes]
 

@@ -17,7 +17,7 @@ class HostMemory:
         self._pages = self._bytes.view(dtype).view(num_pages, *page_shape)
 
     def page(self, index: int) -> torch.Tensor:
-        """Returns one page as KV. Writing to it writes to the memory.  # page_shape"""
+        """Returns one page as KV. Writing to the result writes to the memory.  # page_shape"""
         return self._pages[index]
 
     def bytes_of(self, index: int) -> memoryview:

@@ -17,7 +17,8 @@ from graftwork.engine.kv.index.radix_tree import Domain, Node
 from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone, TransferKind, TransferPlan
 
 LOW_WATER = 0.25
-"""Share of a tier's pages. If fewer pages are free, idle pages are copied to the lower tier."""
+"""The fraction of a tier's pages that should be free. If fewer pages are free, idle pages are copied to the lower tier.
+"""
 _BATCH_PAGES = 64
 """The most pages that one background copy copies."""
 _SLACK = 64
