@@ -36,7 +36,7 @@ GroupKey = tuple[int, str]
 """The key of a group of projections: the pair (layer, group name), as in ResidentAdapter.deltas."""
 
 LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
-"""For each dtype that the kernel serves, a value of the numpy type as which the kernel reads elements."""
+"""By dtype of the matrices, a value of the numpy type with which the kernel reads their elements."""
 
 _FIRST_SLOTS = 16
 

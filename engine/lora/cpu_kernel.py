@@ -140,7 +140,7 @@ class _Writer:
         return self._builder.bitcast(upper, _FLOATS)
 
     def everywhere(self, address: Any, place: int) -> Any:
-        """Returns a vector with one number in all lanes."""
+        """Returns a vector that has the number at index `place` in all lanes."""
         number = self._load(address, _INT64(place), _FLOAT, 4)
         first = self._builder.insert_element(_FLOATS(ir.Undefined), number, _INT32(0))
         return self._builder.shuffle_vector(first, first, _WORDS([0] * _LANES))

@@ -20,7 +20,9 @@ _SEED = 20262
 _KEY = (0, "trial")
 _IN_FEATURES = 77
 _WIDTHS = (131, 29)
-"""Output widths of the slices. None is a whole number of vectors."""
+"""Output widths of the slices. They are no multiples of the vector length, so the last elements of a row are tested
+too.
+"""
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 """The largest error, relative to the largest value: one rounding of the output, and a margin for another order of the
 sums.

@@ -171,7 +171,7 @@ class DeviceAdapterPool:
     def _victims(self, idle: Sequence[str], num_frames: int, num_bytes: int) -> list[str] | None:
         """Returns which idle adapters to evict so that the new total is within the limits.
 
-        None if all are not enough.
+        None if evicting all of them is not enough.
         """
         victims: list[str] = []
         for digest in (*idle, None):

@@ -29,7 +29,9 @@ Module = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class BaseModules(Protocol):
-    """The base model's linear layers. DoRA rescales the rows of their weights, and trained biases replace their biases."""
+    """Gives access to the base model's linear layers. DoRA rescales the rows of their weights, and trained biases
+    replace their biases.
+    """
 
     def module(self, layer: int, target: str) -> Module:
         """Returns the weights of one target of a layer. This may copy them.

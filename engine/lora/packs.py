@@ -46,7 +46,7 @@ class AdapterMix:
 
     @property
     def single(self) -> ResidentAdapter | None:
-        """The only adapter of the mix; None for a mixture."""
+        """The only adapter of the mix, if its weight is 1. None for a mixture or for another weight."""
         (adapter, weight), *others = self.parts
         return adapter if weight == 1.0 and not others else None
 

@@ -26,7 +26,9 @@ from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows [start, end) of the batch, and rows [sampled_start, sampled_end) of the sampled ones, use one mix."""
+    """The rows of one mix (adapter or mixture): rows [start, end) of the batch, and rows [sampled_start, sampled_end)
+    of the sampled rows.
+    """
 
     start: int
     end: int
@@ -55,11 +57,13 @@ class Segment:
 
 
 LONG_SEGMENT_ROWS = 16
-"""Segments of at least this many rows are multiplied alone: that costs less than the zeros of a pack."""
+"""The fewest rows of a segment that is multiplied alone. Its own product costs less than the zeros of a pack."""
 
 
 BLOCK_ROWS = 8
-"""Rows of a pack's block. Fewer rows waste less work on other adapters' ranks; more rows fill the product better."""
+"""The number of rows in one block of a pack. Fewer rows waste less work on other adapters' ranks; more rows fill the
+product better.
+"""
 
 
 class LoraProduct(Protocol):

@@ -51,7 +51,7 @@ def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseM
 def _probe_embedding(weights: AdapterWeights, batch: LoraBatch, base: BaseModules, dtype: torch.dtype) -> None:
     """Tests what the adapter changes in the embeddings of a few tokens.
 
-    The base's rows are all ones, because the adapter adds to them or replaces them.
+    The base's rows are all ones. Any values serve, because the adapter adds to them or replaces them.
     """
     pair, saved = weights.embedding, weights.saved_embedding
     if pair is None and saved is None:

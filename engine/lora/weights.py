@@ -22,7 +22,7 @@ class LoraPair:
     A: torch.Tensor  # [rank, in_features]; of an embedding: [rank, vocab]
     B: torch.Tensor  # [out_features, rank]; of an embedding: [hidden, rank]
     scale: float
-    """alpha / rank, or alpha / sqrt(rank) under rsLoRA."""
+    """The factor of the delta: alpha / rank, or alpha / sqrt(rank) under rsLoRA."""
     magnitude: torch.Tensor | None = None  # [out_features]
     bias: torch.Tensor | None = None  # [out_features] of lora_B, where the adapter has one (lora_bias)
 
