@@ -16,7 +16,7 @@ from torch.nn import functional
 from graftwork.engine.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 _TYPICAL_ROWS = 32
-"""A hint for the layout. A step may have any number of rows."""
+"""The number of rows for which oneDNN chooses the blocks. A step may have any number of rows."""
 
 
 class Linear:
@@ -70,15 +70,16 @@ class Linear:
 
 
 def _pays(weight: torch.Tensor) -> bool:
-    """Returns whether blocks are faster. fp32 products use MKL, which does not gain; torch without oneDNN has no
-    blocks.
+    """Returns whether storing a weight in blocks makes products faster.
+
+    It does not for fp32, because these products use MKL. Without oneDNN, torch has no blocks.
     """
     has_blocks = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_blocks
 
 
 class RotaryTable:
-    """Cosines and sines of all positions of the context, computed once in fp32."""
+    """Holds the cosines and sines of all positions of the context, computed once in fp32."""
 
     def __init__(self, head_dim: int, rope: RopeConfig, context_tokens: int, device: torch.device) -> None:
         frequencies = rotary_frequencies(head_dim, rope)

@@ -61,7 +61,9 @@ class DecoderWeights:
         return self.target_shapes[target]
 
     def pack(self) -> None:
-        """Stores the weights in the CPU's layout. A tied head becomes a copy of the embedding."""
+        """Stores the weights in blocks, where that is faster (see Linear.pack). A tied head becomes a copy of the
+        embedding.
+        """
         for layer in self.layers:
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 linear.pack()
