@@ -49,7 +49,7 @@ class RequestState:
     num_computed: int = 0
     """Tokens whose KV is in `pages`, or will be once `pending_loads` have ended."""
     pending_loads: set[TransferPlan] = field(default_factory=set)
-    """Loads into `pages` that must make progress before a step can compute this request."""
+    """Loads into `pages` that must end, or become readable layer by layer, before a step can compute this request."""
     overlapped_loads: set[TransferPlan] = field(default_factory=set)
     """Loads into `pages` that still run while steps compute this request. Each layer waits for its own KV."""
     tiers: tuple[Tier, ...] = ()
@@ -192,7 +192,7 @@ class PendingLoads:
         return {load for piece in plan.slices for load in self._running[piece.request_id].overlapped_loads}
 
     def finish(self, done: TransferDone) -> LoadOutcome:
-        """Ends a transfer. Pages that it could not read are released and will be computed again."""
+        """Ends a transfer. Pages that the transfer could not read are released and will be computed again."""
         failed_from = self._kv_cache.finish_transfer(done)
         outcome = LoadOutcome()
         for state in self._running.values():

@@ -51,7 +51,7 @@ class Speculator:
         clock: Clock,
         constraint_of: Callable[[RequestState], DraftConstraint | None] = lambda state: None,
     ) -> None:
-        """`constraint_of` returns what the grammar of a request allows its drafts."""
+        """`constraint_of` returns the limits that a request's grammar sets for its drafts; None without a grammar."""
         self._limits = limits
         self._clock = clock
         self._constraint_of = constraint_of
@@ -93,7 +93,10 @@ class Speculator:
             self.counts.add(state.drafts.learn(num_verified, num_taken))
 
     def finish(self, state: RequestState) -> DraftReport:
-        """Keeps the answer of a finished request, so that later requests of its scope can draft from it."""
+        """Keeps the answer of a finished request, so that later requests of its scope can draft from it.
+
+        Returns the request's totals of draft tokens.
+        """
         if state.drafts is None:
             return DraftReport()
         start = max(state.num_prompt - NGRAM_LENGTHS[0], 0)  # includes the last tokens of the prompt

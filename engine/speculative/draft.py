@@ -76,7 +76,7 @@ class DraftConstraint(Protocol):
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
         """Returns the next tokens as long as the grammar allows only one text.
 
-        Spells that text in as few tokens as possible.
+        Spells that text with the longest tokens that fit.
         """
         ...
 

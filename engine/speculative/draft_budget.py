@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from math import sqrt
 
 _LEAST_GAIN = 0.1
-"""Drafts must raise the tokens per second by at least this fraction. The estimates are not more exact than that."""
+"""The least gain in tokens per second, as a fraction, for which drafts are verified. The estimates are not more exact
+than that.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ LONGEST_MATCH = 32
 
 
 BYTES_PER_TOKEN = 2 * 160
-"""Memory of one token: its n-gram tuples and positions, and their entries in two dictionaries."""
+"""The bytes that are counted for one token: its n-gram tuples and positions, and their entries in two dictionaries."""
 
 
 _FEW = 8
@@ -126,7 +126,7 @@ class _Answers:
 
 
 class AnswerCache:
-    """Answers by scope. Only the engine loop's thread may use it."""
+    """Owns earlier answers by cache scope. Only the engine loop's thread may use it."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_tokens = max_bytes // BYTES_PER_TOKEN

@@ -104,9 +104,9 @@ class RequestDrafts:
     """Makes the drafts of one request from its drafters, which are ordered from the most trusted one."""
 
     token_ids: list[int]
-    """The request's own list, which grows; read only."""
+    """The request's own list of tokens. The list grows, and is only read here."""
     stop_token_ids: frozenset[int]
-    """The answer ends with one of these, and so does a draft."""
+    """The tokens that end the answer. A draft ends after the first of them."""
     rates: AcceptanceRates
     lookups: tuple[Drafter, ...]
     prediction: PredictionFollower | None = None
