@@ -62,7 +62,9 @@ class GraftworkError(Exception):
         return {"error": error | self.details}
 
     def headers(self) -> dict[str, str]:
-        """Returns the retry headers: `retry-after` if waiting helps, `x-should-retry: false` if it never does."""
+        """Returns the retry headers: `retry-after` if waiting helps, else `x-should-retry: false` for a status 409 or
+        429.
+        """
         if self.retry_after_s is not None:
             seconds = max(self.retry_after_s, 0.0)
             return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}

@@ -53,4 +53,4 @@ def cut(found: Sequence[Item], request: PageRequest) -> Page[Item]:
 
 
 FIRST_PAGE = PageRequest()
-"""The newest items, as many as a page holds by default."""
+"""The first page by default: the newest items, at most 20."""

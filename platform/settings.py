@@ -81,7 +81,8 @@ class Settings:
     max_waiting: int = 256
     """The most requests in the queue, at least 1. Further requests are refused with a status 429."""
     max_draft_tokens: int = 16
-    """The most tokens drafted for one request in one step. 0 switches speculation off. Answers do not depend on it."""
+    """The most tokens drafted for one request in one step; 0 switches drafting off. Drafting does not change answers.
+    """
     tool_call_form: str = "auto"
     """How the model writes tool calls: `auto`, `hermes`, `qwen`, `llama3_json`, `mistral` or `pythonic`.
 

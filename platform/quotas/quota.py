@@ -42,10 +42,12 @@ class Quota:
     max_adapter_rank: int | None = None
     max_sessions: int | None = None
     max_device_kv_bytes: int | None = None
-    """Bytes of cached KV on the device. Above it, the tenant's own pages are offloaded. No request is refused."""
+    """Bytes of cached KV on the device. Above this limit, the tenant's own pages are offloaded. No request is refused.
+    """
     max_host_kv_bytes: int | None = None
     monthly_tokens: int | None = None
-    """Tokens per calendar month in UTC. Spent tokens and those of running requests together never pass this limit."""
+    """Tokens per calendar month in UTC. Spent tokens and the tokens of running requests together never pass this limit.
+    """
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
@@ -144,7 +146,7 @@ class Refundable(Protocol):
 
 
 class MonthlyBudget:
-    """Refuses reservations that would overspend a month."""
+    """Refuses reservations that exceed a tenant's tokens of the month."""
 
     def __init__(self, ledger: TokenLedger, clock: Clock) -> None:
         self._ledger = ledger

@@ -137,9 +137,9 @@ class Tenancy:
             return await repository.list_keys(session, tenant_id, page)
 
     async def rotate_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> tuple[ApiKey, str]:
-        """Gives a key a new secret and returns its plaintext.
+        """Gives a key a new secret and returns its plaintext. The old secret is refused at once.
 
-        The old secret is refused at once. Raises NotFound or Conflict.
+        Raises NotFound, or Conflict if the key is revoked.
         """
         async with self._database.write() as session:
             key = await _hold_key(session, tenant_id, key_id)
