@@ -1,6 +1,6 @@
 """Chooses the device and the dtype of an engine, and sets up the memory allocator of the process.
 
-Owns these choices, made once at start; nothing else asks what the machine can do.
+Owns these choices, which are made once at start.
 """
 
 import ctypes

@@ -1,4 +1,7 @@
-"""Allocates the KV memory of one engine on all tiers, and builds the KV cache over it."""
+"""Allocates the KV memory of one engine on all tiers, and builds the KV cache over it.
+
+Owns the sizes of the tiers. Never moves a page: the KV cache does.
+"""
 
 import hashlib
 from dataclasses import dataclass

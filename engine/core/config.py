@@ -16,7 +16,7 @@ class EngineConfig:
     model_name: str = ""
     """The name of the base model for clients; empty takes the folder's name."""
     device: str = "auto"
-    """`auto` (CUDA if available), `cpu`, or `cuda:N`."""
+    """The device that runs the model: `auto` (CUDA if available), `cpu`, or `cuda:N`."""
     dtype: str = "auto"
     """The dtype of weights and KV: `float32`, `bfloat16`, `float16` or `auto`.
 

@@ -17,7 +17,7 @@ class SessionVerb(StrEnum):
     HOLD = "hold"
     """After a turn: copy the session's pages to the host, and lease its device pages while tools run."""
     PREFETCH = "prefetch"
-    """Before a turn: load its pages onto the device."""
+    """Before a turn: load the session's pages onto the device."""
     SUSPEND = "suspend"
     """Before a long pause: copy the session's pages to the host, and free its device pages."""
     CLOSE = "close"
@@ -55,7 +55,10 @@ class SessionCommand:
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """The tiers on which the KV of a session's history is. Each token counts once, on the nearest tier that has its KV."""
+    """The tiers on which the KV of a session's history is.
+
+    Each token counts once, on the nearest tier that has its KV.
+    """
 
     device_tokens: int = 0
     host_tokens: int = 0
