@@ -126,7 +126,10 @@ class GrammarManager:
         return None if cursor is None else cursor.row(drafted, banned)
 
     def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
-        """Returns the object that limits a running request's drafts to its grammar. None if the request has no grammar."""
+        """Returns the object that limits a running request's drafts to its grammar.
+
+        None if the request has no grammar.
+        """
         return self._drafts.get(request_id)
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:

@@ -90,7 +90,10 @@ class GrammarCursor:
             self._matcher.rollback(num_tokens)
 
     def row(self, drafts: Sequence[int] = (), banned: Iterable[int] = ()) -> MaskRow:
-        """Returns a mask row for the token after `drafts`. The row is filled later, and never allows `banned` tokens."""
+        """Returns a mask row for the token after `drafts`.
+
+        The row is filled later, and never allows `banned` tokens.
+        """
         return _CursorRow(self, tuple(drafts), tuple(banned))
 
     def fill(self, drafts: tuple[int, ...], banned: tuple[int, ...], words: Words) -> GraftworkError | None:

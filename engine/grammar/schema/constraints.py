@@ -44,7 +44,10 @@ class Among:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Demands that a number is not below `limit`, or not above it. If `exclusive`, the number must not equal the limit."""
+    """Demands that a number is not below `limit`, or not above it.
+
+    If `exclusive`, the number must not equal the limit.
+    """
 
     limit: float
     is_lower: bool

@@ -1,4 +1,4 @@
-"""Rewrites a schema as a core schema: it has only the few keywords that the grammar engines enforce exactly.
+"""Rewrites a schema as a core schema, which has only the few keywords that the grammar engines enforce exactly.
 
 CoreWriter first builds a graph of goals. A goal is a set of claims about one value (see constraints.py). Each goal
 becomes a union of typed schemas. A typed schema has one type, and its parts, such as the items of an array, are goals

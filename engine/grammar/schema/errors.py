@@ -30,7 +30,10 @@ class Gaps:
     """The reason for each gap, by the JSON pointer of the keyword."""
 
     def meet(self, pointer: str, reason: str) -> None:
-        """Records a keyword that cannot be enforced, with the reason. Raises InvalidRequest if the grammar is strict."""
+        """Records a keyword that cannot be enforced, with the reason.
+
+        Raises InvalidRequest if the grammar is strict.
+        """
         if self.strict:
             raise refused(pointer, reason)
         self.pointers.setdefault(pointer, reason)

@@ -44,7 +44,10 @@ _WITHOUT_EFFECT = frozenset({"float", "double"})
 
 
 def demands_of(name: object, pointer: str) -> tuple[Demand, ...] | None:
-    """Returns the demands that enforce a format. Empty if the format allows everything; None if it cannot be enforced."""
+    """Returns the demands that enforce a format.
+
+    Empty if the format allows everything; None if it cannot be enforced.
+    """
     if not isinstance(name, str):
         return None
     if name in _BUILT_IN:

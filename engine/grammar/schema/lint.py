@@ -84,7 +84,10 @@ def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """Parses JSON. Raises InvalidRequest if the text is not JSON, is nested too deep, or has a number beyond a double."""
+    """Parses JSON.
+
+    Raises InvalidRequest if the text is not JSON, is nested too deep, or has a number beyond a double.
+    """
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite)
         canonical(value).encode()  # half of a surrogate pair is not a character

@@ -67,7 +67,7 @@ class Brancher:
     def branches_of(self, goal: Goal, pointer: str) -> list[Branch]:
         """Returns the branches (alternatives) of the values that fit all claims of a goal.
 
-        Raises InvalidRequest that names `pointer` if there are too many.
+        Raises InvalidRequest, which names `pointer`, if there are too many.
         """
         try:
             return self._product([self.branches(claim) for claim in sorted(goal)], pointer)

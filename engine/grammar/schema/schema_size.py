@@ -8,7 +8,7 @@ from graftwork.engine.grammar.schema.schema_document import under
 
 
 def check_size(schema: Any, limits: LintLimits) -> None:
-    """Checks the depth and the counts of a schema. Raises InvalidRequest that names the place where a limit is
+    """Checks the depth and the counts of a schema. Raises InvalidRequest, which names the place where a limit is
     exceeded.
     """
     enum_values = properties = 0
