@@ -1,7 +1,7 @@
 """Decides what happens to a session's KV between its turns.
 
-Owns the times at which sessions began to wait for tools, and measures how long each tool takes. Never changes a page
-itself: it calls KvCacheManager to keep, load or free pages.
+Records when sessions began to wait for tools, and measures how long each tool takes. Never changes a page itself: it
+calls KvCacheManager to keep, load or free pages.
 """
 
 from collections.abc import Collection, Mapping

@@ -77,7 +77,10 @@ class SessionIndex:
     def set_history(
         self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
     ) -> "HistoryUpdate":
-        """Makes `keys` the history of a session. Returns the session's record, and the keys that are now in no history."""
+        """Makes `keys` the history of a session.
+
+        Returns the session's record, and the keys that are now in no history.
+        """
         record = self._record(domain, session, scope)
         old, record.keys, record.scope = record.keys, tuple(keys), scope
         self._count(record.keys, 1)

@@ -1,6 +1,7 @@
 """Chooses the files to remove when the disk store needs room.
 
-A domain's limit is the most bytes that it may have. Its reserve is the bytes that other domains cannot take from it.
+The limit of a domain is the most bytes that it may have. The reserve of a domain is the bytes that other domains cannot
+take from it.
 Files are removed in this order:
 
     1. the oldest file of all domains that are over their limit

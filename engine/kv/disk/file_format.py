@@ -6,8 +6,8 @@
 Numbers are little-endian. A header is used only after its checksum, its version and the file's size were checked. Each
 page is checked when it is read. A file never changes after it got its final name.
 
-Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128, and a CRC with
-2^-32. On processors with SHA instructions, SHA-256 is the fastest digest of the standard library
+Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128. A CRC would miss
+it with probability 2^-32. On processors with SHA instructions, SHA-256 is the fastest digest of the standard library
 (benchmarks/disk_tier.py prints the rates).
 """
 
@@ -42,7 +42,7 @@ class DamagedFile(Exception):
 
 
 class ForeignFile(Exception):
-    """The file is no page file of this engine: it has another version or layout, or a name that the store does not use."""
+    """The file is no page file of this engine: another version or layout, or a name that the store does not use."""
 
 
 @dataclass(frozen=True, slots=True)

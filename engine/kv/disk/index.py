@@ -233,7 +233,7 @@ class DiskIndex:
             return {self._locations[key][0].name for key in keys if key in self._locations}
 
     def empty_files(self) -> list[PageFile]:
-        """Returns the files in which no page is found any more: every page was forgotten or is found in a newer file."""
+        """Returns the files in which no page is found any more: each page was forgotten or is found in a newer file."""
         with self._lock:
             return list(self._empty.values())
 

@@ -309,7 +309,10 @@ leased ones.
 
 
 class EvictionClass(IntEnum):
-    """The classes in which pages are evicted; see the table in the module docstring. The lowest class is evicted first."""
+    """The classes in which pages are evicted; see the table in the module docstring.
+
+    The lowest class is evicted first.
+    """
 
     REDUNDANT = 0
     SUPERSEDED = 1
@@ -337,7 +340,7 @@ class EvictionPolicy:
         return eviction_class, value, node.last_used
 
     def eviction_class(self, node: Node, tier: Tier) -> EvictionClass:
-        """Returns a page's class; see the module's table."""
+        """Returns the eviction class of a page; see the table in the module docstring."""
         if not node.outlives_sessions and not self.is_in_history(node.key) and not self.is_in_use(node):
             return EvictionClass.SUPERSEDED
         if not self.has_copy_below(node, tier):

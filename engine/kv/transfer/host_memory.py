@@ -1,7 +1,8 @@
 """Allocates the host memory for KV pages.
 
-Owns one block of memory with one row per page. A page has the same layout as on the device, so one copy moves it. Its
-bytes are consecutive, so they are written to disk unchanged. On CUDA the block is pinned, so copies overlap compute.
+Owns one block of memory with one row per page. A page has the same layout as on the device, so one copy moves it. The
+bytes of a page are consecutive, so they are written to disk unchanged. On CUDA the block is pinned, so copies overlap
+compute.
 """
 
 import torch
