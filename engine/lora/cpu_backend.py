@@ -173,7 +173,7 @@ class CpuLora:
     """Applies adapters: the kernel for rows that decode, torch for rows of prefill chunks."""
 
     def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
-        """`rest` applies the rows that the kernel does not."""
+        """`rest` applies the adapters of the rows that the kernel does not serve."""
         self.tables = tables
         self._rest = rest
         self._scratch = np.zeros((SCRATCH_ROWS, tables.widest), np.float32)

@@ -108,7 +108,10 @@ Window = list[_Piece]
 
 
 class Pack:
-    """Copies of the factors that some blocks of rows use. A group of projections is packed when a layer first needs it."""
+    """Copies of the factors that some blocks of rows use.
+
+    A group of projections is packed when a layer first needs it.
+    """
 
     def __init__(self, blocks: Sequence[Block], min_columns: int) -> None:
         self._blocks = tuple(tuple(block) for block in blocks)

@@ -237,7 +237,7 @@ class LoraPool:
                 self._host.move_to_end(adapter.digest)
 
     def _hold_up(self, placing: PlacementResult, away: Sequence[ResidentAdapter], spared: set[str]) -> None:
-        """Holds new requests back, because a group of adapters has waited longer than `patience_s` for device memory."""
+        """Holds new requests back, because a group of adapters waited longer than `patience_s` for device memory."""
         self._draining -= spared
         if placing is PlacementResult.SHARE_IN_USE:
             self._draining |= self._device.to_drain(away, self._draining, spared)
@@ -245,7 +245,10 @@ class LoraPool:
             self._device.claimed_pages = self._device.frames_for(away)
 
     def _finish_draining(self) -> None:
-        """Evicts drained adapters that are idle. When no group waits, the other drained adapters take requests again."""
+        """Evicts drained adapters that are idle.
+
+        When no group waits, the other drained adapters take requests again.
+        """
         self._draining.intersection_update(self._device.digests)
         if not self._claims:
             self._draining.clear()

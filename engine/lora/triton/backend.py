@@ -36,7 +36,7 @@ class TritonLora:
     """Applies adapters with the fused kernels. Owns which resident adapter is in which slot."""
 
     def __init__(self, fused: FusedLora, groups: Mapping[LayerKey, GroupShape], max_rank: int, rest: TorchLora) -> None:
-        """`fused` was made for `groups` and `max_rank`. `rest` applies what the kernels do not."""
+        """`fused` was made for `groups` and `max_rank`. `rest` applies the adapters that the kernels cannot apply."""
         self._fused = fused
         self._groups = groups
         self._max_rank = max_rank

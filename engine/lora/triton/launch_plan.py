@@ -80,7 +80,10 @@ def grouped_tile_rows(num_rows: int, num_adapters: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaunchBounds:
-    """Upper bounds over the adapters of a step. The bounds decide how many programs are launched, and change no bits."""
+    """Upper bounds over the adapters of a step.
+
+    The bounds decide how many programs are launched, and change no bits.
+    """
 
     rank: int
     has_columns: bool
