@@ -1,7 +1,7 @@
 """Runs the engine's loop: receive messages, admit requests, plan a step, run it, store its tokens, deliver outputs.
 
-Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages. Waits
-only for the forward pass. Without work, it waits for a message.
+Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages. While
+there is work, the loop waits only for the forward pass. Without work, it waits for a message.
 """
 
 import logging

@@ -1,6 +1,7 @@
 """Describes the served architectures as data.
 
-Owns how architectures differ: windows, biases, norms, and defaults of settings. Never contains code for a single one.
+Owns how architectures differ: windows, biases, norms, and defaults of settings. Never contains code for a single
+architecture.
 """
 
 from collections.abc import Mapping

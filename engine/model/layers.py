@@ -89,7 +89,7 @@ class RotaryTable:
         self._sin = (both.sin() * rope.attention_factor).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the cosines and sines of some positions, to broadcast over heads.  # [num_tokens, 1, head_dim] each"""
+        """Returns the cosines and sines of some positions, [num_tokens, 1, head_dim] each, to broadcast over heads."""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -135,7 +135,7 @@ def _yarn(wavelengths: torch.Tensor, head_dim: int, theta: float, scaling: YarnS
 
 
 def _yarn_range(head_dim: int, theta: float, scaling: YarnScaling) -> tuple[float, float]:
-    """Returns the bounds of the ramp: pairs of features below the first are kept, pairs above the second are divided."""
+    """Returns the ramp's bounds: pairs of features below the first are kept, pairs above the second are divided."""
 
     def pair_with_rotations(rotations: float) -> float:
         """Returns the pair of features that makes `rotations` rotations over the original context."""

@@ -44,7 +44,10 @@ class DecoderWeights:
     head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the weight and bias of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the output head."""
+        """Returns the weight and bias of one LoRA target.
+
+        Layer `HEAD_LAYER` with target "lm_head" is the output head.
+        """
         if layer == HEAD_LAYER:
             return self.head.weight, None
         group = next(group for group in GROUPS if target in group.targets)

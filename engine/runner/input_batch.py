@@ -26,7 +26,8 @@ from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.lora.torch_backend import padded_rows
 
 _KEY_BLOCK = 32
-"""Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order."""
+"""Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order.
+"""
 _PAGES_WORTH_A_CALL = 96
 """The number of pages whose copy takes as long as one more attention call."""
 

@@ -60,9 +60,9 @@ class PrefillMeter:
         self._began_at = self._clock.monotonic()
 
     def step_ended(self, plan: StepPlan, *, waited: bool) -> None:
-        """Adds the time of the step. Must be called as soon as the result of the step is there.
+        """Adds the time of the step. Must be called as soon as the result of the step is known.
 
-        waited: whether the step waited for pages that were being copied to the device.
+        `waited` says whether the step waited for pages that were being copied to the device.
         """
         seconds = self._clock.monotonic() - self._began_at
         previous, self._previous = self._previous, plan
