@@ -28,7 +28,10 @@ class StepBuilder:
         self._grammars = grammars
 
     def slice(self, state: RequestState, num_tokens: int, drafted: tuple[int, ...]) -> RequestSlice:
-        """Returns a slice of the next `num_tokens` known tokens, then `drafted`. The request must have pages for both."""
+        """Returns a slice of the next `num_tokens` known tokens, then `drafted`.
+
+        The request must have pages for both.
+        """
         start, known_end = state.num_computed, state.num_computed + num_tokens
         is_last = known_end == len(state.token_ids)
         return RequestSlice(

@@ -307,7 +307,10 @@ class Scheduler:
         return outputs
 
     def _append(self, state: RequestState, piece: RequestSlice, result: StepResult) -> list[RequestOutput]:
-        """Appends the accepted tokens of one request. All but the last were drafted, so their KV is computed already."""
+        """Appends the accepted tokens of one request.
+
+        All but the last were drafted, so their KV is computed already.
+        """
         ends = result.ends.get(piece.request_id, {})
         accepted = accepted_prefix(piece.draft_token_ids, result.token_ids[piece.request_id])
         ended_at = next((row for row in range(len(accepted)) if row in ends), None)

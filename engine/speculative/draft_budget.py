@@ -126,7 +126,10 @@ class StepCost:
         self._scatter = 0.0
 
     def seconds(self, num_rows: int) -> float:
-        """Returns the expected seconds of a step of `num_rows`. The result is above zero, and never falls as rows grow."""
+        """Returns the expected seconds of a step of `num_rows`.
+
+        The result is above zero, and never falls as rows grow.
+        """
         return max(self._mean_seconds + self.slope * (num_rows - self._mean_rows), 0.05 * self._mean_seconds)
 
     @property

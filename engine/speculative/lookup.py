@@ -163,7 +163,7 @@ class AnswerCache:
             self._forget(next(iter(self._answers)))
 
     def propose(self, scope: CacheScope, tail: Sequence[int], max_tokens: int) -> DraftSpan | None:
-        """Returns the tokens that followed the longest known suffix of `tail`, in the latest answer that contains it."""
+        """Returns the tokens that followed the longest known suffix of `tail` in the latest answer that has it."""
         answers = self._answers.get(scope)
         match = None if answers is None else answers.index.find(tail)
         if answers is None or match is None:

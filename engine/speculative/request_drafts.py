@@ -51,7 +51,7 @@ class AcceptanceRates:
         self._memory = _ENGINE_MEMORY if inherited is None else _REQUEST_MEMORY
 
     def rate(self, source: DraftSource, match_length: int) -> float:
-        """Returns the probability that a draft token after such a match is accepted if all draft tokens before it were."""
+        """Returns the probability that a draft token after such a match is accepted if all drafts before it were."""
         return self._rates[source][_bucket(match_length)]
 
     def survival(self, draft: Draft) -> list[float]:
@@ -120,7 +120,7 @@ class RequestDrafts:
         """Chooses a draft of up to `max_tokens` tokens and keeps it in `draft`.
 
         Tokens that the grammar forces come first. After them, each lookup proposes a continuation, and the one with the
-        most expected accepted tokens is used. Returns one probability for each draft token: that it and all draft tokens
+        most expected accepted tokens is used. Returns one probability for each draft token: that this token and all
         before it are accepted.
         """
         for drafter in self.lookups:
