@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Three clocks: `now` for times that are stored and shown, `monotonic` for durations, `worked` for processor time."""
+    """Three clocks: `now` for stored and shown times, `monotonic` for durations, `worked` for processor time."""
 
     def now(self) -> float:
         """Returns the seconds since the Unix epoch."""

@@ -168,7 +168,10 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
 
 
 async def _connect(session: AsyncSession) -> None:
-    """Begins the transaction at once. Raises Unavailable if the database does not answer, before any statement is sent."""
+    """Begins the transaction at once.
+
+    Raises Unavailable if the database does not answer, before any statement is sent.
+    """
     try:
         await session.connection()
     except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:

@@ -5,16 +5,16 @@
     │   └── ContextLengthExceeded 400  the prompt and the answer do not fit the model's context
     ├── ValidationFailed          422  a body on a native or admin route, or an adapter's files
     ├── NotAuthenticated          401  the key is wrong, expired or revoked
-    ├── NotPermitted              403  the key is right, but not for this
+    ├── NotPermitted              403  the key is valid, but must not do this
     ├── NotFound                  404  unknown, or another tenant's; the answer is the same
     ├── Conflict                  409  the state has moved on; `details` says where it is now
     ├── PayloadTooLarge           413
     ├── LimitExceeded             429  your own limit
     │   └── BudgetSpent           429  your own limit, and waiting does not help
-    ├── CapacityContended         429  capacity exists, others hold it now
+    ├── CapacityContended         429  others use all capacity now
     ├── Unavailable               503  no engine can serve this at present
-    ├── DeadlineExceeded          504  the request outlived the time it was given
-    └── InternalFailure           500  our bug; the log has it under the request id
+    ├── DeadlineExceeded          504  the time limit of the request is over
+    └── InternalFailure           500  a bug of the server; the log has it under the request id
 
 An error owns its status, its code and whether a retry can help; no other module decides these.
 Errors of other libraries are converted into these errors in the module that calls the library.

@@ -101,7 +101,7 @@ def _converted(hint: Any, value: Any) -> Any:
 
 
 def _empty(hint: Any) -> Any:
-    """Returns the empty value for a required field that the JSON lacks: 0, an empty text, an empty container or None."""
+    """Returns the empty value for a required field that the JSON lacks: 0, empty text, an empty container or None."""
     origin = get_origin(hint)
     if origin in (tuple, dict, list):
         return origin()

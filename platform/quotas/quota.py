@@ -5,8 +5,8 @@ Invariant: the tokens that the ledger says are spent, plus the tokens of running
 
 The order of steps ensures this. A reservation first adds its tokens to the tokens of running requests and gets their
 sum. Then it reads the ledger. A request is written to the ledger before its reservation is settled. So every other
-request is in the sum, or in the ledger, or comes later and counts this one. For a moment it may be counted twice, but
-it is never missed.
+request is in the sum, or in the ledger, or comes later and counts this one. For a moment a request may be counted
+twice, but no request is missed.
 """
 
 import math
@@ -153,7 +153,10 @@ class MonthlyBudget:
         self._clock = clock
 
     async def check(self, tenant_id: TenantId, quota: Quota, tokens_in_flight: int, reservation: Refundable) -> None:
-        """Checks a reservation whose tokens are already in `tokens_in_flight`. Raises BudgetSpent after refunding it."""
+        """Checks a reservation whose tokens are already in `tokens_in_flight`.
+
+        Raises BudgetSpent after refunding it.
+        """
         if quota.monthly_tokens is None:
             return
         kept = False

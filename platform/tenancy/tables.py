@@ -1,4 +1,7 @@
-"""Defines the platform's SQL tables. Times are seconds since the Unix epoch; ids are prefixed text that sorts by time."""
+"""Defines the platform's SQL tables.
+
+Times are seconds since the Unix epoch; ids are prefixed text that sorts by time.
+"""
 
 from typing import Any
 

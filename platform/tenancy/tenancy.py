@@ -163,7 +163,10 @@ class Tenancy:
         return revoked
 
     async def authenticate(self, token: str) -> Principal:
-        """Returns the principal of a tenant's key. Raises NotAuthenticated, or NotPermitted if the tenant is suspended."""
+        """Returns the principal of a tenant's key.
+
+        Raises NotAuthenticated, or NotPermitted if the tenant is suspended.
+        """
         parts = parse_key(token)
         if parts is None or parts.kind is not KeyKind.TENANT:
             raise _wrong_key()
