@@ -57,7 +57,9 @@ class Segment:
 
 
 LONG_SEGMENT_ROWS = 16
-"""The fewest rows of a segment that is multiplied alone. Its own product costs less than the zeros of a pack."""
+"""The least number of rows in a segment that is multiplied alone. For so many rows, a separate product costs less than
+a pack (factors of several adapters, padded with zeros).
+"""
 
 
 BLOCK_ROWS = 8

@@ -129,7 +129,9 @@ class Properties:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """Demands that one property of an object meets a claim, if the property is present."""
+    """Demands that one property of an object meets a claim (fits, or does not fit, a subschema), if the property is
+    present.
+    """
 
     name: str
     claim: Claim

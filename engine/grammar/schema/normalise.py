@@ -76,7 +76,10 @@ class Brancher:
             return ANYTHING
 
     def is_possible(self, goal: Goal, depth: int = 0) -> bool:
-        """Returns whether some value may fit all claims of a goal. False is certain; True is not certain."""
+        """Returns whether some value may fit all claims of a goal (a set of claims that must all hold).
+
+        False is certain. True is not: only a few levels of required properties are examined.
+        """
         try:
             branches = self._product([self.branches(claim) for claim in sorted(goal)], "#")
         except _Loop:
