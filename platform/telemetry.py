@@ -22,10 +22,10 @@ from graftwork.platform.logs import JsonFormatter, configure_logging
 
 
 class LocalHistogram(Collector):
-    """Shows the same metrics as prometheus_client's `Histogram` without labels, in a quarter of the time for each
-    value.
+    """Shows the same metrics as prometheus_client's `Histogram` without labels, and takes a quarter of its time for
+    each value.
 
-    It has no lock, so only one thread may record values. Another thread may collect the metrics at any time, and sees
+    There is no lock, so only one thread may record values. Another thread may collect the metrics at any time, and sees
     each recorded value either completely or not at all.
     """
 
@@ -67,7 +67,7 @@ _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 
 
 class Telemetry:
-    """Every metric of one process."""
+    """Owns every metric of one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -86,7 +86,7 @@ class Telemetry:
         self._labelled_tenants: set[TenantId] = set()
 
     def count_request(self, tenant_id: TenantId, outcome: str) -> None:
-        """Counts a request that ended. Its outcome is `completed`, `cancelled`, `failed` or `refused`."""
+        """Counts a request that ended. `outcome` is `completed`, `cancelled`, `failed` or `refused`."""
         self._requests.labels(self.tenant_label(tenant_id), outcome).inc()
 
     def count_tokens(self, tenant_id: TenantId, prompt_tokens_by_tier: dict[str, int], completion_tokens: int) -> None:
@@ -102,7 +102,7 @@ class Telemetry:
             self._sessions.labels(status).set(count)
 
     def observe_engine(self, reading: EngineReading, at: float) -> None:
-        """Shows the engine's own figures. They were read at the time `at`, in unix seconds."""
+        """Shows the engine's own figures. `at` is the time at which they were read, in unix seconds."""
         self._engine.observe(reading, at)
 
     def tenant_label(self, tenant_id: TenantId) -> str:

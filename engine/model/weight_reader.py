@@ -15,7 +15,7 @@ _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 
 class WeightReader:
-    """The tensors of a model folder by name, over all its files."""
+    """Reads the tensors of a model folder by name, over all its files."""
 
     def __init__(self, folder: Path) -> None:
         self._files = weight_files(folder)

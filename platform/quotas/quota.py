@@ -5,8 +5,8 @@ Invariant: the tokens that the ledger says are spent, plus the tokens of running
 
 The order of steps ensures this. A reservation first adds its tokens to the tokens of running requests and gets their
 sum. Then it reads the ledger. A request is written to the ledger before its reservation is settled. So every other
-request is in the sum, or in the ledger, or comes later and counts this one. For a moment it may be counted twice, but
-it is never missed.
+request is in the sum, or in the ledger, or comes later and counts this one. For a moment a request may be counted
+twice, but no request is missed.
 """
 
 import math
@@ -20,7 +20,9 @@ from graftwork.platform.errors import BudgetSpent, LimitExceeded, ValidationFail
 from graftwork.platform.ids import TenantId
 
 WINDOW_S = 60.0
-"""Per-minute limits hold in every span of this length, not only in calendar minutes."""
+"""The length in seconds of the span for which per-minute limits hold. They hold in every such span, not only in
+calendar minutes.
+"""
 
 
 _MAX_LIMIT = 2**53
@@ -28,22 +30,24 @@ _MAX_LIMIT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a tenant may use. None is no limit; 0 allows nothing."""
+    """The limits of a tenant. None means no limit; 0 allows nothing."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Prompt and completion tokens together, cached ones included."""
+    """Prompt and completion tokens together, including cached tokens."""
     max_concurrent_requests: int | None = None
     max_adapters: int | None = None
     max_adapter_bytes: int | None = None
-    """All versions of all its adapters together."""
+    """Bytes of all versions of all the tenant's adapters together."""
     max_adapter_rank: int | None = None
     max_sessions: int | None = None
     max_device_kv_bytes: int | None = None
-    """Bytes of cached KV on the device. Above it, the tenant's own pages are offloaded. No request is refused."""
+    """Bytes of cached KV on the device. Above this limit, the tenant's own pages are offloaded. No request is refused.
+    """
     max_host_kv_bytes: int | None = None
     monthly_tokens: int | None = None
-    """Tokens per calendar month in UTC. Spent tokens and those of running requests together never pass this limit."""
+    """Tokens per calendar month in UTC. Spent tokens and the tokens of running requests together never pass this limit.
+    """
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
@@ -65,12 +69,12 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How much of the last minute's limits one tenant had used when a reservation was decided."""
+    """The use of one tenant's limits in the last minute, at the time when a reservation was decided."""
 
     requests: int
     tokens: int
     empty_in_s: float
-    """Returns the seconds until no request of the last minute counts any more, if no further request comes."""
+    """The seconds until no request of the last minute counts any more, if no further request comes."""
 
     def headers(self, quota: Quota) -> dict[str, str]:
         """Returns the headers `x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limits that exist."""
@@ -128,7 +132,7 @@ def _fits(value: int) -> bool:
 
 
 class TokenLedger(Protocol):
-    """Knows what a tenant has spent."""
+    """Reads how many tokens a tenant has spent."""
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
         """Returns the prompt and completion tokens of the requests that were recorded at `start` or later."""
@@ -142,14 +146,17 @@ class Refundable(Protocol):
 
 
 class MonthlyBudget:
-    """Refuses reservations that would overspend a month."""
+    """Refuses reservations that exceed a tenant's tokens of the month."""
 
     def __init__(self, ledger: TokenLedger, clock: Clock) -> None:
         self._ledger = ledger
         self._clock = clock
 
     async def check(self, tenant_id: TenantId, quota: Quota, tokens_in_flight: int, reservation: Refundable) -> None:
-        """Check a reservation whose tokens are already in `tokens_in_flight`. Raises BudgetSpent after refunding it."""
+        """Checks a reservation whose tokens are already in `tokens_in_flight`.
+
+        Raises BudgetSpent after refunding it.
+        """
         if quota.monthly_tokens is None:
             return
         kept = False
