@@ -36,6 +36,9 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     """The port of the gateway, 0 to 65535; 0 takes a free port."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+    """A second port that serves `/metrics` without a key; 0 takes a free one. None opens no such port."""
     data_dir: Path = Path("./graftwork-data")
     """The folder of keys, the embedded database, adapters and sockets."""
     database_url: str | None = field(default=None, repr=False)
@@ -215,6 +218,8 @@ _SECRET_NAMES = frozenset(setting.name for setting in fields(Settings) if not se
 _PARSERS: Mapping[str, Callable[[object], object]] = {
     "host": _text,
     "port": _whole(0, 65535),
+    "metrics_host": _text,
+    "metrics_port": _whole(0, 65535),
     "data_dir": _folder,
     "database_url": _text,
     "redis_url": _text,

@@ -9,9 +9,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -113,9 +113,13 @@ class Telemetry:
             self._labelled_tenants.add(tenant_id)
         return tenant_id
 
-    def render(self) -> tuple[bytes, str]:
-        """Returns the answer of `/metrics`: its text and its content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Returns all metrics as text, and the text's content type.
+
+        `accept` is the client's `Accept` header. It can ask for OpenMetrics; the default is Prometheus text.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
         return Histogram(f"graftwork_{name}", text, buckets=buckets, registry=self.registry)

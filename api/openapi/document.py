@@ -41,7 +41,7 @@ TAGS = {
     "adapters": "A tenant's LoRA adapters, their versions and aliases.",
     "usage": "A tenant's own usage and limits.",
     "admin": "Tenants, keys, quotas and replicas, with the operator's key.",
-    "operations": "Health, readiness, metrics and the version. They need no key.",
+    "operations": "Health, readiness and the version need no key. Metrics need the admin key.",
 }
 """The description of each tag."""
 

@@ -24,6 +24,7 @@ from graftwork.api.routes import (
     conversations,
     health,
     messages,
+    metrics,
     models,
     responses,
     session_history,
@@ -38,6 +39,7 @@ from graftwork.platform.settings import Settings
 
 _ROUTERS = (
     health.router,
+    metrics.router,
     models.router,
     chat.router,
     messages.router,
@@ -102,6 +104,17 @@ def create_app(
     install_error_handlers(app, _ROUTES)
     for router in _ROUTERS:
         app.include_router(router)
+    app.add_middleware(RequestIdMiddleware)
+    return app
+
+
+def create_metrics_app(resources: Resources) -> FastAPI:
+    """Makes the application for the port for metrics. It serves `/metrics` and `/healthz`, both without a key."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    _attach(app, resources)
+    install_error_handlers(app, ())
+    app.include_router(metrics.open_router)
+    app.add_api_route("/healthz", health.get_health)
     app.add_middleware(RequestIdMiddleware)
     return app
 

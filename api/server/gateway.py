@@ -8,12 +8,14 @@ import gc
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from rich.console import Console
 from rich.table import Table
 
-from graftwork.api.server.app import create_app
+from graftwork.api.deps.resources import Resources
+from graftwork.api.server.app import create_app, create_metrics_app
 from graftwork.api.server.demo_seed import DemoTenant, seed_demo
 from graftwork.api.server.http_connection import ConnectionLimits
 from graftwork.api.server.served_model import model_folder
@@ -90,7 +92,27 @@ async def serve_gateway(settings: Settings, listening: socket.socket, console: C
         signals.direct_to(server)
         gc.collect()
         gc.freeze()  # what start-up made lives to the end, so no collection while serving needs to visit it
-        await server.serve(sockets=[listening])
+        async with _metrics_port(settings, resources, console):
+            await server.serve(sockets=[listening])
+
+
+@asynccontextmanager
+async def _metrics_port(settings: Settings, resources: Resources, console: Console) -> AsyncGenerator[None]:
+    """Serves metrics on their own port, if the settings name one, until the end of the block."""
+    if settings.metrics_port is None:
+        yield
+        return
+    with bind(settings.metrics_host, settings.metrics_port, "--metrics-port") as listening:
+        url = url_of(listening)
+        server = HttpServer(
+            create_metrics_app(resources), lambda: console.print(f"Metrics are at {url}/metrics", soft_wrap=True)
+        )
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            yield
+        finally:
+            server.stop()
+            await serving
 
 
 async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -> None:

@@ -80,7 +80,7 @@ class SignalWatch:
 _BACKLOG = 2048
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
     """Returns a socket that listens at the address. Port 0 takes a free port.
 
     Raises Conflict if the address is not available.
@@ -89,7 +89,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise Conflict(f"{host}:{port} cannot be listened on ({error.strerror}): choose another --port.") from error
+        raise Conflict(f"{host}:{port} cannot be listened on ({error.strerror}): choose another {flag}.") from error
 
 
 def url_of(bound: socket.socket) -> str:
