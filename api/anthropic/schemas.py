@@ -7,13 +7,58 @@ the checks of chat.completions apply to the values. `messages.py` reads the mess
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, WithJsonSchema, field_validator, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
-from graftwork.api.schemas.base import MAX_TOOLS, FieldError, IsNeutral, OpenAiBody, refuse_unsupported
+from graftwork.api.schemas.base import FieldError, IsNeutral, OpenAiBody, refuse_unsupported
+from graftwork.api.schemas.shapes import DocumentedAs, Shape
 from graftwork.sessions.generation.sampling import StopStrings
+from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME
 
 Block = dict[str, Any]
 
+
+class TextBlockParam(Shape):
+    """A piece of text."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "How is the weather?"}]})
+
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlockParam(Shape):
+    """A tool call in an earlier answer of the assistant."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: Annotated[str, Field(min_length=1)]
+    input: dict[str, Any]
+
+
+class ToolResultBlockParam(Shape):
+    """The result of a tool call, in a user's message."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlockParam] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlockParam(Shape):
+    """The reasoning in an earlier answer of the assistant."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class ThinkingParam(Shape):
+    """Thinking is not supported, so it can only be disabled."""
+
+    type: Literal["disabled"]
+
+
+ContentBlockParam = TextBlockParam | ToolUseBlockParam | ToolResultBlockParam | ThinkingBlockParam
+Texts = Annotated[str | list[Block], DocumentedAs(str | list[TextBlockParam])]
 
 _UNSUPPORTED: Mapping[str, IsNeutral] = {
     "container": lambda value: not value,
@@ -33,14 +78,15 @@ class ConversationMessage(OpenAiBody):
     """One message. A `system` message may be at any place in the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: Annotated[str | list[Block], DocumentedAs(str | list[ContentBlockParam])]
+    """A text, or its blocks. Only users send `tool_result`, and only the assistant `tool_use` and `thinking`."""
 
 
 class CustomTool(OpenAiBody):
     """A tool that the client itself runs."""
 
     type: Literal["custom"] | None = None
-    name: str
+    name: Annotated[str, Field(json_schema_extra={"pattern": TOOL_NAME})]
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
@@ -87,10 +133,10 @@ class CountTokensRequest(OpenAiBody):
 
     model: str
     messages: Annotated[list[ConversationMessage], Field(min_length=1, max_length=4096)]
-    system: str | list[Block] | None = None
+    system: Texts | None = None
     tools: Annotated[list[CustomTool] | None, Field(max_length=MAX_TOOLS)] = None
     tool_choice: ToolChoice | None = None
-    thinking: dict[str, Any] | None = None
+    thinking: Annotated[dict[str, Any] | None, DocumentedAs(ThinkingParam | None)] = None
     output_config: OutputConfig | None = None
 
     @model_validator(mode="before")

@@ -25,6 +25,7 @@ from graftwork.api.openapi.errors import (
     header_references,
 )
 from graftwork.api.schemas.base import NativeBody, OpenAiBody
+from graftwork.api.schemas.shapes import Shape
 from graftwork.platform.answers.base import Answer
 from graftwork.platform.answers.errors import AnthropicErrorAnswer, ErrorAnswer
 
@@ -155,7 +156,7 @@ def _complete_components(document: dict[str, Any]) -> None:
         schemas.setdefault(name, schema)
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for model in _subclasses(Answer, NativeBody, OpenAiBody):
+    for model in _subclasses(Answer, NativeBody, OpenAiBody, Shape):
         _describe_fields(schemas.get(model.__name__, {}).get("properties", {}), model)
     components["headers"] = header_components()
     components["responses"] = error_components()

@@ -1,6 +1,6 @@
 """Defines the base classes of request bodies, and the fields that several bodies share.
 
-The shared fields are answer formats, messages, adapter mixtures, predictions and tools.
+The shared fields are answer formats, adapter mixtures, predictions and tools.
 All bodies are strict. They refuse NaN, and text where a number must be. Bodies of OpenAI-compatible routes ignore
 unknown fields. Bodies of native and admin routes refuse unknown fields.
 
@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from graftwork.api.schemas.shapes import ResponseFormatJson
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT
 from graftwork.sessions.generation.constraints import ResponseFormatFields
 from graftwork.sessions.generation.sampling import SamplingFields
-from graftwork.sessions.tools.tool_choice import TOOL_NAME, tool_for_prompt
+from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME, tool_for_prompt
 
 
 class RequestBody(BaseModel):
@@ -86,7 +87,7 @@ def with_integers(value: Any) -> Any:
 class ResponseFormatBody(OpenAiBody):
     """The format of the answer. A client may set only one of these fields. A null or empty value counts as missing."""
 
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormatJson = None
     regex: str | None = None
     """A regular expression that the whole answer must match."""
     grammar: str | None = None
@@ -96,10 +97,6 @@ class ResponseFormatBody(OpenAiBody):
 
     def response_format_fields(self) -> ResponseFormatFields:
         return ResponseFormatFields(self.response_format, self.regex, self.grammar, self.structural_tag)
-
-
-MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]
-"""Messages in OpenAI's chat form, oldest first."""
 
 
 class MixturePart(NativeBody):
@@ -133,9 +130,6 @@ class Prediction(OpenAiBody):
     def text(self) -> str:
         """Return the whole text. Parts are joined without separators."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
-MAX_TOOLS = 128
 
 
 class FunctionDefinition(OpenAiBody):

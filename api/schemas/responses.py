@@ -5,12 +5,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.api.schemas.base import COMPLETION_UNSUPPORTED, FieldError, OpenAiBody, SamplingBody, refuse_unsupported
+from graftwork.api.schemas.base import (
+    COMPLETION_UNSUPPORTED,
+    FieldError,
+    OpenAiBody,
+    SamplingBody,
+    refuse_unsupported,
+)
 from graftwork.api.schemas.sessions import Metadata
+from graftwork.api.schemas.shapes import InputItemJson, ResponseToolChoiceJson, TextFormatJson
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.responses.input import read_input
+from graftwork.sessions.responses.input import MAX_INPUT_ITEMS, read_input
 from graftwork.sessions.responses.record import NewResponse
+from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME
 
 _UNSUPPORTED = {
     **COMPLETION_UNSUPPORTED,
@@ -31,7 +39,7 @@ class ResponseTool(OpenAiBody):
     """A function tool. The server refuses OpenAI's built-in tools, which have other types."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -47,7 +55,7 @@ class ResponseTool(OpenAiBody):
 
 
 class TextOptions(OpenAiBody):
-    format: dict[str, Any] | None = None
+    format: TextFormatJson = None
 
     def chat_form(self) -> dict[str, Any] | None:
         """Return the format in the form of chat.completions, which puts a schema in an object `json_schema`."""
@@ -66,7 +74,7 @@ class ResponseRequest(SamplingBody):
     """
 
     model: str
-    input: str | list[Any]
+    input: str | Annotated[list[InputItemJson], Field(json_schema_extra={"minItems": 1, "maxItems": MAX_INPUT_ITEMS})]
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationReference | None = None
@@ -74,8 +82,8 @@ class ResponseRequest(SamplingBody):
     background: bool | None = None
     stream: bool | None = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
-    tools: Annotated[list[ResponseTool] | None, Field(max_length=128)] = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[ResponseTool] | None, Field(max_length=MAX_TOOLS)] = None
+    tool_choice: ResponseToolChoiceJson = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     metadata: Metadata | None = None
@@ -166,7 +174,7 @@ class ResponseRequest(SamplingBody):
 
 
 class ConversationBody(OpenAiBody):
-    items: list[Any] | None = None
+    items: Annotated[list[InputItemJson], Field(json_schema_extra={"maxItems": MAX_INPUT_ITEMS})] | None = None
     metadata: Metadata | None = None
 
     def first_items(self) -> tuple[Item, ...]:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from graftwork.api.schemas.base import NativeBody
+from graftwork.api.schemas.base import NativeBody, ToolList
+from graftwork.api.schemas.shapes import DocumentedAs, ResponseFormatJson, SamplingJson, SessionInput, ToolChoiceJson
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.service import MAX_FORKS, NewSession
 from graftwork.sessions.turns.runner import ToolHint
@@ -32,11 +33,11 @@ class SessionBody(NativeBody):
 
     model: str
     instructions: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]] | None, DocumentedAs(ToolList | None)] = None
+    tool_choice: ToolChoiceJson = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    sampling: dict[str, Any] | None = None
+    response_format: ResponseFormatJson = None
+    sampling: SamplingJson = None
     metadata: Metadata | None = None
     retention: RetentionBody | None = None
 
@@ -83,12 +84,12 @@ class TurnBody(TurnOptions):
     `tool_hints` say how long each tool takes. The server keeps the session's cache on the device for about that long.
     """
 
-    input: str | list[Any]
+    input: SessionInput
     if_head: str | None = None
     tool_hints: dict[str, ToolHintBody] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
-    sampling: dict[str, Any] | None = None
+    tool_choice: ToolChoiceJson = None
+    response_format: ResponseFormatJson = None
+    sampling: SamplingJson = None
 
     def hints(self) -> dict[str, ToolHint]:
         """Return the hints by tool name."""

@@ -4,7 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from graftwork.api.schemas.base import MessageList, OpenAiBody, ToolList, given
+from graftwork.api.schemas.base import OpenAiBody, ToolList, given
+from graftwork.api.schemas.shapes import MessageList
 
 
 class TokenizeRequest(OpenAiBody):

@@ -160,10 +160,22 @@ _SPELLED_ALIKE = {field.name for field in fields(SamplingParams)} & set(Sampling
 """Fields whose value is passed to the engine unchanged."""
 
 
+NEUTRAL_VALUES: Mapping[str, bool | int] = {"logprobs": False, "top_logprobs": 0, "n": 1}
+"""Maps sampling fields that sessions know, but do not support, to the one value that they accept. It has no effect."""
+
+
+def _with_neutral_values(schema: dict[str, Any]) -> None:
+    for name, neutral in NEUTRAL_VALUES.items():
+        schema["properties"][name] = {
+            "anyOf": [{"const": neutral}, {"type": "null"}],
+            "description": "Sessions do not support this field. The only value has no effect.",
+        }
+
+
 class SessionSampling(SamplingFields):
     """The `sampling` of a session or of a turn; unknown fields are refused."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_with_neutral_values)
 
     max_completion_tokens: Annotated[int | None, _number("max_tokens")] = None
 

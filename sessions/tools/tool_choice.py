@@ -13,6 +13,9 @@ from graftwork.platform.errors import InvalidRequest
 ToolDefinition = Mapping[str, Any]
 """A tool in the shape of chat.completions."""
 
+MAX_TOOLS = 128
+"""The most tools in a request."""
+
 TOOL_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 """A pattern that a tool's name must match, because names appear in markup, in paths and in other programs."""
 _TOOL_NAME = re.compile(TOOL_NAME.removesuffix("$"))
