@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_v
 
 from graftwork.api.schemas.base import FieldError, IsNeutral, OpenAiBody, refuse_unsupported
 from graftwork.api.schemas.shapes import DocumentedAs, Shape
-from graftwork.sessions.generation.sampling import StopStrings
+from graftwork.sessions.generation.sampling import StopStrings, described_number
 from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME
 
 Block = dict[str, Any]
@@ -31,8 +31,11 @@ class ToolUseBlockParam(Shape):
 
     type: Literal["tool_use"]
     id: str
+    """The id of the tool call."""
     name: Annotated[str, Field(min_length=1)]
+    """The tool's name."""
     input: dict[str, Any]
+    """The arguments of the call."""
 
 
 class ToolResultBlockParam(Shape):
@@ -40,8 +43,10 @@ class ToolResultBlockParam(Shape):
 
     type: Literal["tool_result"]
     tool_use_id: str
+    """The id of the tool call."""
     content: str | list[TextBlockParam] | None = None
     is_error: bool | None = None
+    """Whether the tool failed."""
 
 
 class ThinkingBlockParam(Shape):
@@ -49,6 +54,7 @@ class ThinkingBlockParam(Shape):
 
     type: Literal["thinking"]
     thinking: str
+    """The text of the reasoning."""
 
 
 class ThinkingParam(Shape):
@@ -87,8 +93,11 @@ class CustomTool(OpenAiBody):
 
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(json_schema_extra={"pattern": TOOL_NAME})]
+    """The name that the model calls. No two tools of a request have the same name."""
     description: str | None = None
+    """What the tool does, for the model."""
     input_schema: dict[str, Any]
+    """A JSON Schema for the arguments. The model sees it unchanged."""
     strict: bool | None = None
 
     @field_validator("type", mode="before")
@@ -100,9 +109,13 @@ class CustomTool(OpenAiBody):
 
 
 class ToolChoice(OpenAiBody):
+    """Which tools the answer may call: `any` must call one, and `tool` must call the named one."""
+
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
+    """The tool that the answer must call, for the type `tool`."""
     disable_parallel_tool_use: bool | None = None
+    """If true, an answer has at most one tool call."""
 
     @model_validator(mode="after")
     def require_tool_name(self) -> Self:
@@ -112,13 +125,19 @@ class ToolChoice(OpenAiBody):
 
 
 class OutputFormat(OpenAiBody):
+    """The format of the answer: JSON that fits a schema."""
+
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[dict[str, Any], Field(alias="schema", description="The JSON Schema of the answer.")]
 
 
 class OutputConfig(OpenAiBody):
+    """Settings of the answer's text."""
+
     format: OutputFormat | None = None
+    """The format of the answer. By default the answer is free text."""
     effort: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
+    """Not supported: leave it out."""
 
     @field_validator("effort")
     @classmethod
@@ -134,10 +153,14 @@ class CountTokensRequest(OpenAiBody):
     model: str
     messages: Annotated[list[ConversationMessage], Field(min_length=1, max_length=4096)]
     system: Texts | None = None
+    """The text of a system message before the conversation."""
     tools: Annotated[list[CustomTool] | None, Field(max_length=MAX_TOOLS)] = None
     tool_choice: ToolChoice | None = None
+    """Which tools the answer may call. By default it may call all of them."""
     thinking: Annotated[dict[str, Any] | None, DocumentedAs(ThinkingParam | None)] = None
+    """Thinking is not supported, so it can only be disabled."""
     output_config: OutputConfig | None = None
+    """Settings of the answer's text."""
 
     @model_validator(mode="before")
     @classmethod
@@ -155,12 +178,14 @@ class CountTokensRequest(OpenAiBody):
 class MessagesRequest(CountTokensRequest):
     """The fields of a prompt, and the settings of its answer."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, described_number("max_tokens")]
     stream: bool | None = None
     stop_sequences: StopStrings | None = None
-    temperature: Annotated[float | None, Field(ge=0, le=1)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Texts that end the answer."""
+    temperature: Annotated[float | None, described_number("temperature", le=1)] = None
+    top_p: Annotated[float | None, described_number("top_p")] = None
     top_k: Annotated[int | None, Field(ge=0)] = None
+    """Keep only the k likeliest tokens; 0 keeps all."""
     service_tier: Literal["auto", "standard_only"] | None = None
 
     @field_validator("messages")

@@ -4,14 +4,10 @@ Owns all parts of the document that FastAPI cannot derive from the types of a ro
 Invariant: each operation lists every status that it can return.
 """
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, OpenAiRoute
@@ -24,9 +20,7 @@ from graftwork.api.openapi.errors import (
     header_components,
     header_references,
 )
-from graftwork.api.schemas.base import NativeBody, OpenAiBody
-from graftwork.api.schemas.shapes import Shape
-from graftwork.platform.answers.base import Answer
+from graftwork.api.openapi.fields import describe_fields
 from graftwork.platform.answers.errors import AnthropicErrorAnswer, ErrorAnswer
 
 DESCRIPTION = """Graftwork serves one base model, many tenants' LoRA adapters, and agent sessions that last.
@@ -156,8 +150,7 @@ def _complete_components(document: dict[str, Any]) -> None:
         schemas.setdefault(name, schema)
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for model in _subclasses(Answer, NativeBody, OpenAiBody, Shape):
-        _describe_fields(schemas.get(model.__name__, {}).get("properties", {}), model)
+    describe_fields(schemas)
     components["headers"] = header_components()
     components["responses"] = error_components()
     components["parameters"] = {
@@ -206,38 +199,6 @@ def _references(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _references(each)
-
-
-def _subclasses(*bases: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for base in bases:
-        for model in base.__subclasses__():
-            if not model.__pydantic_generic_metadata__["args"]:  # a page class has no source code
-                yield model
-                yield from _subclasses(model)
-
-
-def _describe_fields(properties: dict[str, Any], model: type[BaseModel]) -> None:
-    """Add descriptions to the properties of a schema. They are the docstrings below the fields of its class."""
-    for base in model.__mro__:
-        if base.__module__.startswith("graftwork."):
-            for name, text in _field_docstrings(base).items():
-                if name in properties and "description" not in properties[name]:
-                    properties[name]["description"] = text
-
-
-def _field_docstrings(model: type[Any]) -> dict[str, str]:
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, below in zip(definition.body, definition.body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            found[field.target.id] = inspect.cleandoc(str(below.value.value))
-    return found
 
 
 def _renamed(document: dict[str, Any]) -> dict[str, Any]:

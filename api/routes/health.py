@@ -18,6 +18,7 @@ _SHOWN_STATUSES = [status for status in SessionStatus if status is not SessionSt
 router = APIRouter(tags=["operations"])
 
 
+@router.get("/health", include_in_schema=False)  # the same route under the name that vLLM uses
 @router.get("/healthz")
 async def get_health() -> Health:
     """Answer `ok` while the server's process runs."""

@@ -23,10 +23,12 @@ class AliasBody(NativeBody):
     model_config = ConfigDict(json_schema_extra={"oneOf": [given("version"), given("weights")]})
 
     version: VersionNumber | None = None
+    """The only version behind the alias."""
     weights: Annotated[
         dict[VersionText, Weight] | None,
         Field(min_length=1, max_length=MAX_CANARIES, json_schema_extra={"propertyNames": {"pattern": _VERSION}}),
     ] = None
+    """The weights of several versions, by version number. A version gets its share of the requests."""
 
     @model_validator(mode="after")
     def require_one_of_both(self) -> Self:

@@ -108,6 +108,7 @@ class MixturePart(NativeBody):
     model: str
     """The adapter's name in the same form as in `model`: `name`, `name@3` or `name@alias`."""
     weight: Annotated[float, Field(ge=-MAX_MIXTURE_WEIGHT, le=MAX_MIXTURE_WEIGHT)] = 1.0
+    """Multiplies the adapter's weight changes."""
 
 
 MixtureParts = Annotated[list[MixturePart], Field(min_length=1, max_length=MAX_MIXTURE)]
@@ -133,8 +134,12 @@ class Prediction(OpenAiBody):
 
 
 class FunctionDefinition(OpenAiBody):
+    """The function of a tool."""
+
     name: Annotated[str, Field(pattern=TOOL_NAME)]
+    """The name that the model calls. No two tools of a request have the same name."""
     description: str | None = None
+    """What the function does, for the model."""
     parameters: dict[str, Any] | None = None
     """A JSON Schema for the arguments. The model sees it unchanged."""
     strict: bool | None = None
@@ -145,8 +150,25 @@ class FunctionDefinition(OpenAiBody):
 
 
 class FunctionTool(OpenAiBody):
+    """A tool that the client itself runs."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "get_weather",
+                        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+                    },
+                }
+            ]
+        }
+    )
+
     type: Literal["function"]
     function: FunctionDefinition
+    """The function that the model may call."""
 
     def as_template_input(self) -> dict[str, Any]:
         """Return the tool in the form that chat templates expect, without missing fields."""

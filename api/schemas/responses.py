@@ -32,7 +32,10 @@ _TOOL_FIELDS = ("name", "description", "parameters", "strict")
 
 
 class ConversationReference(OpenAiBody):
+    """Names a conversation."""
+
     id: str
+    """The id of the conversation."""
 
 
 class ResponseTool(OpenAiBody):
@@ -40,8 +43,11 @@ class ResponseTool(OpenAiBody):
 
     type: Literal["function"]
     name: Annotated[str, Field(pattern=TOOL_NAME)]
+    """The name that the model calls. No two tools of a request have the same name."""
     description: str | None = None
+    """What the function does, for the model."""
     parameters: dict[str, Any] | None = None
+    """A JSON Schema for the arguments. The model sees it unchanged."""
     strict: bool | None = None
 
     def chat_form(self) -> dict[str, Any]:
@@ -55,6 +61,8 @@ class ResponseTool(OpenAiBody):
 
 
 class TextOptions(OpenAiBody):
+    """Options of the answer's text."""
+
     format: TextFormatJson = None
 
     def chat_form(self) -> dict[str, Any] | None:
@@ -77,11 +85,16 @@ class ResponseRequest(SamplingBody):
     input: str | Annotated[list[InputItemJson], Field(json_schema_extra={"minItems": 1, "maxItems": MAX_INPUT_ITEMS})]
     instructions: str | None = None
     previous_response_id: str | None = None
+    """The response from which this one continues. It excludes `conversation`."""
     conversation: str | ConversationReference | None = None
+    """The conversation that gets this response, as an id or an object."""
     store: bool | None = None
+    """If false, the server does not keep the response. The default is true."""
     background: bool | None = None
+    """If true, the server answers at once, and the client fetches the response later."""
     stream: bool | None = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
+    """The most tokens to generate."""
     tools: Annotated[list[ResponseTool] | None, Field(max_length=MAX_TOOLS)] = None
     tool_choice: ResponseToolChoiceJson = None
     parallel_tool_calls: bool | None = None
@@ -174,7 +187,10 @@ class ResponseRequest(SamplingBody):
 
 
 class ConversationBody(OpenAiBody):
+    """A new conversation."""
+
     items: Annotated[list[InputItemJson], Field(json_schema_extra={"maxItems": MAX_INPUT_ITEMS})] | None = None
+    """The first items of the conversation, oldest first."""
     metadata: Metadata | None = None
 
     def first_items(self) -> tuple[Item, ...]:
@@ -183,6 +199,8 @@ class ConversationBody(OpenAiBody):
 
 
 class ConversationPatch(OpenAiBody):
+    """The change to a conversation."""
+
     metadata: Metadata
 
 

@@ -26,6 +26,7 @@ class RetentionBody(NativeBody):
     """The time for which the server keeps the session after its last change. `ttl_s` is in seconds."""
 
     ttl_s: Annotated[float | None, Field(ge=0, le=10 * 365 * 86_400)] = None
+    """The time in seconds. With null, the server keeps an open session, and applies its own limit to a closed one."""
 
 
 class SessionBody(NativeBody):
@@ -40,6 +41,7 @@ class SessionBody(NativeBody):
     sampling: SamplingJson = None
     metadata: Metadata | None = None
     retention: RetentionBody | None = None
+    """How long the server keeps the session after its last change."""
 
     def new_session(self) -> NewSession:
         settings = SessionSettings(
@@ -68,7 +70,9 @@ class ToolHintBody(NativeBody):
     """
 
     expected_ms: Annotated[float, Field(ge=0, le=_LONGEST_MS)]
+    """How long the tool takes, in milliseconds."""
     deadline_ms: Annotated[float | None, Field(ge=0, le=_LONGEST_MS)] = None
+    """When the tool's output is due, in milliseconds after the call."""
 
 
 class TurnOptions(NativeBody):
@@ -86,7 +90,9 @@ class TurnBody(TurnOptions):
 
     input: SessionInput
     if_head: str | None = None
+    """The checkpoint that must be the session's head. If another one is, the server answers with a 409."""
     tool_hints: dict[str, ToolHintBody] | None = None
+    """What the client knows about tools, by tool name."""
     tool_choice: ToolChoiceJson = None
     response_format: ResponseFormatJson = None
     sampling: SamplingJson = None
@@ -101,18 +107,31 @@ class TurnBody(TurnOptions):
 
 
 class GivenOutput(NativeBody):
+    """The output of one tool call."""
+
     call_id: str
     output: Any
+    """A text. Other JSON becomes JSON text."""
 
 
 class ToolOutputsBody(TurnOptions):
+    """The outputs of tool calls. The session continues when every call has an output."""
+
     outputs: Annotated[list[GivenOutput], Field(min_length=1, max_length=1024)]
+    """The outputs, in any order."""
 
 
 class ForkBody(NativeBody):
+    """Where to fork a session, and how often."""
+
     at: str | None = None
+    """The checkpoint from which the forks continue. By default it is the head."""
     count: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_FORKS})] = 1
+    """How many forks to create."""
 
 
 class RewindBody(NativeBody):
+    """Where to rewind a session."""
+
     to: str
+    """The checkpoint that becomes the head."""

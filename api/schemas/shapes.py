@@ -52,6 +52,7 @@ class RefusalPart(Shape):
 
     type: Literal["refusal"]
     refusal: str
+    """The text itself."""
 
 
 ContentParts = list[TextPart | RefusalPart]
@@ -60,7 +61,10 @@ ContentParts = list[TextPart | RefusalPart]
 
 
 class FunctionCallParam(Shape):
+    """The function that the assistant called."""
+
     name: Annotated[str, Field(min_length=1)]
+    """The function's name."""
     arguments: str | None = None
     """The arguments as JSON text. Null means no arguments."""
 
@@ -69,9 +73,11 @@ class ToolCallParam(Shape):
     """A tool call in an earlier answer of the assistant."""
 
     id: str | None = None
+    """The id that the tool's message names as `tool_call_id`."""
     type: Annotated[Any, Field(examples=["function"])] = "function"
     """Always `function`. The server does not read it."""
     function: FunctionCallParam
+    """The function and its arguments."""
 
 
 class ChatMessageParam(Shape):
@@ -88,6 +94,7 @@ class ChatMessageParam(Shape):
     tool_call_id: str | None = None
     """The call that a tool's message answers."""
     name: str | None = None
+    """The name of the author or of the tool, for models whose template shows it."""
     reasoning_content: str | None = None
     """The reasoning of an assistant's message, for models whose template shows it."""
 
@@ -115,7 +122,9 @@ class SessionMessage(Shape):
     role: InputRole
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     id: Any = None
+    """The server does not read it."""
     status: Any = None
+    """The server does not read it."""
 
 
 class InputMessage(Shape):
@@ -134,6 +143,7 @@ class FunctionCallItem(Shape):
     type: Literal["function_call"]
     call_id: CallId
     name: str
+    """The tool's name."""
     arguments: str
     """The arguments as JSON text."""
 
@@ -161,7 +171,10 @@ InputItemJson = Annotated[Any, DocumentedAs(InputMessage | FunctionCallItem | Fu
 
 
 class FunctionName(Shape):
+    """The name of a function."""
+
     name: str
+    """The name of one of the request's tools."""
 
 
 class NamedTool(Shape):
@@ -170,6 +183,7 @@ class NamedTool(Shape):
     type: Annotated[Any, Field(examples=["function"])] = "function"
     """Always `function`. The server does not read it."""
     function: FunctionName
+    """The tool's function."""
 
 
 class ToolChoiceFunction(Shape):
@@ -181,11 +195,16 @@ class ToolChoiceFunction(Shape):
 
     type: Literal["function"]
     function: FunctionName
+    """The tool's function."""
 
 
 class AllowedTools(Shape):
+    """Some of the request's tools."""
+
     mode: Literal["auto", "required"]
+    """Whether the answer must call one of the tools."""
     tools: list[NamedTool]
+    """The tools that the answer may call."""
 
 
 class ToolChoiceAllowed(Shape):
@@ -193,6 +212,7 @@ class ToolChoiceAllowed(Shape):
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
+    """The tools that the answer may call."""
 
 
 ToolChoiceJson = Annotated[
@@ -238,7 +258,7 @@ class JsonSchemaFormat(Shape):
 
     name: Any = None
     """A name for the schema. The server does not read it."""
-    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema", description="The JSON Schema.")]
     strict: bool | None = None
     """If true, the server refuses a schema that it cannot fully enforce."""
 
@@ -266,6 +286,7 @@ class ResponseFormatJsonSchema(Shape):
 
     type: Literal["json_schema"]
     json_schema: JsonSchemaFormat
+    """The schema and its options."""
 
 
 class TextFormatJsonSchema(JsonSchemaFormat):

@@ -15,10 +15,12 @@ class TokenizeRequest(OpenAiBody):
 
     model: str
     prompt: str | None = None
+    """The text to tokenize."""
     messages: MessageList | None = None
     tools: ToolList | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    """If false, the tokens of the messages do not end with the beginning of an answer."""
 
     @model_validator(mode="after")
     def require_one_of_both(self) -> Self:
@@ -28,5 +30,8 @@ class TokenizeRequest(OpenAiBody):
 
 
 class DetokenizeRequest(OpenAiBody):
+    """Token ids that the server converts to text."""
+
     model: str
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 20)]
+    """The token ids, in their order."""
