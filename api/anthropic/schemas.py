@@ -63,7 +63,30 @@ class ThinkingParam(Shape):
     type: Literal["disabled"]
 
 
-ContentBlockParam = TextBlockParam | ToolUseBlockParam | ToolResultBlockParam | ThinkingBlockParam
+class SystemMessageParam(Shape):
+    """A system message. It may be at any place in the conversation."""
+
+    role: Literal["system"]
+    content: str | list[TextBlockParam]
+
+
+class UserMessageParam(Shape):
+    """A user's message, or the results of tools."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "How is the weather?"}]})
+
+    role: Literal["user"]
+    content: str | list[TextBlockParam | ToolResultBlockParam]
+
+
+class AssistantMessageParam(Shape):
+    """An earlier answer."""
+
+    role: Literal["assistant"]
+    content: str | list[TextBlockParam | ToolUseBlockParam | ThinkingBlockParam]
+
+
+_MESSAGE_COUNT = Field(min_length=1, max_length=4096)
 Texts = Annotated[str | list[Block], DocumentedAs(str | list[TextBlockParam])]
 
 _UNSUPPORTED: Mapping[str, IsNeutral] = {
@@ -84,8 +107,7 @@ class ConversationMessage(OpenAiBody):
     """One message. A `system` message may be at any place in the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str | list[Block], DocumentedAs(str | list[ContentBlockParam])]
-    """A text, or its blocks. Only users send `tool_result`, and only the assistant `tool_use` and `thinking`."""
+    content: str | list[Block]
 
 
 class CustomTool(OpenAiBody):
@@ -110,6 +132,13 @@ class CustomTool(OpenAiBody):
 
 class ToolChoice(OpenAiBody):
     """Which tools the answer may call: `any` must call one, and `tool` must call the named one."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"type": {"const": "tool"}}},
+            "then": {"required": ["name"], "properties": {"name": {"type": "string", "minLength": 1}}},
+        }
+    )
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -151,7 +180,11 @@ class CountTokensRequest(OpenAiBody):
     """The fields of a prompt. A null field counts as missing."""
 
     model: str
-    messages: Annotated[list[ConversationMessage], Field(min_length=1, max_length=4096)]
+    messages: Annotated[
+        list[ConversationMessage],
+        _MESSAGE_COUNT,
+        DocumentedAs(Annotated[list[UserMessageParam | AssistantMessageParam | SystemMessageParam], _MESSAGE_COUNT]),
+    ]
     system: Texts | None = None
     """The text of a system message before the conversation."""
     tools: Annotated[list[CustomTool] | None, Field(max_length=MAX_TOOLS)] = None

@@ -169,8 +169,10 @@ def _complete_components(document: dict[str, Any]) -> None:
 
 
 def _drop_unused(document: dict[str, Any]) -> None:
-    """Remove errors that no operation returns, and headers that nothing uses."""
+    """Remove errors that no operation returns, and headers and schemas that nothing uses."""
     components = document["components"]
+    used_schemas = _reachable_schemas(document)
+    components["schemas"] = {name: each for name, each in components["schemas"].items() if name in used_schemas}
     for kind in ("responses", "headers"):
         used = set(_references(document["paths"])) | set(_references(components["responses"]))
         names = {reference.rpartition("/")[2] for reference in used if f"/{kind}/" in reference}
@@ -199,6 +201,19 @@ def _references(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _references(each)
+
+
+def _reachable_schemas(document: Mapping[str, Any]) -> set[str]:
+    """Return the names of the schemas that operations and errors refer to, also through other schemas."""
+    components = document["components"]
+    reached: set[str] = set()
+    waiting = [*_references(document["paths"]), *_references(components["responses"])]
+    while waiting:
+        kind, _, name = waiting.pop().removeprefix("#/components/").partition("/")
+        if kind == "schemas" and name not in reached:
+            reached.add(name)
+            waiting += _references(components["schemas"][name])
+    return reached
 
 
 def _renamed(document: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from graftwork.api.schemas.base import NativeBody, with_integers
 from graftwork.api.schemas.shapes import DocumentedAs
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.principals import ALL_SCOPES
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant
 
 Tier = Literal["flex", "default", "priority"]
@@ -53,7 +54,7 @@ class KeyBody(NativeBody):
     """A new key of a tenant."""
 
     name: Name
-    scopes: list[str] | None = None
+    scopes: list[Annotated[str, Field(json_schema_extra={"enum": sorted(ALL_SCOPES)})]] | None = None
     """The scopes of the key. If this field is null or missing, the key gets all scopes."""
     expires_at: Time | None = None
     """The time after which the server refuses the key: unix seconds, or ISO 8601 text. By default there is none."""

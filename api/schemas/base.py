@@ -64,11 +64,6 @@ class FieldError(ValueError):
         self.field = field
 
 
-def given(field: str) -> dict[str, Any]:
-    """Return the JSON Schema of a body that has this field with a value other than null."""
-    return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
-
-
 def _takes_integers(hint: Any) -> bool:
     """Return whether a field of this type holds an integer or a list of integers, but no float."""
     origin = get_origin(hint)

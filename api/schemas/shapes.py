@@ -35,6 +35,19 @@ class Shape(BaseModel):
     model_config = ConfigDict(protected_namespaces=())
 
 
+def given(field: str) -> dict[str, Any]:
+    """Return the JSON Schema of an object that has this field with a value other than null."""
+    return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
+
+
+def exactly_one(field: str, other: str) -> dict[str, Any]:
+    """Return the JSON Schema of an object that has one of two fields. Generators of clients ignore these keywords.
+
+    From `oneOf` they would make two classes, each without the fields.
+    """
+    return {"if": given(field), "then": {"not": given(other)}, "else": given(other)}
+
+
 # ---- the text of messages ---------------------------------------------------------------------------------------
 
 
@@ -83,7 +96,16 @@ class ToolCallParam(Shape):
 class ChatMessageParam(Shape):
     """One message of a chat. It needs `content` or `tool_calls`."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "How is the weather?"}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"role": "user", "content": "How is the weather?"}],
+            "if": {"not": given("content")},
+            "then": {
+                "required": ["tool_calls"],
+                "properties": {"tool_calls": {"type": "array", "items": {}, "minItems": 1}},
+            },
+        }
+    )
 
     role: Annotated[str, Field(json_schema_extra={"enum": list(ROLES)})]
     """Who wrote the message. `developer` means the same as `system`."""

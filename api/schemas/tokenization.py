@@ -4,14 +4,14 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from graftwork.api.schemas.base import OpenAiBody, ToolList, given
-from graftwork.api.schemas.shapes import MessageList
+from graftwork.api.schemas.base import OpenAiBody, ToolList
+from graftwork.api.schemas.shapes import MessageList, exactly_one
 
 
 class TokenizeRequest(OpenAiBody):
     """The text to tokenize: a prompt or messages, but not both."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [given("prompt"), given("messages")]})
+    model_config = ConfigDict(json_schema_extra=exactly_one("prompt", "messages"))
 
     model: str
     prompt: str | None = None

@@ -40,7 +40,10 @@ _STOP_SCHEMA = {
     ]
 }
 
-StopStrings = Annotated[list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_STOP_STRINGS)]
+StopStrings = Annotated[
+    list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS, json_schema_extra={"minLength": 1})]],
+    Field(max_length=MAX_STOP_STRINGS),
+]
 
 LogitBias = Annotated[
     tuple[tuple[int, float], ...] | None,
