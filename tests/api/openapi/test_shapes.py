@@ -145,7 +145,7 @@ message counts as missing, and the `content` of a `tool_result` that is neither 
 
 def fits(schema: dict[str, Any], value: Any) -> bool:
     whole = {**schema, "components": DOCUMENT["components"]}
-    return jsonschema.Draft202012Validator(whole).is_valid(value)
+    return bool(jsonschema.Draft202012Validator(whole).is_valid(value))
 
 
 def takes(reader: Callable[[Any], object], value: Any) -> bool:
