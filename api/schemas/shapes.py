@@ -4,6 +4,7 @@ The bodies take these fields as plain JSON, and the readers in sessions check th
 tools and the calls of a history, and their errors name the field as the client wrote it.
 So these models only describe the fields in the OpenAPI document. They never check a request.
 Invariant: a value that its model refuses is refused by its reader. `tests/api/openapi/test_shapes.py` checks this.
+The test names the few fields whose readers are more lenient.
 """
 
 from dataclasses import dataclass

@@ -140,6 +140,7 @@ SUBJECTS: dict[str, tuple[dict[str, Any], Callable[[Any], object], list[Any]]] =
 
 The values leave out the few fields that are read more leniently than the schema says. A falsy `type` of a response's
 message counts as missing, and the `content` of a `tool_result` that is neither a text nor a list counts as empty.
+Sessions also take tools whose `description` is no text, and whose `strict` is no boolean.
 """
 
 
