@@ -18,7 +18,7 @@ from graftwork.platform.ids import new_id
 
 logger = logging.getLogger(__name__)
 
-QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
 """Paths that other machines request every few seconds. Requests for them are logged only at the debug level."""
 
 CLIENT_CLOSED_REQUEST = 499

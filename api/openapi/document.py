@@ -4,14 +4,10 @@ Owns all parts of the document that FastAPI cannot derive from the types of a ro
 Invariant: each operation lists every status that it can return.
 """
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, OpenAiRoute
@@ -24,8 +20,7 @@ from graftwork.api.openapi.errors import (
     header_components,
     header_references,
 )
-from graftwork.api.schemas.base import NativeBody, OpenAiBody
-from graftwork.platform.answers.base import Answer
+from graftwork.api.openapi.fields import describe_fields
 from graftwork.platform.answers.errors import AnthropicErrorAnswer, ErrorAnswer
 
 DESCRIPTION = """Graftwork serves one base model, many tenants' LoRA adapters, and agent sessions that last.
@@ -155,8 +150,7 @@ def _complete_components(document: dict[str, Any]) -> None:
         schemas.setdefault(name, schema)
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for model in _subclasses(Answer, NativeBody, OpenAiBody):
-        _describe_fields(schemas.get(model.__name__, {}).get("properties", {}), model)
+    describe_fields(schemas)
     components["headers"] = header_components()
     components["responses"] = error_components()
     components["parameters"] = {
@@ -175,8 +169,10 @@ def _complete_components(document: dict[str, Any]) -> None:
 
 
 def _drop_unused(document: dict[str, Any]) -> None:
-    """Removes errors that no operation returns, and headers that nothing uses."""
+    """Removes errors that no operation returns, and headers and schemas that nothing uses."""
     components = document["components"]
+    used_schemas = _reachable_schemas(document)
+    components["schemas"] = {name: each for name, each in components["schemas"].items() if name in used_schemas}
     for kind in ("responses", "headers"):
         used = set(_references(document["paths"])) | set(_references(components["responses"]))
         names = {reference.rpartition("/")[2] for reference in used if f"/{kind}/" in reference}
@@ -207,36 +203,17 @@ def _references(value: Any) -> Iterator[str]:
             yield from _references(each)
 
 
-def _subclasses(*bases: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for base in bases:
-        for model in base.__subclasses__():
-            if not model.__pydantic_generic_metadata__["args"]:  # a page class has no source code
-                yield model
-                yield from _subclasses(model)
-
-
-def _describe_fields(properties: dict[str, Any], model: type[BaseModel]) -> None:
-    """Adds descriptions to the properties of a schema. A description is the docstring below the field in the class."""
-    for base in model.__mro__:
-        if base.__module__.startswith("graftwork."):
-            for name, text in _field_docstrings(base).items():
-                if name in properties and "description" not in properties[name]:
-                    properties[name]["description"] = text
-
-
-def _field_docstrings(model: type[Any]) -> dict[str, str]:
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, below in zip(definition.body, definition.body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            found[field.target.id] = inspect.cleandoc(str(below.value.value))
-    return found
+def _reachable_schemas(document: Mapping[str, Any]) -> set[str]:
+    """Return the names of the schemas that operations and errors refer to, also through other schemas."""
+    components = document["components"]
+    reached: set[str] = set()
+    waiting = [*_references(document["paths"]), *_references(components["responses"])]
+    while waiting:
+        kind, _, name = waiting.pop().removeprefix("#/components/").partition("/")
+        if kind == "schemas" and name not in reached:
+            reached.add(name)
+            waiting += _references(components["schemas"][name])
+    return reached
 
 
 def _renamed(document: dict[str, Any]) -> dict[str, Any]:

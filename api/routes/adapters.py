@@ -23,7 +23,7 @@ AliasPath = Annotated[str, Path(json_schema_extra={"pattern": r"^(?![0-9]+$)[a-z
 
 @router.post("", status_code=201, responses=also(429))
 async def create_adapter(
-    name: Annotated[str, Form()],
+    name: Annotated[str, Form(description="The adapter's name.")],
     config: Annotated[UploadFile, File(description="adapter_config.json")],
     weights: Annotated[UploadFile, File(description="adapter_model.safetensors")],
     resources: ForAccounts,

@@ -11,6 +11,7 @@ from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
 router = APIRouter(tags=["operations"])
 
 
+@router.get("/health", include_in_schema=False)  # the same route under the name that vLLM uses
 @router.get("/healthz")
 async def get_health() -> Health:
     """Answer `ok` while the server's process runs."""

@@ -1,15 +1,16 @@
 """Defines the bodies of the operator's routes, and converts tenants, keys, quotas and audit entries to answers."""
 
-from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Body
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from graftwork.api.schemas.base import NativeBody, with_integers
+from graftwork.api.schemas.shapes import DocumentedAs
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.principals import ALL_SCOPES
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant
 
 Tier = Literal["flex", "default", "priority"]
@@ -35,8 +36,11 @@ Time = Annotated[float, Field(ge=0, le=1e12), BeforeValidator(unix_seconds)]
 
 
 class TenantBody(NativeBody):
+    """A new tenant."""
+
     name: Name
     weight: TenantWeight = 1.0
+    """The tenant's share of the engine. Twice the weight gives twice the share."""
     service_tier_ceiling: Tier = "default"
 
 
@@ -45,29 +49,25 @@ class TenantPatch(NativeBody):
 
     name: Name | None = None
     weight: TenantWeight | None = None
+    """The tenant's new share of the engine."""
     service_tier_ceiling: Tier | None = None
 
 
 class KeyBody(NativeBody):
+    """A new key of a tenant."""
+
     name: Name
-    scopes: list[str] | None = None
+    scopes: list[Annotated[str, Field(json_schema_extra={"enum": sorted(ALL_SCOPES)})]] | None = None
     """The scopes of the key. If this field is null or missing, the key gets all scopes."""
     expires_at: Time | None = None
+    """The time after which the server refuses the key: unix seconds, or ISO 8601 text. By default there is none."""
 
 
-_LIMIT = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2**53}, {"type": "null"}]}
 QuotaBody = Annotated[
     dict[str, Any],
-    Body(),
+    Body(title="Quota"),
     AfterValidator(lambda limits: {name: with_integers(limit) for name, limit in limits.items()}),
-    WithJsonSchema(
-        {
-            "title": "Quota",
-            "type": "object",
-            "properties": {limit.name: _LIMIT for limit in fields(Quota)},
-            "additionalProperties": False,
-        }
-    ),
+    DocumentedAs(Quota),
 ]
 """The body of a new quota: a mapping from the names of limits to numbers or null. `Quota` checks the values."""
 
@@ -98,11 +98,6 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
         last_used_at=key.last_used_at,
         key=plaintext,
     )
-
-
-def quota_answer(quota: Quota) -> answers.Quota:
-    """Converts a quota to the body of an answer with every limit. None means no limit."""
-    return answers.Quota(**quota.as_mapping())
 
 
 def audit_answer(entry: AuditEntry) -> answers.AuditEntry:

@@ -1,6 +1,6 @@
 """Defines the base classes of request bodies, and the fields that several bodies share.
 
-The shared fields are answer formats, messages, adapter mixtures, predictions and tools.
+The shared fields are answer formats, adapter mixtures, predictions and tools.
 Owns the lists of known fields that this server does not support. The server refuses such a field, unless its value has
 no effect, such as null. The lists leave out fields that never change the answer (`user`, `metadata`, `store`,
 `prompt_cache_key`), because the server ignores them.
@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from graftwork.api.schemas.shapes import ResponseFormatJson
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT
 from graftwork.sessions.generation.constraints import ResponseFormatFields
 from graftwork.sessions.generation.sampling import SamplingFields
-from graftwork.sessions.tools.tool_choice import TOOL_NAME, tool_for_prompt
+from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME, tool_for_prompt
 
 
 class RequestBody(BaseModel):
@@ -65,11 +66,6 @@ class FieldError(ValueError):
         self.field = field
 
 
-def given(field: str) -> dict[str, Any]:
-    """Returns a JSON Schema that accepts a body only if the body has this field with a value other than null."""
-    return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
-
-
 def _takes_integers(hint: Any) -> bool:
     """Returns whether a field of this type holds an integer or a list of integers, but no float."""
     origin = get_origin(hint)
@@ -88,7 +84,7 @@ def with_integers(value: Any) -> Any:
 class ResponseFormatBody(OpenAiBody):
     """The format of the answer. A client may set only one of these fields. A null or empty value counts as missing."""
 
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormatJson = None
     regex: str | None = None
     """A regular expression that the whole answer must match."""
     grammar: str | None = None
@@ -100,10 +96,6 @@ class ResponseFormatBody(OpenAiBody):
         return ResponseFormatFields(self.response_format, self.regex, self.grammar, self.structural_tag)
 
 
-MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]
-"""Messages in OpenAI's chat form, oldest first."""
-
-
 class MixturePart(NativeBody):
     """One adapter of a mixture, and its weight.
 
@@ -113,6 +105,7 @@ class MixturePart(NativeBody):
     model: str
     """The adapter's name in the same form as in the request's `model`: `name`, `name@3` or `name@alias`."""
     weight: Annotated[float, Field(ge=-MAX_MIXTURE_WEIGHT, le=MAX_MIXTURE_WEIGHT)] = 1.0
+    """Multiplies the adapter's weight changes."""
 
 
 MixtureParts = Annotated[list[MixturePart], Field(min_length=1, max_length=MAX_MIXTURE)]
@@ -137,12 +130,13 @@ class Prediction(OpenAiBody):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-MAX_TOOLS = 128
-
-
 class FunctionDefinition(OpenAiBody):
+    """The function of a tool."""
+
     name: Annotated[str, Field(pattern=TOOL_NAME)]
+    """The name that the model calls. No two tools of a request have the same name."""
     description: str | None = None
+    """What the function does, for the model."""
     parameters: dict[str, Any] | None = None
     """A JSON Schema for the arguments. The model sees this schema unchanged."""
     strict: bool | None = None
@@ -153,8 +147,25 @@ class FunctionDefinition(OpenAiBody):
 
 
 class FunctionTool(OpenAiBody):
+    """A tool that the client itself runs."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "get_weather",
+                        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+                    },
+                }
+            ]
+        }
+    )
+
     type: Literal["function"]
     function: FunctionDefinition
+    """The function that the model may call."""
 
     def as_template_input(self) -> dict[str, Any]:
         """Returns the tool in the form that chat templates expect, without missing fields."""

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from graftwork.api.schemas.base import (
     CHAT_UNSUPPORTED,
     FieldError,
-    MessageList,
     MixtureParts,
     OpenAiBody,
     Prediction,
@@ -16,6 +15,7 @@ from graftwork.api.schemas.base import (
     ToolList,
     refuse_unsupported,
 )
+from graftwork.api.schemas.shapes import MessageList, ToolChoiceJson
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.constraints import OutputConstraints
 
@@ -25,7 +25,10 @@ TierName = Literal["auto", "priority", "default", "flex"]
 
 
 class StreamOptions(OpenAiBody):
+    """Options of a stream."""
+
     include_usage: bool | None = None
+    """If true, the last chunk has the usage of the request."""
 
 
 class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
@@ -39,10 +42,12 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
     logprobs: bool | None = None
+    """If true, the answer has the log-probability of each token."""
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    """How many likely tokens to report beside each token. It needs `logprobs`."""
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     tools: ToolList | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoiceJson = None
     parallel_tool_calls: bool | None = None
     service_tier: TierName | None = None
     prediction: Prediction | None = None

@@ -34,6 +34,8 @@ PROMPT_SCHEMA: dict[str, Any] = {
 
 
 class CompletionRequest(SamplingBody, ResponseFormatBody):
+    """One or more prompts, and the settings of their completions."""
+
     model: str
     adapters: MixtureParts | None = None
     """An extension of OpenAI's API: a mixture of adapters. The server adds their weight changes to the base model."""
@@ -45,8 +47,11 @@ class CompletionRequest(SamplingBody, ResponseFormatBody):
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    """How many likely tokens to report beside each token, with log-probabilities."""
     echo: bool | None = None
+    """If true, the answer begins with the prompt."""
     return_token_ids: bool | None = None
+    """If true, the answer has the token ids of the prompt and of the completion."""
     add_special_tokens: bool | None = None
     service_tier: TierName | None = None
 

@@ -3,29 +3,14 @@
 Every call sends the admin key.
 """
 
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from graftwork.api.sdk.account import Moment
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
-from graftwork.platform.answers.admin import AuditEntry, Quota, Replica, Tenant, TenantKey
+from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
-
-
-class QuotaLimits(TypedDict, total=False):
-    """The limits of a quota. None means no limit."""
-
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    max_concurrent_requests: int | None
-    max_adapters: int | None
-    max_adapter_bytes: int | None
-    max_adapter_rank: int | None
-    max_sessions: int | None
-    max_device_kv_bytes: int | None
-    max_host_kv_bytes: int | None
-    monthly_tokens: int | None
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Defines a tenant's limits and the errors that refuse requests above them, and checks the monthly token budget.
 
-Owns the names of the limits and the form of the `x-ratelimit-*` headers. Counts nothing: quota keepers count.
+Owns how limits are read, and the form of the `x-ratelimit-*` headers. Counts nothing: quota keepers count.
 Invariant: the tokens that the ledger says are spent, plus the tokens of running requests, never pass the budget.
 
 The order of steps ensures this. A reservation first adds its tokens to the tokens of running requests and gets their
@@ -11,10 +11,13 @@ twice, but no request is missed.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, Self
 
+from pydantic import ConfigDict
+
+from graftwork.platform.answers import admin as answers
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import BudgetSpent, LimitExceeded, ValidationFailed
 from graftwork.platform.ids import TenantId
@@ -25,37 +28,17 @@ calendar minutes.
 """
 
 
-_MAX_LIMIT = 2**53
+class Quota(answers.Quota):
+    """The limits of a tenant. A missing limit is no limit."""
 
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """The limits of a tenant. None means no limit; 0 allows nothing."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    """Prompt and completion tokens together, including cached tokens."""
-    max_concurrent_requests: int | None = None
-    max_adapters: int | None = None
-    max_adapter_bytes: int | None = None
-    """Bytes of all versions of all the tenant's adapters together."""
-    max_adapter_rank: int | None = None
-    max_sessions: int | None = None
-    max_device_kv_bytes: int | None = None
-    """Bytes of cached KV on the device. Above this limit, the tenant's own pages are offloaded. No request is refused.
-    """
-    max_host_kv_bytes: int | None = None
-    monthly_tokens: int | None = None
-    """Tokens per calendar month in UTC. Spent tokens and the tokens of running requests together never pass this limit.
-    """
+    model_config = ConfigDict(extra="forbid")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
         """Makes a quota from a request's body. Raises ValidationFailed with the name of a wrong or unknown limit."""
-        names = {limit.name for limit in fields(cls)}
         checked: dict[str, int | None] = {}
         for name, value in values.items():
-            if name not in names:
+            if name not in cls.model_fields:
                 raise ValidationFailed(f"There is no limit named {name!r}.", param=name, code="unknown_field")
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not _fits(value)):
                 raise ValidationFailed(f"{name} must be a whole number from 0 to 2^53, or null.", param=name)
@@ -64,7 +47,7 @@ class Quota:
 
     def as_mapping(self) -> dict[str, int | None]:
         """Returns every limit by its name."""
-        return asdict(self)
+        return self.model_dump()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +111,7 @@ def go_duration(seconds: float) -> str:
 
 
 def _fits(value: int) -> bool:
-    return 0 <= value <= _MAX_LIMIT
+    return 0 <= value <= answers.MAX_LIMIT
 
 
 class TokenLedger(Protocol):

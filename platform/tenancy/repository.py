@@ -137,7 +137,7 @@ async def change_key(session: WriteSession, tenant_id: TenantId, key_id: KeyId, 
 
 async def find_quota(session: ReadSession, tenant_id: TenantId) -> Quota | None:
     row = await session.get(QuotaRow, tenant_id)
-    return Quota(**{limit: getattr(row, limit) for limit in Quota().as_mapping()}) if row else None
+    return Quota(**{limit: getattr(row, limit) for limit in Quota.model_fields}) if row else None
 
 
 async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) -> None:

@@ -16,8 +16,8 @@ from graftwork.platform.ids import CallId, ItemId, TurnId, new_id
 from graftwork.sessions.text.messages import ROLES, Message, PartRules, ToolCall, read_content
 
 _MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status"})
-_INPUT_ROLES = ("user", "system", "developer", "assistant")
-_TEXT_PARTS = ("input_text", "output_text", "text")
+INPUT_ROLES = ("user", "system", "developer", "assistant")
+TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class ItemType(StrEnum):
@@ -155,17 +155,17 @@ def _parse_message(raw: object, param: str) -> Item:
         raise ValidationFailed(f"{param}.type must be 'message', not {type_!r}.", param=f"{param}.type")
     _refuse_unknown_fields(raw, _MESSAGE_FIELDS, param)
     role = raw.get("role")
-    if role not in _INPUT_ROLES:
-        raise ValidationFailed(f"{param}.role must be one of {', '.join(_INPUT_ROLES)}.", param=f"{param}.role")
+    if role not in INPUT_ROLES:
+        raise ValidationFailed(f"{param}.role must be one of {', '.join(INPUT_ROLES)}.", param=f"{param}.role")
     return message(role, *_content_texts(raw.get("content"), f"{param}.content"))
 
 
 def _refuse_part(_: object, param: str) -> ValidationFailed:
-    return ValidationFailed(f"{param}.type must be one of {', '.join(_TEXT_PARTS)}.", param=f"{param}.type")
+    return ValidationFailed(f"{param}.type must be one of {', '.join(TEXT_PARTS)}.", param=f"{param}.type")
 
 
 _PARTS = PartRules(
-    text_fields=dict.fromkeys(_TEXT_PARTS, "text"),
+    text_fields=dict.fromkeys(TEXT_PARTS, "text"),
     error=ValidationFailed,
     refusal=_refuse_part,
     known_fields=frozenset({"type", "text", "annotations", "logprobs"}),

@@ -14,6 +14,9 @@ from graftwork.platform.errors import InvalidRequest
 ToolDefinition = Mapping[str, Any]
 """A tool in the shape of OpenAI's chat completions."""
 
+MAX_TOOLS = 128
+"""The most tools in a request."""
+
 TOOL_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 """A pattern that a tool's name must match.
 

@@ -17,10 +17,8 @@ from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest, ValidationFailed
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.generation.constraints import OutputConstraints, ResponseFormatFields, read_response_format
-from graftwork.sessions.generation.sampling import SessionSampling, TokenBudget, token_budget
-from graftwork.sessions.tools.tool_choice import read_tool_choice, tool_names
-
-_MAX_TOOLS = 128
+from graftwork.sessions.generation.sampling import NEUTRAL_VALUES, SessionSampling, TokenBudget, token_budget
+from graftwork.sessions.tools.tool_choice import MAX_TOOLS, read_tool_choice, tool_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,8 @@ def checked_settings(settings: SessionSettings) -> SessionSettings:
 
     Raises ValidationFailed with the wrong field's name.
     """
-    if len(settings.tools) > _MAX_TOOLS:
-        raise ValidationFailed(f"tools may be at most {_MAX_TOOLS}.", param="tools")
+    if len(settings.tools) > MAX_TOOLS:
+        raise ValidationFailed(f"tools may be at most {MAX_TOOLS}.", param="tools")
     _check_answer(settings)
     read_sampling(settings.sampling)
     _check_storable(settings.tools, "tools")
@@ -108,20 +106,12 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
             raise ValidationFailed(message, param=f"sampling.{field}")
 
 
-_NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "n": (1,),
-}
-"""Maps fields that are known but not supported to their accepted values, which have no effect."""
-
-
 def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
     """Reads the sampling fields of a session or a turn. Raises ValidationFailed with the wrong field's name."""
     served = dict(sampling)
-    for name, neutral in _NEUTRAL_VALUES.items():
+    for name, neutral in NEUTRAL_VALUES.items():
         param, value = f"sampling.{name}", served.pop(name, None)
-        if value is not None and value not in neutral:
+        if value is not None and value != neutral:
             raise ValidationFailed(f"{param} is not served: leave it out.", param=param, code="unsupported_value")
     try:
         return SessionSampling.model_validate(served)

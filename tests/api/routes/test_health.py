@@ -4,20 +4,24 @@ import sys
 from subprocess import run
 
 import httpx
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as prometheus_families
 
 import graftwork
-from graftwork.api.server.app import create_metrics_app
+from graftwork.api.server.app import create_app, create_metrics_app
 from graftwork.platform.errors import CapacityContended, Unavailable
+from graftwork.platform.settings import Settings
 from tests.api.harness import Gateway, TestTenant, chat
 
 
-async def test_health(gateway: Gateway) -> None:
-    """A process that answers is healthy, with or without an engine."""
+@pytest.mark.parametrize("path", ["/healthz", "/health"])
+async def test_health(path: str, gateway: Gateway) -> None:
+    """A process that answers is healthy, with or without an engine. The document has one of the two names."""
     gateway.engine.refusal = Unavailable("gone")
 
-    assert (await gateway.anonymous.get("/healthz")).json() == {"status": "ok"}
+    assert (await gateway.anonymous.get(path)).json() == {"status": "ok"}
+    assert [name for name in create_app(Settings()).openapi()["paths"] if name.startswith("/health")] == ["/healthz"]
 
 
 async def test_readiness(gateway: Gateway) -> None:
