@@ -181,6 +181,22 @@ async def test_a_closed_stream_keeps_the_rest_for_the_outcome() -> None:
     assert [draft.type.value for draft in stream.rest()] == ["output_text.delta", "tool_call.done"]
 
 
+async def test_a_group_whose_events_are_taken_out_is_not_committed() -> None:
+    """No transaction begins for a group whose only turn has ended before its commit."""
+    harness = LogHarness()
+    stream = harness.open("ses_1")
+    await stream.put(A)
+    await harness.time.advance(0.001)
+    await stream.put(B)
+    await harness.time.advance(0.001)
+
+    await stream.close()
+    await harness.time.advance(1)
+
+    assert harness.store.groups == [[("ses_1", [A])]]
+    assert list(stream.rest()) == [B]
+
+
 async def test_a_turn_waits_when_too_many_of_its_events_are_not_stored() -> None:
     """With the database away a turn puts a bounded number of events; once they are stored it goes on."""
     harness = LogHarness()

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from graftwork.platform.database import Database
+from graftwork.platform.tenancy.metering import UsageGroup
+from graftwork.sessions.core.events import EventType
 from graftwork.sessions.core.session import SessionStatus, TurnStatus
 from graftwork.sessions.text.prompt_encoder import PromptEncoder
-from tests.sessions.fakes_sessions import Answer, UnreliableDatabase, World, principal
+from tests.sessions.fakes_sessions import Answer, UnreliableDatabase, World, new_principal, principal
 from tests.sessions.fakes_text import prompt_encoder
 
 
@@ -73,6 +75,41 @@ async def test_turn_outlives_a_database_that_is_away(unreliable: UnreliableDatab
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert "".join(event.fields.get("delta", "") for event in events) == "A long story"
     assert unreliable.refusals == 0
+
+
+async def test_turn_that_another_process_has_ended_is_metered_once(database: Database) -> None:
+    """A turn that lost its lease stores no outcome, but its tokens are in the ledger, once, as failed."""
+    first, me = World(database), new_principal()
+    session = await first.session(me)
+    first.will_say(Answer("A long story", waits=True))
+    running = await first.service.start_turn(me, session.session_id, "Tell")
+    await first.engine.half_way.wait()
+
+    num_ended = await first.restarted().service.recover()
+    first.engine.go_on()
+
+    assert (num_ended, (await running.result()).status) == (1, TurnStatus.FAILED)
+    (row,) = await first.meter.summarise(me.tenant_id, 0.0, 1e12, UsageGroup.SESSION)
+    assert (row.group, row.requests) == (session.session_id, 1)
+    assert row.completion_tokens > 0
+    assert 'graftwork_requests_total{outcome="failed"' in first.telemetry.render()[0].decode()
+
+
+async def test_events_of_a_turn_are_read_to_their_end_from_its_feed(unreliable: UnreliableDatabase) -> None:
+    """A reader gets the last events of a turn that runs here without reading the database."""
+    world, me = World(unreliable), principal()
+    session = await world.session(me)
+    world.will_say(Answer("A long story", waits=True))
+    running = await world.service.start_turn(me, session.session_id, "Tell")
+    await world.engine.half_way.wait()
+    unreliable.hold_read = never = asyncio.Event()
+    world.engine.go_on()
+
+    read = [event async for event in running.events()]
+
+    assert [event.seq for event in read] == list(range(1, len(read) + 1))
+    assert read[-1].type is EventType.TURN_COMPLETED
+    assert unreliable.hold_read is never
 
 
 async def until_cancel_is_asked_for(world: World, session_id: str) -> None:
