@@ -92,7 +92,7 @@ def test_a_client_that_asks_for_it_takes_its_turn_along(server: DemoServer) -> N
 
 
 @dataclass
-class Talk:
+class ClientSession:
     """One session that a client holds, and all that it knows was said."""
 
     client: httpx.AsyncClient
@@ -109,7 +109,7 @@ class Talk:
         assert answer.status_code == 201, answer.text
         self.id = answer.json()["id"]
 
-    async def go_on(self, number: int) -> None:
+    async def take_turn(self, number: int) -> None:
         """One turn: the outputs of what the last one called, or something new to answer."""
         calls = self.turns[-1]["tool_calls"] if self.turns else []
         body: dict[str, Any]
@@ -132,11 +132,11 @@ class Talk:
         """What the server remembers is what was said, in that order, each item once."""
         path = f"/v1/sessions/{self.id}/items?limit=100"
         items = (await self.client.get(path)).json()["data"]
-        assert [essence(item) for item in items] == [essence(item) for item in self.said]
+        assert [content_of(item) for item in items] == [content_of(item) for item in self.said]
         assert len({item["id"] for item in items}) == len(items)
 
 
-def essence(item: dict[str, Any]) -> tuple[str, ...]:
+def content_of(item: dict[str, Any]) -> tuple[str, ...]:
     """What an item says, however it is written."""
     if item["type"] == "message":
         text = item.get("text") or "".join(part["text"] for part in item["content"])
@@ -146,22 +146,22 @@ def essence(item: dict[str, Any]) -> tuple[str, ...]:
     return ("function_call_output", item["call_id"], item["output"])
 
 
-async def crowd(server: DemoServer, num_sessions: int, num_turns: int) -> list[Talk]:
+async def run_sessions(server: DemoServer, num_sessions: int, num_turns: int) -> list[ClientSession]:
     """That many sessions at once, so many turns each."""
     headers = {"authorization": f"Bearer {server.key('Plain')}"}
     limits = httpx.Limits(max_connections=num_sessions)
     async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=600, limits=limits) as client:
-        talks = [Talk(client, f"talk {number}") for number in range(num_sessions)]
+        client_sessions = [ClientSession(client, f"talk {number}") for number in range(num_sessions)]
 
-        async def hold(talk: Talk) -> None:
-            await talk.begin()
+        async def hold(client_session: ClientSession) -> None:
+            await client_session.begin()
             for number in range(num_turns):
-                await talk.go_on(number)
-            await talk.check()
-            await client.delete(f"/v1/sessions/{talk.id}")
+                await client_session.take_turn(number)
+            await client_session.check()
+            await client.delete(f"/v1/sessions/{client_session.id}")
 
-        await asyncio.gather(*map(hold, talks))
-    return talks
+        await asyncio.gather(*map(hold, client_sessions))
+    return client_sessions
 
 
 def resident_mb(server: DemoServer) -> float:
@@ -181,17 +181,17 @@ def slope(values: Sequence[float]) -> float:
 def test_twenty_turns_recompute_only_what_is_new(server: DemoServer) -> None:
     """Of twenty turns with tools, each recomputes its new items and at most one page more."""
 
-    async def talk() -> Talk:
+    async def run_turns() -> ClientSession:
         headers = {"authorization": f"Bearer {server.key('Plain')}"}
         async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120) as client:
-            talking = Talk(client, "it is")
-            await talking.begin()
+            client_session = ClientSession(client, "it is")
+            await client_session.begin()
             for number in range(20):
-                await talking.go_on(number)
-            await talking.check()
-        return talking
+                await client_session.take_turn(number)
+            await client_session.check()
+        return client_session
 
-    turns = asyncio.run(talk()).turns
+    turns = asyncio.run(run_turns()).turns
 
     statuses = [turn["status"] for turn in turns]
     assert statuses.count("awaiting_tool") >= 5
@@ -204,10 +204,10 @@ def test_twenty_turns_recompute_only_what_is_new(server: DemoServer) -> None:
 
 def test_a_crowd_of_sessions_loses_nothing(server: DemoServer) -> None:
     """Sixteen sessions at once, four turns each with tools: every item once, in order."""
-    talks = asyncio.run(crowd(server, 16, 4))
+    client_sessions = asyncio.run(run_sessions(server, 16, 4))
 
-    assert sum(len(talk.turns) for talk in talks) == 64
-    assert any(turn["status"] == "awaiting_tool" for talk in talks for turn in talk.turns)
+    assert sum(len(client_session.turns) for client_session in client_sessions) == 64
+    assert any(turn["status"] == "awaiting_tool" for client_session in client_sessions for turn in client_session.turns)
 
 
 @pytest.mark.slow
@@ -215,11 +215,11 @@ def test_a_large_crowd_of_sessions_loses_nothing_and_leaves_nothing(restartable:
     """Two hundred sessions at once, ten turns each, lose no item; twelve such crowds of forty do not fill the memory."""
     server = restartable
     server.start()
-    asyncio.run(crowd(server, 200, 10))
+    asyncio.run(run_sessions(server, 200, 10))
     memory = [resident_mb(server)]
 
     for _ in range(12):
-        asyncio.run(crowd(server, 40, 5))
+        asyncio.run(run_sessions(server, 40, 5))
         memory.append(resident_mb(server))
 
     told = f"resident MB after each crowd: {[round(value, 1) for value in memory]}"

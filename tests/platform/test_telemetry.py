@@ -3,13 +3,17 @@
 import io
 import json
 import logging
+import re
 from dataclasses import dataclass, field
 
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from graftwork.platform.ids import TenantId
 from graftwork.platform.metrics import counter, gauge
-from graftwork.platform.telemetry import MAX_TENANT_LABELS, JsonFormatter, Telemetry
+from graftwork.platform.telemetry import MAX_TENANT_LABELS, JsonFormatter, LocalHistogram, Telemetry
 
 
 @dataclass(frozen=True)
@@ -129,3 +133,25 @@ def test_a_log_line_is_one_object() -> None:
         3,
     )
     assert "ValueError: two\nlines" in line["error"]
+
+
+BOUNDS = (0.001, 0.25, 1.0, 2.5)
+
+
+def without_creation_time(registry: CollectorRegistry) -> str:
+    """Without the time at which the histogram was made."""
+    return re.sub(r"(_created) \S+", r"\1", generate_latest(registry).decode())
+
+
+@given(st.lists(st.one_of(st.sampled_from(BOUNDS), st.floats(0.0, 10.0))))
+def test_it_shows_what_the_librarys_own_shows(values: list[float]) -> None:
+    """Byte for byte, whatever was observed, and at the very ends of the buckets too."""
+    own, theirs = CollectorRegistry(), CollectorRegistry()
+    local = LocalHistogram("some_seconds", "Some text.", BOUNDS, own)
+    histogram = Histogram("some_seconds", "Some text.", buckets=BOUNDS, registry=theirs)
+
+    for value in values:
+        local.observe(value)
+        histogram.observe(value)
+
+    assert without_creation_time(own) == without_creation_time(theirs)

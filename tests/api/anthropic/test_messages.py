@@ -13,9 +13,9 @@ from graftwork.api.deps.background import ServerTasks
 from graftwork.api.inference.request import ResponseHead
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
-from tests.api.fakes import FakeEngine
-from tests.api.harness import Gateway, TestTenant, session_frames
-from tests.api.jobs import a_job
+from tests.api.fake_engine import FakeEngine
+from tests.api.in_process_gateway import Gateway, TestTenant, session_frames
+from tests.api.inference_jobs import make_job
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL = {"name": "get_weather", "input_schema": {"type": "object"}}
@@ -301,7 +301,7 @@ async def test_metering_is_that_of_every_answer(tenant: TestTenant) -> None:
 async def test_ping(sqlite_database: Database) -> None:
     """While nothing happens a stream sends pings, and continues afterwards."""
     engine, tasks = FakeEngine(holds_after=2), ServerTasks()
-    job = a_job(engine, sqlite_database)
+    job = make_job(engine, sqlite_database)
     job.start(tasks)
     head = ResponseHead("msg_1", 0, "tiny", "fp_1", "default")
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from graftwork.platform.errors import CapacityContended
-from tests.api.harness import Gateway, TestTenant, adapter_upload, session_frames
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, session_frames
 
 KEY = {"idempotency-key": "k1"}
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tests.api.harness import Gateway, TestTenant, adapter_upload
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload
 
 UNKNOWN = {
     "session_id": "ses_00000000000000000000000000",

@@ -6,9 +6,9 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 from openai.types.chat import ChatCompletionTokenLogprob
 
-from tests.api.harness import Gateway, TestTenant
-from tests.api.served import served
-from tests.sessions.fakes_text import text_tokenizer
+from tests.api.gateway_on_port import gateway_on_port
+from tests.api.in_process_gateway import Gateway, TestTenant
+from tests.sessions.tokenizer_and_templates import text_tokenizer
 
 TEXT = "Grüße 🙂 from Paris."
 IDS = text_tokenizer().encode(TEXT, allow_special=True)
@@ -17,7 +17,7 @@ IDS = text_tokenizer().encode(TEXT, allow_special=True)
 @pytest.fixture
 async def client(gateway: Gateway, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
     gateway.engine.text = TEXT
-    async with served(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
+    async with gateway_on_port(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
         yield client
 
 

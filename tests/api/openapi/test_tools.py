@@ -19,8 +19,8 @@ import pytest
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.api.server.app import create_app
 from graftwork.platform.settings import Settings
-from tests.api.harness import ADMIN_KEY, gateway_settings, open_gateway, write_model_folder
-from tests.api.served import served
+from tests.api.gateway_on_port import gateway_on_port
+from tests.api.in_process_gateway import ADMIN_KEY, gateway_settings, open_gateway, write_model_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -114,7 +114,7 @@ async def gateway_with_an_adapter(
     async with open_gateway(gateway_settings(folder, model), inspector) as gateway:
         tenant = await gateway.tenant()
         await tenant.push_adapter("support")
-        async with served(gateway) as url:
+        async with gateway_on_port(gateway) as url:
             yield url, tenant.key
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from graftwork.platform.errors import GraftworkError, Unavailable, ValidationFailed
-from tests.api.harness import Gateway, TestTenant, adapter_upload
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload
 
 
 @pytest.mark.parametrize(

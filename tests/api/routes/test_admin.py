@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from graftwork.platform.errors import Unavailable
-from tests.api.harness import Gateway, TestTenant, chat
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 TENANTS = "/v1/admin/tenants"
 

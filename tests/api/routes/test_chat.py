@@ -9,8 +9,8 @@ import pytest
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
-from tests.api.fakes import CONTEXT_TOKENS
-from tests.api.harness import Gateway, TestTenant, chat, chunks, data_lines
+from tests.api.fake_engine import CONTEXT_TOKENS
+from tests.api.in_process_gateway import Gateway, TestTenant, chat, chunks, data_lines
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}

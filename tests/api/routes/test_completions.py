@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from tests.api.fakes import CONTEXT_TOKENS
-from tests.api.harness import Gateway, TestTenant, chat, chunks
-from tests.sessions.fakes_text import prompt_encoder, text_tokenizer
+from tests.api.fake_engine import CONTEXT_TOKENS
+from tests.api.in_process_gateway import Gateway, TestTenant, chat, chunks
+from tests.sessions.tokenizer_and_templates import prompt_encoder, text_tokenizer
 
 TEXT = "The weather"
 IDS = list(text_tokenizer().encode(TEXT, allow_special=True))

@@ -5,7 +5,7 @@ from subprocess import run
 
 import graftwork
 from graftwork.platform.errors import CapacityContended, Unavailable
-from tests.api.harness import Gateway, TestTenant, chat
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 
 async def test_health(gateway: Gateway) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.harness import Gateway, TestTenant, adapter_upload, chat
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, chat
 
 
 async def test_a_mixture_reaches_the_engine_with_its_weights(gateway: Gateway, tenant: TestTenant) -> None:

@@ -3,9 +3,9 @@
 import pytest
 
 from graftwork.engine.core.events import DraftReport
-from tests.api.fakes import CONTEXT_TOKENS
-from tests.api.harness import Gateway, TestTenant, chat
-from tests.sessions.fakes_text import text_tokenizer
+from tests.api.fake_engine import CONTEXT_TOKENS
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
+from tests.sessions.tokenizer_and_templates import text_tokenizer
 
 TEXT = "def area(width, height):\n    return width * height\n"
 

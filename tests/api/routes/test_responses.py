@@ -7,7 +7,7 @@ from graftwork.api.formats.responses import ResponsesRoute
 from graftwork.api.routes import responses
 from graftwork.platform.errors import Unavailable, ValidationFailed
 from graftwork.platform.quotas.quota import Quota
-from tests.api.harness import Gateway, TestTenant, session_frames
+from tests.api.in_process_gateway import Gateway, TestTenant, session_frames
 
 SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOL = {"type": "function", "name": "f", "parameters": SCHEMA}

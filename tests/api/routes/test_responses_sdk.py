@@ -12,8 +12,8 @@ from openai.types.responses import FunctionToolParam, Response, ResponseFunction
 from pydantic import TypeAdapter
 
 from graftwork.platform.errors import Unavailable
-from tests.api.harness import Gateway, TestTenant
-from tests.api.served import served
+from tests.api.gateway_on_port import gateway_on_port
+from tests.api.in_process_gateway import Gateway, TestTenant
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL: FunctionToolParam = {
@@ -29,7 +29,7 @@ WHOLE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 @pytest.fixture
 async def client(gateway: Gateway, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
-    async with served(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
+    async with gateway_on_port(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
         yield client
 
 

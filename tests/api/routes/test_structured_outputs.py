@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.platform.errors import InvalidRequest
-from tests.api.harness import Gateway, TestTenant, chat
-from tests.api.served import served
+from tests.api.gateway_on_port import gateway_on_port
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 HEADER = "x-graftwork-unenforced"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}  # fmt: skip
@@ -44,7 +44,7 @@ class Trip(BaseModel):
 
 @pytest.fixture
 async def client(gateway: Gateway, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
-    async with served(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
+    async with gateway_on_port(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
         yield client
 
 
@@ -222,7 +222,7 @@ async def test_messages_complain_in_their_own_words(gateway: Gateway, tenant: Te
     """Anthropic's clients read fields that Anthropic has."""
     tools: list[Any] = [{"name": "get_weather", "input_schema": LOOSE, "strict": True}]
 
-    async with served(gateway) as url, anthropic.AsyncAnthropic(base_url=url, api_key=tenant.key) as client:
+    async with gateway_on_port(gateway) as url, anthropic.AsyncAnthropic(base_url=url, api_key=tenant.key) as client:
         with pytest.raises(anthropic.BadRequestError) as refused:
             await client.messages.create(
                 model="tiny", max_tokens=9, messages=[{"role": "user", "content": "x"}], tools=tools

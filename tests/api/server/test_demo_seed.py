@@ -11,7 +11,7 @@ from graftwork.api.deps.resources import AdminResources
 from graftwork.api.server import demo_seed
 from graftwork.api.server.demo_seed import DEMO_ADAPTERS, KEYS_FILE, seed_demo
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
-from tests.api.harness import Gateway, chat
+from tests.api.in_process_gateway import Gateway, chat
 
 
 @pytest.fixture

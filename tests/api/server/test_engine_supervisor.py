@@ -14,7 +14,7 @@ from graftwork.api.server.engine_supervisor import EngineChild
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.settings import Settings
-from tests.api.fakes import FakeEngine, describe
+from tests.api.fake_engine import FakeEngine, describe
 
 LIVES = "import json, sys; json.loads(sys.stdin.buffer.readline()); sys.stdin.buffer.read()"
 DIES = "raise SystemExit(3)"
@@ -46,35 +46,35 @@ def child(program: str, restart_after_s: float = 0.0) -> EngineChild:
 
 
 @pytest.fixture
-async def living() -> AsyncIterator[EngineChild]:
+async def running_child() -> AsyncIterator[EngineChild]:
     engine_child = child(LIVES)
     await engine_child.start(SlowEngine(), lambda _: None)
     yield engine_child
     await engine_child.stop()
 
 
-async def test_start_and_stop(living: EngineChild) -> None:
+async def test_start_and_stop(running_child: EngineChild) -> None:
     """A child runs once it answers, and has ended when stop returns."""
-    process_id = living.process_id
+    process_id = running_child.process_id
     assert process_id is not None
     os.kill(process_id, 0)
 
-    await living.stop()
+    await running_child.stop()
 
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
 
 
-async def test_restart(living: EngineChild) -> None:
+async def test_restart(running_child: EngineChild) -> None:
     """A child that dies is followed by another."""
-    first = living.process_id
+    first = running_child.process_id
     assert first is not None
-    born = living.next_birth
+    born = running_child.next_birth
 
     os.kill(first, signal.SIGKILL)
     await asyncio.wait_for(born.wait(), 60)
 
-    second = living.process_id
+    second = running_child.process_id
     assert second not in (None, first)
 
 

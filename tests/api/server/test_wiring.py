@@ -15,8 +15,8 @@ from graftwork.api.server.app import create_app
 from graftwork.platform.settings import Settings
 from graftwork.sessions.core.session import TurnStatus
 from graftwork.sessions.store.tables import SessionRow
-from tests.api.fakes import FakeEngine
-from tests.api.harness import chat, gateway_settings, open_gateway
+from tests.api.fake_engine import FakeEngine
+from tests.api.in_process_gateway import chat, gateway_settings, open_gateway
 
 
 async def test_application_opens_its_own(tmp_path: Path, tiny_model: Path) -> None:

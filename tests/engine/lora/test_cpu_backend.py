@@ -19,8 +19,8 @@ from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.torch_backend import Segment, TorchLora
 from graftwork.engine.model.projections import GroupShape
-from tests.engine.lora.triton.kernel_lab import weights
-from tests.engine.lora.triton.test_backend import Shapes
+from tests.engine.lora.triton.engine_runs import weights
+from tests.engine.lora.triton.test_backend import LayerShapes
 
 DTYPES = list(LIKE)
 SHAPES = {
@@ -37,7 +37,7 @@ def torch_lora(dtype: torch.dtype = torch.float32) -> TorchLora:
 
 
 def resident(digest: str, rank: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> ResidentAdapter:
-    return build_resident(weights(digest, rank, seed, scale=1.3), Shapes(), dtype)
+    return build_resident(weights(digest, rank, seed, scale=1.3), LayerShapes(), dtype)
 
 
 def native(dtype: torch.dtype) -> CpuLora:

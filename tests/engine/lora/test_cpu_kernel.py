@@ -49,7 +49,7 @@ def test_every_bfloat16_is_widened_exactly() -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class AdapterFactors:
     """An adapter's factors of one group."""
 
     A: torch.Tensor  # [ranks of all slices, in_features]
@@ -59,13 +59,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Scene:
+class KernelCall:
     """Rows, and what each of them adds."""
 
     x: torch.Tensor
     y: torch.Tensor
     widths: tuple[int, ...]
-    parts: list[Part]
+    parts: list[AdapterFactors]
 
 
 def poisoned(matrix: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def scattered(matrix: torch.Tensor) -> torch.Tensor:
     return memory[:, :columns]
 
 
-def entry_of(part: Part) -> list[int]:
+def entry_of(part: AdapterFactors) -> list[int]:
     """As native_rows describes it."""
     entry = [part.A.data_ptr(), 0 if part.scales is None else part.scales.data_ptr(), len(part.A)]
     start = 0
@@ -93,45 +93,45 @@ def entry_of(part: Part) -> list[int]:
     return entry
 
 
-def computed(scene: Scene, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
+def computed(call: KernelCall, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
     """y after pairs of its rows have been computed; all around them, and the rows between them, is NaN."""
-    x, y = scattered(scene.x), scattered(scene.y)
+    x, y = scattered(call.x), scattered(call.y)
     untouched = y.clone()
     parts = [
-        Part(poisoned(one.A), [None if B is None else poisoned(B) for B in one.B], one.scales, one.weight)
-        for one in scene.parts
+        AdapterFactors(poisoned(one.A), [None if B is None else poisoned(B) for B in one.B], one.scales, one.weight)
+        for one in call.parts
     ]
-    table = np.zeros((len(parts) + 1, FIRST_SLICE + SLICE_FIELDS * len(scene.widths)), np.int64)
+    table = np.zeros((len(parts) + 1, FIRST_SLICE + SLICE_FIELDS * len(call.widths)), np.int64)
     table[: len(parts)] = [entry_of(one) for one in parts]
-    ends = np.cumsum(scene.widths)
+    ends = np.cumsum(call.widths)
     rows: NDArray[np.int64] = np.array([(2 * a + 1, 2 * b + 1, 0, len(parts)) for a, b in pairs], np.int64)
     ranks = sum(len(one.A) for one in parts)
-    scratch = np.full((SCRATCH_ROWS, max(ranks, x.shape[1], *scene.widths)), np.nan, np.float32)
+    scratch = np.full((SCRATCH_ROWS, max(ranks, x.shape[1], *call.widths)), np.nan, np.float32)
 
     add_to_rows(
         (y.data_ptr(), y.stride(0), y.shape[1]),
         (x.data_ptr(), x.stride(0), x.shape[1]),
-        (table, np.stack([ends - scene.widths, ends], axis=1).astype(np.int64)),
+        (table, np.stack([ends - call.widths, ends], axis=1).astype(np.int64)),
         (rows, np.arange(len(parts)), np.array([one.weight for one in parts], np.float32)),
         scratch,
         LIKE[y.dtype],
     )
 
     assert y[0::2].isnan().all()
-    others = [2 * row + 1 for row in range(len(scene.y)) if row not in {row for pair in pairs for row in pair}]
+    others = [2 * row + 1 for row in range(len(call.y)) if row not in {row for pair in pairs for row in pair}]
     assert torch.equal(y[others], untouched[others])
     return y[1::2]
 
 
-def oracle(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
+def oracle(call: KernelCall) -> tuple[torch.Tensor, torch.Tensor]:
     """What y should be in fp64, and the same sums over absolute values."""
-    value, size = scene.y.double(), scene.y.double().abs()
-    for one in scene.parts:
+    value, size = call.y.double(), call.y.double().abs()
+    for one in call.parts:
         factor = one.weight * (torch.ones(1) if one.scales is None else one.scales).double()
-        v = factor * (scene.x.double() @ one.A.double().t())
-        v_size = factor.abs() * (scene.x.double().abs() @ one.A.double().abs().t())
+        v = factor * (call.x.double() @ one.A.double().t())
+        v_size = factor.abs() * (call.x.double().abs() @ one.A.double().abs().t())
         start = column = 0
-        for width, B in zip(scene.widths, one.B, strict=True):
+        for width, B in zip(call.widths, one.B, strict=True):
             if B is not None:
                 value[:, column : column + width] += v[:, start : start + len(B)] @ B.double()
                 size[:, column : column + width] += v_size[:, start : start + len(B)] @ B.double().abs()
@@ -141,7 +141,7 @@ def oracle(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def kernel_calls(draw: st.DrawFn) -> KernelCall:
     dtype = draw(st.sampled_from(list(LIKE)))
     in_features = draw(st.integers(1, 100))
     widths = tuple(draw(st.lists(st.integers(1, 80), min_size=1, max_size=3)))
@@ -156,35 +156,37 @@ def scenes(draw: st.DrawFn) -> Scene:
         ranks = [8 * draw(st.sampled_from((0, 1, 1, 2, 3, 16))) for _ in widths]
         scales = torch.rand(sum(ranks), generator=generator) if draw(st.booleans()) else None
         B = [matrix(rank, width) if rank else None for rank, width in zip(ranks, widths, strict=True)]
-        parts.append(Part(matrix(sum(ranks), in_features), B, scales, weight))
-    return Scene(matrix(rows, in_features), matrix(rows, sum(widths)), widths, parts)
+        parts.append(AdapterFactors(matrix(sum(ranks), in_features), B, scales, weight))
+    return KernelCall(matrix(rows, in_features), matrix(rows, sum(widths)), widths, parts)
 
 
-@given(scenes())
+@given(kernel_calls())
 @settings(max_examples=examples(150))
-def test_rows_are_what_fp64_says_and_nothing_else_is_read(scene: Scene) -> None:
+def test_rows_are_what_fp64_says_and_nothing_else_is_read(call: KernelCall) -> None:
     """Any sizes, one adapter or a mixture, with scales or without: within one rounding of the output."""
-    rows = range(len(scene.x))
+    rows = range(len(call.x))
 
-    actual = computed(scene, [*zip(rows[::2], [*rows[1::2], rows[-1]], strict=False)]).double()
+    actual = computed(call, [*zip(rows[::2], [*rows[1::2], rows[-1]], strict=False)]).double()
 
-    value, size = oracle(scene)
-    assert ((actual - value).abs() <= UNIT[scene.y.dtype] * value.abs() + SUM_ERROR * size).all()
-
-
-WIDE = Scene(torch.ones(5, 64), torch.zeros(5, 33), (33,), [Part(torch.ones(8, 64), [torch.ones(8, 33)], None, 1.0)])
+    value, size = oracle(call)
+    assert ((actual - value).abs() <= UNIT[call.y.dtype] * value.abs() + SUM_ERROR * size).all()
 
 
-@given(scenes())
+WIDE = KernelCall(
+    torch.ones(5, 64), torch.zeros(5, 33), (33,), [AdapterFactors(torch.ones(8, 64), [torch.ones(8, 33)], None, 1.0)]
+)
+
+
+@given(kernel_calls())
 @example(WIDE)
 @settings(max_examples=examples(100))
-def test_a_row_has_the_same_bits_in_either_place_of_a_pair_and_beside_any_other(scene: Scene) -> None:
+def test_a_row_has_the_same_bits_in_either_place_of_a_pair_and_beside_any_other(call: KernelCall) -> None:
     """Alone, first, second, with each other row in turn, and a second time."""
-    rows = range(len(scene.x))
-    alone = computed(scene, [(row, row) for row in rows])
+    rows = range(len(call.x))
+    alone = computed(call, [(row, row) for row in rows])
 
     for first in rows:
         for second in rows:
-            pair = computed(scene, [(first, second)])
+            pair = computed(call, [(first, second)])
             assert torch.equal(pair[[first, second]], alone[[first, second]])
-    assert torch.equal(computed(scene, [(row, row) for row in reversed(rows)]), alone)
+    assert torch.equal(computed(call, [(row, row) for row in reversed(rows)]), alone)

@@ -17,7 +17,7 @@ from graftwork.sessions.core.transcript import Checkpoint
 from graftwork.sessions.store.event_log import EventBatch
 from graftwork.sessions.store.session_store import SessionStore
 from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore
-from tests.sessions.fakes_sessions import LEASE_S, World, principal
+from tests.sessions.session_process import LEASE_S, SessionProcess, principal
 
 ME = principal()
 SCOPE = ME.scope()
@@ -30,13 +30,13 @@ class Stores:
 
     def __init__(self, database: Database) -> None:
         self.clock = ManualClock()
-        self.world = World(database, self.clock)
+        self.process = SessionProcess(database, self.clock)
         self.sessions = SessionStore(database, self.clock, retention_s=60.0)
         self.first = TurnStore(database, self.clock, "first", LEASE_S)
         self.second = TurnStore(database, self.clock, "second", LEASE_S)
 
     async def begun(self) -> SessionLease:
-        session = await self.world.session(ME)
+        session = await self.process.session(ME)
         lease, _ = await self.first.begin(SCOPE, session, TURN, INPUT)
         return lease
 
@@ -134,7 +134,7 @@ async def test_cancel_is_heard_with_the_next_renewal(stores: Stores) -> None:
 
 async def test_stale_plan_does_not_begin(stores: Stores) -> None:
     """A turn that was planned on an older state of the session is refused."""
-    session = await stores.world.session(ME)
+    session = await stores.process.session(ME)
     await stores.sessions.close(SCOPE, session.session_id)
 
     with pytest.raises(Conflict) as caught:
@@ -160,7 +160,7 @@ async def test_events_of_many_turns_are_one_transaction(stores: Stores) -> None:
     """Each session has its own numbers. A session whose lease is lost gets no events, and the others get all."""
     leases = []
     for number in range(3):
-        session = await stores.world.session(ME)
+        session = await stores.process.session(ME)
         lease, _ = await stores.first.begin(SCOPE, session, TurnId(f"turn_{number}"), INPUT)
         leases.append(lease)
     first, lost, other = leases

@@ -15,7 +15,7 @@ from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.torch_backend import Segment, TorchLora
 from graftwork.engine.model.projections import GroupShape
 from tests.engine.lora.test_lifecycle import SHAPES
-from tests.engine.lora.triton.kernel_lab import weights
+from tests.engine.lora.triton.engine_runs import weights
 
 if TYPE_CHECKING:
     from graftwork.engine.lora.triton.backend import TritonLora
@@ -26,7 +26,7 @@ MAX_RANK = 16
 KEY = (0, "down")
 
 
-class Shapes:
+class LayerShapes:
     """Linear layers of which nothing is asked but their sizes."""
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -37,7 +37,7 @@ class Shapes:
 
 
 def resident(digest: str, rank: int, seed: int = 1) -> ResidentAdapter:
-    return build_resident(weights(digest, rank, seed, ("down_proj",), scale=1.3), Shapes(), torch.float32)
+    return build_resident(weights(digest, rank, seed, ("down_proj",), scale=1.3), LayerShapes(), torch.float32)
 
 
 @pytest.fixture
