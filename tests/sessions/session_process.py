@@ -305,6 +305,15 @@ class SessionProcess:
         self.engine.answers.extend(Answer(answer) if isinstance(answer, str) else answer for answer in answers)
 
 
+async def session_with_open_call(process: SessionProcess, *next_answers: Answer | str) -> tuple[Principal, str, str]:
+    """Create a session whose first turn called one tool. Returns its principal, its id and the call's id."""
+    me = principal()
+    session = await process.session(me, tools=(WEATHER,))
+    process.will_say(call("get_weather", city="Oslo"), *next_answers)
+    turn = await (await process.service.start_turn(me, session.session_id, "Weather?")).result()
+    return me, session.session_id, turn.output[0].call_id
+
+
 async def crash() -> None:
     """Cancel every other task of the loop, like a killed process."""
     others = asyncio.all_tasks() - {asyncio.current_task()}

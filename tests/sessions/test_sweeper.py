@@ -7,7 +7,6 @@ from sqlalchemy import text
 
 from graftwork.engine.core.requests import SessionKey
 from graftwork.engine.core.session_commands import SessionVerb
-from graftwork.platform.database import Database
 from graftwork.platform.errors import LimitExceeded, NotFound
 from graftwork.platform.ids import SessionId
 from graftwork.platform.pagination import Order, PageRequest
@@ -20,11 +19,6 @@ from tests.sessions.session_process import WEATHER, Answer, SessionProcess, call
 TABLES = ("sessions", "turns", "checkpoints", "items", "tool_calls", "events")
 DAY = 86_400.0
 ALL_ITEMS = PageRequest(limit=1000, after=None, order=Order.ASCENDING)
-
-
-@pytest.fixture
-async def process(database: Database) -> SessionProcess:
-    return SessionProcess(database)
 
 
 async def rows(process: SessionProcess, tenant: Principal | None = None) -> dict[str, int]:

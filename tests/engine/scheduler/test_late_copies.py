@@ -16,7 +16,7 @@ from graftwork.engine.kv.transfer.plan import TransferKind
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
-from tests.engine.scheduler.test_scheduler import ManualAdapterProvider
+from tests.engine.scheduler.scheduler_driver import ManualAdapterProvider
 from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache
 
 PAGE, CONTEXT = 2, 16

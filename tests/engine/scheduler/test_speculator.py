@@ -15,7 +15,7 @@ from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator, accepted_prefix
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
-from tests.engine.scheduler.test_scheduler import CONTEXT, EOS, PAGE, ManualAdapterProvider
+from tests.engine.scheduler.scheduler_driver import CONTEXT, EOS, PAGE, ManualAdapterProvider
 from tests.engine.tagged_kv_cache import FixedLeases, TaggedKvCache
 from tests.hypothesis_profiles import examples
 
