@@ -1,4 +1,4 @@
-"""Adapters made by hand, byte by byte: what the container and its names look like when nobody helps."""
+"""Adapter files made byte by byte: the safetensors container, its header and its names."""
 
 import json
 from collections.abc import Mapping

@@ -62,14 +62,14 @@ def test_every_module_is_found_with_its_rank_and_scale() -> None:
     ],
 )
 def test_the_usual_spellings_of_names_mean_the_same(change: tuple[str, str]) -> None:
-    """With and without PEFT's prefix, with and without the adapter's name."""
+    """Names with or without PEFT's prefix and the adapter's name give the same adapter."""
     places = [(module.layer, module.target, module.rank, module.scale) for module in parse(renamed(change)).modules]
 
     assert places == [(module.layer, module.target, module.rank, module.scale) for module in parse().modules]
 
 
 def test_the_scale_follows_rslora_and_the_patterns() -> None:
-    """alpha / sqrt(r) under rsLoRA; the first pattern that matches a module decides its rank and its alpha."""
+    """The scale is alpha / sqrt(r) under rsLoRA; the first pattern that matches a module sets its rank and alpha."""
     found = tensors()
     found[Q0_A], found[Q0_B] = found[Q0_A][:3], found[Q0_B][:, :3]
 
@@ -92,7 +92,7 @@ def test_the_scale_follows_rslora_and_the_patterns() -> None:
 
 
 def test_a_bfloat16_and_a_float16_file_are_read() -> None:
-    """All three formats that adapters are saved in."""
+    """A file in bfloat16 or float16 is read."""
     halves = {name: tensor.astype(np.float16) for name, tensor in tensors().items()}
     brains = {name: (tensor.view(np.uint32) >> 16).astype(np.uint16) for name, tensor in tensors().items()}
 
@@ -101,12 +101,12 @@ def test_a_bfloat16_and_a_float16_file_are_read() -> None:
 
 
 def test_a_file_without_tensors_is_refused() -> None:
-    """An adapter that does nothing would answer as the base and nobody would know."""
+    """A file without tensors is refused, because it would answer like the base model."""
     assert refusal({}).param == "weights"
 
 
 def test_a_factor_without_its_counterpart_is_refused() -> None:
-    """A without B, and B without A."""
+    """A factor A without its B, or B without its A, is refused."""
     for missing, left in ((Q0_A, Q0_B), (Q0_B, Q0_A)):
         found = tensors()
         del found[missing]
@@ -115,7 +115,7 @@ def test_a_factor_without_its_counterpart_is_refused() -> None:
 
 
 def test_one_module_in_two_spellings_is_refused() -> None:
-    """Either could be meant."""
+    """A file that has one module under two names is refused."""
     twice = Q0_A.removeprefix("base_model.model.")
     found = tensors() | {twice: tensors()[Q0_A]}
 
@@ -138,12 +138,12 @@ def test_one_module_in_two_spellings_is_refused() -> None:
     ],
 )
 def test_a_wrong_shape_is_refused_by_the_tensors_name(name: str, shape: tuple[int, ...]) -> None:
-    """Shapes must be those of the model's module and the configured rank."""
+    """A shape that differs from the model's module or the configured rank is refused with the tensor's name."""
     assert refusal(tensors() | {name: np.zeros(shape, np.float32)}).param == f"weights.{name}"
 
 
 def test_a_rank_that_contradicts_the_config_is_refused() -> None:
-    """With the wrong rank the scale would be silently wrong."""
+    """A tensor of another rank than the config's is refused, because its scale would be wrong."""
     error = refusal(r=8)
 
     assert error.param == f"weights.{Q0_A}"
@@ -175,7 +175,7 @@ def test_a_rank_that_contradicts_the_config_is_refused() -> None:
     ],
 )
 def test_a_tensor_that_has_no_place_is_refused_by_its_name(name: str) -> None:
-    """Every tensor is applied or the upload fails; hostile names come back printable and short."""
+    """A tensor that belongs to no module is refused; the error shows its name printable and short."""
     header, data = entries(tensors())
     header[name] = {"dtype": "F32", "shape": [1], "data_offsets": [len(data), len(data) + 4]}
 
@@ -194,7 +194,7 @@ def test_a_tensor_that_has_no_place_is_refused_by_its_name(name: str) -> None:
 
 
 def test_a_module_that_the_model_lacks_is_refused() -> None:
-    """What an engine cannot target is not accepted for it."""
+    """A target that the model does not have is refused."""
     narrow = replace(DESCRIPTION, target_shapes={"q_proj": (32, 32), "v_proj": (16, 32)})
 
     with pytest.raises(ValidationFailed) as caught:
@@ -213,13 +213,13 @@ def test_a_module_that_the_model_lacks_is_refused() -> None:
     ],
 )
 def test_a_tensor_that_peft_would_not_apply_is_refused(config: dict[str, Any], name: str) -> None:
-    """The config's own choice of modules and layers contradicts the file."""
+    """A tensor of a module or layer that the config does not choose is refused."""
     assert refusal(**config).param == f"weights.{name}"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_is_refused_by_the_tensors_name(value: float) -> None:
-    """One NaN would spread to every token of whoever uses the adapter."""
+    """A NaN or an infinity is refused with the tensor's name."""
     found = tensors()
     found[Q0_B][7, 2] = value
 
@@ -244,13 +244,13 @@ def test_a_value_that_is_not_finite_is_refused_by_the_tensors_name(value: float)
     ],
 )
 def test_a_tensor_of_a_feature_that_is_not_served_says_which(name: str) -> None:
-    """The refusal names the feature, not only the tensor."""
+    """The refusal of a tensor names the feature that is not served."""
     error = refusal(tensors() | {name: np.zeros((1,), np.float32)})
 
     assert (error.param, error.code) == (f"weights.{name}", "unsupported_feature")
 
 
 def test_validation_needs_no_torch() -> None:
-    """The gateway validates uploads, and loads no torch for it."""
+    """Validating an upload does not import torch."""
     program = "import sys; import graftwork.adapters.registry.registry; assert not {'torch', 'safetensors'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

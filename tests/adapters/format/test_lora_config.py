@@ -29,12 +29,12 @@ def refusal(found: Tensors | None = None, **config: Any) -> ValidationFailed:
 
 @pytest.mark.parametrize("target_modules", ["all-linear", r".*\.(q|v|down)_proj", "(a+)+$", None])
 def test_target_modules_that_are_not_a_list_leave_the_choice_to_the_tensors(target_modules: object) -> None:
-    """A regular expression of a stranger is never run."""
+    """A regular expression in target_modules is not run; the tensors say which modules have an adapter."""
     assert parse(target_modules=target_modules).rank == 4
 
 
 def test_targets_by_full_name_are_honoured() -> None:
-    """PEFT takes a whole name or the tail of one behind a dot."""
+    """A target may be a module's whole name or its last part, as in PEFT."""
     targets = ["model.layers.0.self_attn.q_proj", "1.self_attn.q_proj", "v_proj", "mlp.down_proj"]
 
     assert len(parse(target_modules=targets).modules) == 6
@@ -69,7 +69,7 @@ def test_targets_by_full_name_are_honoured() -> None:
     ],
 )
 def test_a_setting_that_is_not_served_is_refused_by_its_name(field: str, value: Any) -> None:
-    """What would be silently dropped elsewhere is an error here."""
+    """A setting that is not served is refused with its name."""
     error = refusal(**{field: value})
 
     assert (error.param, error.code) == (f"config.{field}", "unsupported_feature")
@@ -79,12 +79,12 @@ def test_a_setting_that_is_not_served_is_refused_by_its_name(field: str, value: 
     "field", ["use_dora", "lora_bias", "modules_to_save", "loftq_config", "bias", "use_something_new", "kasa_config"]
 )
 def test_a_setting_that_is_not_in_use_is_no_reason_to_refuse(field: str) -> None:
-    """PEFT writes every field it knows."""
+    """An unserved field with its neutral value is accepted, because PEFT writes every field it knows."""
     assert parse(**{field: None}).rank == 4
 
 
 def test_ways_to_initialise_that_leave_the_base_alone_are_served() -> None:
-    """Only the weights matter then."""
+    """An initialisation that does not change the base model is accepted."""
     for way in (True, False, "gaussian", "eva", "orthogonal", "mica"):
         assert parse(init_lora_weights=way).rank == 4
 
@@ -128,7 +128,7 @@ def test_ways_to_initialise_that_leave_the_base_alone_are_served() -> None:
     ],
 )
 def test_a_wrong_value_is_refused_by_its_field(field: str, value: Any) -> None:
-    """Types are checked as JSON has them: true is no integer."""
+    """A value of the wrong JSON type is refused with its field; true is not an integer."""
     assert refusal(**{field: value}).param == f"config.{field}"
 
 
@@ -143,20 +143,20 @@ def test_a_wrong_value_is_refused_by_its_field(field: str, value: Any) -> None:
     ],
 )
 def test_a_wrong_pattern_is_refused_by_its_text(field: str, rows: dict[str, Any], param: str) -> None:
-    """The pattern itself is named, whether its text or its number is wrong."""
+    """A pattern with a wrong text or a wrong number is refused, and the error shows the pattern."""
     assert refusal(**{field: rows}).param == param
 
 
 @pytest.mark.parametrize(("hostile", "number"), [("(.?){200}(a|b|%d)", 1000), ("(.?){60}(a|b|%d)", 300)])
 def test_patterns_that_would_take_too_long_are_refused(hostile: str, number: int) -> None:
-    """Together they may not cost more than a bounded number of states and steps."""
+    """Patterns that need more than the limit of states and steps are refused."""
     error = refusal(alpha_pattern={hostile % i: 8 for i in range(number)})
 
     assert error.param == "config.alpha_pattern"
 
 
 def test_a_pattern_for_every_module_of_a_large_model_is_served() -> None:
-    """Tools that choose ranks by module write one full name each."""
+    """A config with one full module name as a pattern for each module of a large model is accepted."""
     names = [f"model.layers.{layer}.self_attn.{target}_proj" for layer in range(79, -1, -1) for target in "qkvo"]
 
     assert parse(alpha_pattern=dict.fromkeys(names, 12)).modules[0].scale == 3.0
@@ -164,7 +164,7 @@ def test_a_pattern_for_every_module_of_a_large_model_is_served() -> None:
 
 @pytest.mark.parametrize("field", ["r", "lora_alpha"])
 def test_without_rank_or_alpha_the_scale_is_not_guessed(field: str) -> None:
-    """PEFT's defaults are not this adapter's training."""
+    """A config without rank or alpha is refused."""
     config = json.loads(config_bytes())
     del config[field]
 
@@ -192,7 +192,7 @@ def test_without_rank_or_alpha_the_scale_is_not_guessed(field: str) -> None:
     ids=range(11),
 )
 def test_a_config_that_is_no_plain_json_object_is_refused(config: bytes) -> None:
-    """Before anything in it is believed."""
+    """A config that is not a plain JSON object is refused."""
     with pytest.raises(ValidationFailed) as caught:
         parse_adapter(config, weights_bytes(), DESCRIPTION)
 
@@ -200,7 +200,7 @@ def test_a_config_that_is_no_plain_json_object_is_refused(config: bytes) -> None
 
 
 def test_infinity_written_as_a_large_exponent_is_refused() -> None:
-    """1e999 is a number to JSON and an infinity to Python."""
+    """The number 1e999, which Python reads as an infinity, is refused."""
     config = config_bytes().replace(b'"lora_alpha": 8', b'"lora_alpha": 1e999')
 
     with pytest.raises(ValidationFailed) as caught:
@@ -210,7 +210,7 @@ def test_infinity_written_as_a_large_exponent_is_refused() -> None:
 
 
 def test_only_the_fingerprint_ties_an_adapter_to_its_base() -> None:
-    """Another path of the base is the same base; another fingerprint is not."""
+    """A base with another path but the same fingerprint is accepted; another fingerprint is refused."""
     assert parse(base_model_name_or_path="elsewhere", base_fingerprint=DESCRIPTION.fingerprint).rank == 4
     assert parse(base_model_name_or_path=None, base_fingerprint=None).rank == 4
     assert refusal(base_fingerprint="sha256:" + "c" * 64).param == "config.base_fingerprint"

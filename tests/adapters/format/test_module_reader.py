@@ -1,4 +1,4 @@
-"""What stands beside the plain factors: fused modules, magnitudes, biases, the embedding and the head."""
+"""Tests of module_reader: fused modules, magnitudes, biases, the embedding and the head."""
 
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,7 @@ def fused(prefix: str, out_features: int, **extra: npt.NDArray[Any]) -> Tensors:
 
 
 def test_a_fused_module_is_its_targets_by_the_rows_of_b() -> None:
-    """q, k and v share one A; rank and scale are those of the fused name."""
+    """The targets q, k and v of a fused module share A, and have the rank and scale of the fused name."""
     name = f"{PREFIX}.1.self_attn.qkv_proj"
     found = fused(name, 64) | fused(f"{PREFIX}.0.mlp.gate_up_proj", 96)
     weights = weights_bytes(found)
@@ -65,7 +65,7 @@ def test_a_fused_module_is_its_targets_by_the_rows_of_b() -> None:
 
 @pytest.mark.parametrize("extra", [{}, {"lora_magnitude_vector": ones(64)}, {"lora_B.bias": ones(64)}])
 def test_fused_and_split_files_of_one_adapter_are_one_adapter(extra: Tensors) -> None:
-    """The digest is that of the effect, whichever way the tensors came."""
+    """A fused file and a split file of one adapter have the same digest."""
     name, layer = f"{PREFIX}.1.self_attn.qkv_proj", f"{PREFIX}.1.self_attn"
     found = fused(name, 64, **extra)
     split: Tensors = {}
@@ -79,7 +79,7 @@ def test_fused_and_split_files_of_one_adapter_are_one_adapter(extra: Tensors) ->
 
 
 def test_a_module_that_comes_fused_and_split_is_refused() -> None:
-    """Either could be meant."""
+    """A file that has a module both fused and split is refused."""
     found = tensors(targets=("q_proj",), rank=3) | fused(f"{PREFIX}.0.self_attn.qkv_proj", 64)
 
     assert "for the same module" in refusal(found, r=3).message
@@ -87,7 +87,7 @@ def test_a_module_that_comes_fused_and_split_is_refused() -> None:
 
 @pytest.mark.parametrize("spelling", ["", ".weight", ".default", ".default.weight"])
 def test_a_magnitude_is_read_in_every_spelling(spelling: str) -> None:
-    """PEFT's files have the bare name, its own state dict and older tools the others."""
+    """A magnitude is read under the names of PEFT's files, of its state dict and of older tools."""
     found = tensors(targets=("q_proj",))
     for layer in (0, 1):
         found[f"{PREFIX}.{layer}.self_attn.q_proj.lora_magnitude_vector{spelling}"] = ones(32)
@@ -134,7 +134,7 @@ MAGNITUDES = {f"{PREFIX}.{layer}.self_attn.q_proj.lora_magnitude_vector": ones(3
 def test_a_part_that_would_not_be_applied_is_refused_by_its_name(
     extra: Tensors, config: dict[str, Any], fault: str
 ) -> None:
-    """Missing, superfluous, misshapen or beside the configuration."""
+    """A part that is missing, superfluous, misshapen or not in the config is refused with its name."""
     assert refusal(tensors(targets=("q_proj",)) | extra, **config).param == f"weights.{fault}"
 
 
@@ -151,19 +151,19 @@ def test_a_part_that_would_not_be_applied_is_refused_by_its_name(
 def test_a_setting_that_the_file_contradicts_is_refused_by_its_name(
     extra: Tensors, config: dict[str, Any], field: str
 ) -> None:
-    """The config asks for what the file lacks, or for what is not served there."""
+    """A setting whose tensors are missing or not served is refused with its name."""
     alone = extra or tensors(targets=("q_proj",))
 
     assert refusal(alone, **config).param == f"config.{field}"
 
 
 def test_an_adapter_of_saved_matrices_alone_is_refused() -> None:
-    """It would be another base model, not a LoRA."""
+    """A file with saved matrices but no LoRA factors is refused."""
     assert refusal(dict(SAVED_EMBEDDING)).param == "weights"
 
 
 def test_everything_that_is_applied_counts_towards_the_digest() -> None:
-    """One bit more or less in any part is another adapter; another spelling of it is not."""
+    """A changed bit in any part changes the digest; another spelling of the part does not."""
     plain = tensors(targets=("q_proj",))
     other = {name: tensor + 1 for name, tensor in SAVED_EMBEDDING.items()}
     bias = ones(32)
@@ -192,7 +192,7 @@ def test_everything_that_is_applied_counts_towards_the_digest() -> None:
 
 
 def test_the_digest_of_a_plain_adapter_is_what_it_has_always_been() -> None:
-    """Registries keep digests for years: this one was computed by the first release."""
+    """A plain adapter has the digest that the first release computed, because registries keep digests for years."""
     found = {name: np.ones_like(tensor) for name, tensor in tensors().items()}
 
     assert identify_adapter(config_bytes(), weights_bytes(found), DESCRIPTION)[1] == (
@@ -201,7 +201,7 @@ def test_the_digest_of_a_plain_adapter_is_what_it_has_always_been() -> None:
 
 
 def test_what_is_changed_is_listed_in_the_models_order() -> None:
-    """By LoRA, by a bias or whole."""
+    """The adapter lists the modules that LoRA, a bias or a saved matrix changes, in the model's order."""
     found = tensors(targets=("v_proj",)) | {f"{Q0}.bias": ones(32)} | SAVED_EMBEDDING | head()
 
     spec, _ = identify(found, bias="all")

@@ -18,7 +18,7 @@ from tests.adapters.registry.two_tenants import BYTES, TwoTenants
 
 
 async def test_a_published_adapter_is_described_stored_and_loadable(two_tenants: TwoTenants) -> None:
-    """The answer of the upload, the answer of a later look and the engine's view agree."""
+    """The upload's answer, a later read and the engine's view of an adapter agree."""
     made = await two_tenants.publish()
 
     (version,) = made.versions
@@ -31,7 +31,7 @@ async def test_a_published_adapter_is_described_stored_and_loadable(two_tenants:
 
 
 async def test_other_weights_under_a_name_make_the_next_version(two_tenants: TwoTenants) -> None:
-    """Versions count up; each keeps its digest."""
+    """Other weights under a name become the next version, and each version keeps its digest."""
     first = await two_tenants.publish(seed=0)
     two_tenants.clock.advance(60)
     second = await two_tenants.publish(seed=1)
@@ -44,7 +44,7 @@ async def test_other_weights_under_a_name_make_the_next_version(two_tenants: Two
 
 
 async def test_the_same_bytes_again_are_the_same_version(two_tenants: TwoTenants) -> None:
-    """Also when newer versions have come, and when the limits are spent."""
+    """The same bytes give the same version again, also after newer versions and at the tenant's limit."""
     first = await two_tenants.publish(seed=0)
     await two_tenants.publish(seed=1)
 
@@ -55,7 +55,7 @@ async def test_the_same_bytes_again_are_the_same_version(two_tenants: TwoTenants
 
 
 async def test_the_same_weights_at_another_scale_are_another_version(two_tenants: TwoTenants) -> None:
-    """Identity is what is computed, not the weights file."""
+    """The same weights at another scale become another version."""
     await two_tenants.publish()
     adapter = await two_tenants.publish(lora_alpha=9)
 
@@ -63,7 +63,7 @@ async def test_the_same_weights_at_another_scale_are_another_version(two_tenants
 
 
 async def test_a_deleted_adapter_is_gone_and_its_name_is_free(two_tenants: TwoTenants) -> None:
-    """What comes after under its name begins anew."""
+    """A deleted adapter is not found, and its name can be used for a new adapter."""
     await two_tenants.publish(seed=0)
     await two_tenants.publish(seed=1)
     await two_tenants.registry.set_alias(two_tenants.a, "bot", "prod", AliasTarget.to_version(1))
@@ -80,7 +80,7 @@ async def test_a_deleted_adapter_is_gone_and_its_name_is_free(two_tenants: TwoTe
 
 
 async def test_a_version_number_is_never_used_again(two_tenants: TwoTenants) -> None:
-    """Who pinned name@2 must not meet other weights under it."""
+    """A deleted version's number is not given to later weights."""
     await two_tenants.publish(seed=0)
     await two_tenants.publish(seed=1)
     await two_tenants.registry.delete_version(two_tenants.a, "bot", 2)
@@ -97,7 +97,7 @@ def answer(error: GraftworkError) -> dict[str, Any]:
 
 
 async def test_anothers_adapter_answers_like_one_that_does_not_exist(two_tenants: TwoTenants) -> None:
-    """Every verb, byte by byte, but for the name that is echoed."""
+    """Every action on another tenant's adapter gives the same error as on one that does not exist."""
     await two_tenants.publish("secret")
     await two_tenants.registry.set_alias(two_tenants.a, "secret", "prod", AliasTarget.to_version(1))
     target = AliasTarget.to_version(1)
@@ -125,7 +125,7 @@ async def test_anothers_adapter_answers_like_one_that_does_not_exist(two_tenants
 
 
 async def test_tenants_may_use_one_name_for_different_weights(two_tenants: TwoTenants) -> None:
-    """Each resolves to its own."""
+    """Two tenants may use one name, and each resolves it to its own weights."""
     await two_tenants.publish("bot", seed=0, scope=two_tenants.a)
     await two_tenants.publish("bot", seed=1, scope=two_tenants.b)
 
@@ -139,7 +139,7 @@ async def test_tenants_may_use_one_name_for_different_weights(two_tenants: TwoTe
 
 
 async def test_deleting_all_of_a_tenant_leaves_the_others(two_tenants: TwoTenants) -> None:
-    """Adapters, aliases and files of one tenant; a shared artifact stays with whoever is left."""
+    """Deleting a tenant's adapters keeps other tenants' adapters and the artifacts that they share."""
     await two_tenants.publish("one", seed=0)
     await two_tenants.publish("two", seed=1)
     shared = await two_tenants.publish("one", seed=0, scope=two_tenants.b)
@@ -153,7 +153,7 @@ async def test_deleting_all_of_a_tenant_leaves_the_others(two_tenants: TwoTenant
 
 
 async def test_lists_go_by_age_in_pages(two_tenants: TwoTenants) -> None:
-    """Following the last id of each page meets every adapter once, in either order; ids sort by age."""
+    """Pages by cursor list every adapter once, by age in either order."""
     ids = sorted([(await two_tenants.publish(f"n{seed}", seed=seed)).id for seed in range(5)])
 
     for order, expected in ((Order.DESCENDING, ids[::-1]), (Order.ASCENDING, ids)):
@@ -166,7 +166,7 @@ async def test_lists_go_by_age_in_pages(two_tenants: TwoTenants) -> None:
 
 
 async def test_anothers_cursor_is_an_unknown_one(two_tenants: TwoTenants) -> None:
-    """A cursor of tenant a says nothing to tenant b."""
+    """A cursor of one tenant is unknown to another tenant."""
     adapter = await two_tenants.publish()
 
     for cursor in (adapter.id, "adp_unknown"):

@@ -16,7 +16,7 @@ from tests.adapters.registry.two_tenants import TwoTenants
 
 
 async def test_a_version_that_an_alias_leads_to_cannot_be_deleted(two_tenants: TwoTenants) -> None:
-    """Not even one that a canary leads to; the error names the alias."""
+    """A version that an alias or a canary leads to cannot be deleted, and the error names the alias."""
     for seed in (0, 1):
         await two_tenants.publish(seed=seed)
     await two_tenants.registry.set_alias(
@@ -31,7 +31,7 @@ async def test_a_version_that_an_alias_leads_to_cannot_be_deleted(two_tenants: T
 
 
 async def test_resolving_a_name_prefers_prod_and_then_the_newest(two_tenants: TwoTenants) -> None:
-    """A bare name follows the alias `prod` once there is one."""
+    """A bare name resolves to the alias `prod` if there is one, else to the newest version."""
     await two_tenants.publish(seed=0)
     await two_tenants.publish(seed=1)
 
@@ -49,7 +49,7 @@ async def test_resolving_a_name_prefers_prod_and_then_the_newest(two_tenants: Tw
 
 
 async def test_a_resolved_model_knows_its_digest_and_label(two_tenants: TwoTenants) -> None:
-    """What the engine is asked for, and what usage is written under."""
+    """A resolved model has the digest for the engine and the label for the usage rows."""
     adapter = await two_tenants.publish()
 
     resolved = await two_tenants.registry.resolve(two_tenants.a, "bot", "tiny")
@@ -60,7 +60,7 @@ async def test_a_resolved_model_knows_its_digest_and_label(two_tenants: TwoTenan
 
 
 async def test_what_is_unknown_or_malformed_is_one_kind_of_not_found(two_tenants: TwoTenants) -> None:
-    """The answers differ in nothing but the name; no text is one that the database could choke on."""
+    """Unknown and malformed references give the same error, except for the name in it."""
     await two_tenants.publish()
     models = ["", "none", "bot@2", "bot@prod", "bot@0", "bot@", "@1", "bot@1@1", "../bot", "tiny@1", "\0", "\ud800"]
 
@@ -76,7 +76,7 @@ async def test_what_is_unknown_or_malformed_is_one_kind_of_not_found(two_tenants
 
 
 async def test_a_canary_shares_requests_by_weight(two_tenants: TwoTenants) -> None:
-    """Drawn by the generator that the registry was given, anew for each request."""
+    """A canary draws a version by weight for each request, from the registry's own generator."""
     for seed in (0, 1):
         await two_tenants.publish(seed=seed)
     await two_tenants.registry.set_alias(
@@ -94,7 +94,7 @@ async def test_a_canary_shares_requests_by_weight(two_tenants: TwoTenants) -> No
 
 
 async def test_moving_an_alias_answers_with_where_it_led(two_tenants: TwoTenants) -> None:
-    """So that a rollback knows where to."""
+    """Moving an alias returns its former target, so that a rollback is possible."""
     for seed in (0, 1):
         await two_tenants.publish(seed=seed)
 
@@ -111,7 +111,7 @@ async def test_moving_an_alias_answers_with_where_it_led(two_tenants: TwoTenants
 
 
 async def test_an_alias_leads_only_to_versions_that_exist(two_tenants: TwoTenants) -> None:
-    """All versions of a canary are checked; a wrong one leaves the alias as it was."""
+    """An alias to a version that does not exist is refused, and the alias stays as it was."""
     await two_tenants.publish()
 
     with pytest.raises(NotFound):
@@ -126,7 +126,7 @@ async def test_an_alias_leads_only_to_versions_that_exist(two_tenants: TwoTenant
 
 
 async def test_model_names_list_adapters_and_their_aliases(two_tenants: TwoTenants) -> None:
-    """By name; an adapter that has lost its versions cannot be asked for."""
+    """Model names are sorted, have each alias, and leave out adapters without a version."""
     await two_tenants.publish("b", seed=0)
     await two_tenants.publish("a", seed=1)
     await two_tenants.publish("empty", seed=2)

@@ -20,7 +20,7 @@ from tests.adapters.registry.two_tenants import FILES, NO_LIMITS, TwoTenants
 
 
 async def test_two_names_and_two_tenants_share_one_artifact(two_tenants: TwoTenants) -> None:
-    """One digest, one pair of files, whoever uploads it."""
+    """Uploads of the same adapter under other names or by other tenants share one artifact."""
     one = await two_tenants.publish("one")
     two = await two_tenants.publish("two")
     three = await two_tenants.publish("three", scope=two_tenants.b)
@@ -31,7 +31,7 @@ async def test_two_names_and_two_tenants_share_one_artifact(two_tenants: TwoTena
 
 
 async def test_files_go_with_the_last_version_of_any_tenant(two_tenants: TwoTenants) -> None:
-    """And the engine is told just before, once."""
+    """The files of an artifact are deleted with its last version, after the engine is told once."""
     for name, scope in (("one", two_tenants.a), ("two", two_tenants.a), ("one", two_tenants.b)):
         adapter = await two_tenants.publish(name, scope=scope)
     digest = adapter.versions[0].digest
@@ -48,7 +48,7 @@ async def test_files_go_with_the_last_version_of_any_tenant(two_tenants: TwoTena
 
 
 async def test_a_refused_upload_leaves_nothing(two_tenants: TwoTenants, tmp_path: Path) -> None:
-    """No row, no file, whatever was wrong with it."""
+    """A refused upload leaves no row and no file."""
     bad = [
         ("bot", config_bytes(), FILES[0][:-1]),
         ("bot", config_bytes(r=8), FILES[0]),
@@ -68,7 +68,7 @@ async def test_a_refused_upload_leaves_nothing(two_tenants: TwoTenants, tmp_path
 
 
 async def test_whoever_has_a_version_has_its_files_while_others_delete_the_same(two_tenants: TwoTenants) -> None:
-    """Two tenants publish and delete equal bytes at once; each version that is left can be loaded."""
+    """While two tenants publish and delete the same bytes, every remaining version can be loaded."""
 
     async def churn(scope: TenantScope) -> None:
         for _ in range(4):
@@ -86,7 +86,7 @@ async def test_whoever_has_a_version_has_its_files_while_others_delete_the_same(
 async def test_files_that_another_freed_during_an_upload_are_written_again(
     two_tenants: TwoTenants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between writing the files and recording the version, the last other version of the digest may go."""
+    """Files that another tenant's delete removes during an upload are written again."""
     put, delete = two_tenants.store.put, two_tenants.store.delete
     digests: list[str] = []
 
@@ -106,7 +106,7 @@ async def test_files_that_another_freed_during_an_upload_are_written_again(
 
 
 async def test_a_store_that_fails_leaves_no_rows(two_tenants: TwoTenants, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is an error, not an adapter without weights."""
+    """If the store cannot write the files, no row is stored."""
 
     def full(_digest: str, _config: bytes, _weights: bytes) -> None:
         raise Unavailable("No space left on device")
@@ -123,7 +123,7 @@ async def test_a_store_that_fails_leaves_no_rows(two_tenants: TwoTenants, monkey
 async def test_an_upload_cancelled_while_its_files_are_written_leaves_nothing(
     two_tenants: TwoTenants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer is waited for; else its files would appear after everybody has left."""
+    """A cancelled upload waits for its writer and leaves no file."""
     begun, go_on = threading.Event(), threading.Event()
     put = two_tenants.store.put
 
@@ -150,7 +150,7 @@ async def test_an_upload_cancelled_while_its_files_are_written_leaves_nothing(
 
 
 async def test_sweep_removes_what_a_crash_left_behind(two_tenants: TwoTenants, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files whose version was never written, or whose removal was never finished; nothing else."""
+    """The sweep removes exactly the files that no version uses."""
     kept = await two_tenants.publish("kept", seed=0)
     lost = await two_tenants.publish("lost", seed=1)
 
@@ -168,7 +168,7 @@ async def test_sweep_removes_what_a_crash_left_behind(two_tenants: TwoTenants, m
 
 
 async def test_an_engine_that_is_gone_does_not_keep_an_adapter_from_being_deleted(two_tenants: TwoTenants) -> None:
-    """It holds nothing that would have to be forgotten."""
+    """An adapter can be deleted while the engine is away."""
 
     async def gone(_digest: str) -> None:
         raise Unavailable("no engine answers")
@@ -181,7 +181,7 @@ async def test_an_engine_that_is_gone_does_not_keep_an_adapter_from_being_delete
 
 
 async def test_a_version_is_there_only_once_the_engine_has_tried_it(two_tenants: TwoTenants) -> None:
-    """New weights are tried once; the same bytes for another name or tenant are known to work."""
+    """The engine tries new weights once before their version is stored, for all names and tenants."""
     (version,) = (await two_tenants.publish("one")).versions
     await two_tenants.publish("two")
     await two_tenants.publish("three", scope=two_tenants.b)
@@ -202,7 +202,7 @@ async def test_a_version_is_there_only_once_the_engine_has_tried_it(two_tenants:
 async def test_what_the_engine_cannot_serve_is_not_stored(
     two_tenants: TwoTenants, refusal: GraftworkError, expected: type[GraftworkError]
 ) -> None:
-    """The client is told why; neither a name nor a file is left, and a later try is tried again."""
+    """An adapter that the engine refuses is not stored; the client gets the reason and may try again."""
     two_tenants.probe_refusal = refusal
     with pytest.raises(expected):
         await two_tenants.publish()
@@ -217,7 +217,7 @@ async def test_what_the_engine_cannot_serve_is_not_stored(
 
 
 async def test_a_failed_try_leaves_what_others_have(two_tenants: TwoTenants) -> None:
-    """Files that a version of another tenant needs stay, and are not tried again."""
+    """A failed try keeps the files that another tenant's version needs, and does not try them again."""
     made = await two_tenants.publish(scope=two_tenants.b)
     two_tenants.probe_refusal = ValidationFailed("the probe differs")
 

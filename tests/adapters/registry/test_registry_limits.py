@@ -30,7 +30,7 @@ def answer(error: GraftworkError) -> dict[str, Any]:
 async def test_a_limit_on_number_or_bytes_is_a_429_that_says_not_to_retry(
     two_tenants: TwoTenants, limits: Quota, code: str
 ) -> None:
-    """Another name above the limit is refused and leaves nothing."""
+    """An upload above the limit of number or bytes is a 429 without retry, and leaves nothing."""
     await two_tenants.publish("one", seed=0)
 
     with pytest.raises(BudgetSpent) as caught:
@@ -43,7 +43,7 @@ async def test_a_limit_on_number_or_bytes_is_a_429_that_says_not_to_retry(
 
 
 async def test_a_limit_counts_only_ones_own(two_tenants: TwoTenants) -> None:
-    """Another tenant's adapters are none of one's business; the limit itself can be reached."""
+    """A limit counts the tenant's own adapters only, and can be reached exactly."""
     await two_tenants.publish("one", seed=0, scope=two_tenants.b)
 
     limits = Quota(max_adapters=1, max_adapter_bytes=2 * BYTES, max_adapter_rank=4)
@@ -59,7 +59,7 @@ async def test_a_limit_counts_only_ones_own(two_tenants: TwoTenants) -> None:
 async def test_a_rank_above_the_tenants_limit_fails_validation(
     two_tenants: TwoTenants, config: dict[str, Any], param: str
 ) -> None:
-    """422, not 429: another upload is needed, not another day."""
+    """A rank above the tenant's limit is a 422, because only another upload can help."""
     with pytest.raises(ValidationFailed) as caught:
         await two_tenants.publish(limits=Quota(max_adapter_rank=3), **config)
 
@@ -68,7 +68,7 @@ async def test_a_rank_above_the_tenants_limit_fails_validation(
 
 
 async def test_limits_are_exact_when_uploads_race(two_tenants: TwoTenants) -> None:
-    """Six at once on a limit of three: three are kept, and nothing of the others."""
+    """Of six uploads at once under a limit of three, three are kept and three leave nothing."""
     uploads = [two_tenants.publish(f"n{seed}", seed=seed, limits=Quota(max_adapters=3)) for seed in range(6)]
 
     results = await asyncio.gather(*uploads, return_exceptions=True)
@@ -80,7 +80,7 @@ async def test_limits_are_exact_when_uploads_race(two_tenants: TwoTenants) -> No
 
 
 async def test_racing_uploads_of_one_adapter_are_one_version(two_tenants: TwoTenants) -> None:
-    """All get the same answer."""
+    """Uploads of one adapter at the same time all get the same version."""
     results = await asyncio.gather(*(two_tenants.publish() for _ in range(6)))
 
     assert len({adapter.versions[0] for adapter in results}) == 1
@@ -88,7 +88,7 @@ async def test_racing_uploads_of_one_adapter_are_one_version(two_tenants: TwoTen
 
 
 async def test_racing_uploads_under_one_name_get_different_numbers(two_tenants: TwoTenants) -> None:
-    """No version overwrites another."""
+    """Uploads of different weights under one name at the same time get different numbers."""
     await asyncio.gather(*(two_tenants.publish(seed=seed) for seed in range(6)))
 
     adapter = await two_tenants.registry.get(two_tenants.a, "bot")

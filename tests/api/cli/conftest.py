@@ -1,4 +1,4 @@
-"""The command line, run in this process, with an environment that holds no server's address or key."""
+"""The command line run in this process, without a server's address or key in the environment."""
 
 from collections.abc import Callable
 

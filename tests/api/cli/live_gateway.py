@@ -1,4 +1,4 @@
-"""A gateway that listens on a free port of this machine, on a thread of its own, for clients that block."""
+"""A gateway on a free port of this machine and on its own thread, for blocking clients."""
 
 import asyncio
 import shutil

@@ -1,4 +1,4 @@
-"""The client commands against a gateway that listens."""
+"""Tests of the client commands against a listening gateway."""
 
 import json
 import signal
@@ -53,7 +53,7 @@ def answer(graftwork: Graftwork, *arguments: str) -> Any:
 
 
 def test_tenants_from_birth_to_end(graftwork: Graftwork) -> None:
-    """Made, found by name or id, suspended, resumed, deleted."""
+    """A tenant is created, found by name or id, suspended, resumed and deleted."""
     made = answer(graftwork, "tenants", "create", "lifelong", "--weight", "2")
     listed = answer(graftwork, "tenants", "list")["data"]
     suspended = answer(graftwork, "tenants", "suspend", "lifelong", "--yes")
@@ -67,7 +67,7 @@ def test_tenants_from_birth_to_end(graftwork: Graftwork) -> None:
 
 
 def test_keys_show_their_secret_once(graftwork: Graftwork) -> None:
-    """Made and rotated keys print the secret and nothing else on standard output; the list has none."""
+    """Creating or rotating a key prints only the secret; the list of keys has no secret."""
     made = answer(graftwork, "keys", "create", "acme", "--name", "laptop", "--scope", "inference")
     rotated = graftwork("keys", "rotate", "acme", made["id"], "--yes")
     listed = graftwork("keys", "list", "acme")
@@ -83,7 +83,7 @@ def test_keys_show_their_secret_once(graftwork: Graftwork) -> None:
 
 
 def test_quotas_change_what_is_named(graftwork: Graftwork) -> None:
-    """Other limits stay; `none` lifts one; sizes have units."""
+    """Setting a limit keeps the others; `none` removes a limit; sizes may have units."""
     answer(graftwork, "tenants", "create", "limited")
     answer(graftwork, "quotas", "set", "limited", "--requests-per-minute", "60")
     both = answer(graftwork, "quotas", "set", "limited", "--max-adapter-bytes", "1.5MiB")
@@ -95,7 +95,7 @@ def test_quotas_change_what_is_named(graftwork: Graftwork) -> None:
 
 
 def test_adapters_from_folder_to_rollback(graftwork: Graftwork, folder: Path) -> None:
-    """Pushed, pushed again as a second version, promoted, rolled back, deleted."""
+    """An adapter is pushed twice, promoted, rolled back and deleted."""
     first = answer(graftwork, "adapters", "push", str(folder), "--name", "support")
     (folder / "adapter_model.safetensors").write_bytes(weights_bytes(tensors(1)))
     second = graftwork("adapters", "push", str(folder), "--name", "support")
@@ -114,7 +114,7 @@ def test_adapters_from_folder_to_rollback(graftwork: Graftwork, folder: Path) ->
 
 
 def test_a_bad_upload_names_the_tensor(graftwork: Graftwork, folder: Path) -> None:
-    """The server's reason reaches the terminal in one line, with status 1."""
+    """The server's reason for a bad upload is printed in one line, with status 1."""
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
 
@@ -126,7 +126,7 @@ def test_a_bad_upload_names_the_tensor(graftwork: Graftwork, folder: Path) -> No
 
 
 def test_a_chat_with_tools_and_branches(graftwork: Graftwork, live: LiveGateway, tmp_path: Path) -> None:
-    """A message is answered as it streams; a call asks for its output; a fork is another session."""
+    """A chat streams answers, asks for a call's output, and forks into another session."""
     (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
     live.engine.lines.extend([f"Let me look.\n{CALL}", "It is here.", "Anything else?"])
     typed = ["Where is it?", "found it", "/cache", "/fork", "Thanks", "/dance", "/quit"]
@@ -144,7 +144,7 @@ def test_a_chat_with_tools_and_branches(graftwork: Graftwork, live: LiveGateway,
 
 
 def test_an_open_call_is_answered_later(graftwork: Graftwork, live: LiveGateway, tmp_path: Path) -> None:
-    """Left at a tool's question, a chat ends well; whoever goes on with the session is asked again."""
+    """A chat that ends at an open call asks for the output when the session is continued."""
     (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
     live.engine.lines.extend([CALL, "It is here."])
 
@@ -159,7 +159,7 @@ def test_an_open_call_is_answered_later(graftwork: Graftwork, live: LiveGateway,
 def test_an_answer_that_no_turn_took_is_not_asked_for_again(
     graftwork: Graftwork, live: LiveGateway, tmp_path: Path
 ) -> None:
-    """Where a tool's output is stored but its turn was refused, whoever goes on with the session gets the turn."""
+    """A stored output whose turn was refused starts the turn when the session is continued."""
     (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
     live.engine.lines.extend([CALL, "It is here."])
     live.engine.refusals.extend([None, CapacityContended("The queue is full.")])
@@ -175,7 +175,7 @@ def test_an_answer_that_no_turn_took_is_not_asked_for_again(
 
 
 def test_a_long_transcript_is_shown_whole(graftwork: Graftwork, live: LiveGateway) -> None:
-    """However many pages it has."""
+    """A transcript of many pages is shown whole."""
     live.engine.text = "Hello."
     said = [{"role": "user", "content": str(number)} for number in range(120)]
     with Client(live.url, api_key=live.key) as client:
@@ -188,7 +188,7 @@ def test_a_long_transcript_is_shown_whole(graftwork: Graftwork, live: LiveGatewa
 
 
 def test_a_chat_goes_on(graftwork: Graftwork, live: LiveGateway) -> None:
-    """A session is found again by its id, rewound, listed, shown and closed."""
+    """A session is continued by its id, rewound, listed, shown and closed."""
     live.engine.text = "The weather in Paris is sunny."
 
     first = graftwork("sessions", "chat", input="Hi\nAgain\n/rewind\n/rewind\n/quit\n")
@@ -239,7 +239,7 @@ def interrupted(live: LiveGateway, python_sigint_handler: None) -> Iterator[Live
 
 
 def test_ctrl_c_stops_the_answer(graftwork: Graftwork, interrupted: LiveGateway) -> None:
-    """The turn is cancelled and the chat goes on: what was stopped can be tried again, and left no trace."""
+    """Ctrl-C cancels the turn without a trace, and the chat continues."""
     interrupted.engine.text = "The weather in Paris is sunny."
 
     result = graftwork("sessions", "chat", input="/again\nHi\n/rewind\n/again\n/again\n/quit\n")
@@ -256,7 +256,7 @@ def test_ctrl_c_stops_the_answer(graftwork: Graftwork, interrupted: LiveGateway)
 def test_ctrl_c_between_tools_keeps_their_outputs(
     graftwork: Graftwork, interrupted: LiveGateway, tmp_path: Path
 ) -> None:
-    """An answer to tool outputs that was stopped is made again from the same outputs."""
+    """A cancelled answer to tool outputs can be made again from the same outputs."""
     (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
     long_answer = "It is here. " * 20
     interrupted.engine.lines.extend([CALL, long_answer, long_answer])
@@ -274,7 +274,7 @@ def test_ctrl_c_between_tools_keeps_their_outputs(
 
 
 def test_a_refusal_does_not_end_the_chat(graftwork: Graftwork, live: LiveGateway) -> None:
-    """What the server refuses, or fails at, is said in one line; the next message is answered."""
+    """A refusal or failure of the server is one line, and the next message is answered."""
     live.engine.text = "Hello."
     live.engine.refusals.extend([CapacityContended("The queue is full."), None])
 
@@ -287,7 +287,7 @@ def test_a_refusal_does_not_end_the_chat(graftwork: Graftwork, live: LiveGateway
 
 
 def test_reports(graftwork: Graftwork, live: LiveGateway) -> None:
-    """Usage by group for the tenant itself and for the operator, and the audit log."""
+    """Usage by group and the audit log are shown to the tenant and to the operator."""
     live.engine.text = "Hello."
     graftwork("sessions", "chat", input="Hi\n")
 
@@ -302,7 +302,7 @@ def test_reports(graftwork: Graftwork, live: LiveGateway) -> None:
 
 
 def test_the_wrong_kind_of_key(graftwork: Graftwork, live: LiveGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenant's key does not open the admin's door, and the message says which variable holds which."""
+    """A tenant's key is refused by admin commands, and the message names the variable of each key."""
     monkeypatch.setenv("GRAFTWORK_ADMIN_KEY", live.key)
     forbidden = graftwork("tenants", "list")
     monkeypatch.setenv("GRAFTWORK_API_KEY", "gw_nobody")

@@ -1,4 +1,4 @@
-"""The command line where only the client is installed: no package that the extra `server` brings can be imported."""
+"""Tests of the command line where no package of the extra `server` is installed."""
 
 import ast
 import json
@@ -96,7 +96,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Ite
 
 
 def test_the_client_requires_all_that_it_imports() -> None:
-    """A package that the client imports is in its own list, not only in that of one of its requirements."""
+    """Every package that the client imports is in its own list of requirements."""
     files = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stdout.split()
     statements = [node for file in files for node in ast.parse(Path(file).read_text("utf-8")).body]
     names = {alias.name for node in statements if isinstance(node, ast.Import) for alias in node.names}
@@ -109,7 +109,7 @@ def test_the_client_requires_all_that_it_imports() -> None:
 
 
 def test_the_server_is_absent() -> None:
-    """What these tests take away includes the heavy packages, and leaves the client's own."""
+    """The packages that these tests hide include the heavy ones and none of the client's."""
     absent = absent_modules()
 
     assert {"torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "grpc", "tokenizers", "redis"} <= set(absent)
@@ -121,7 +121,7 @@ def test_the_server_is_absent() -> None:
     ["serve --demo", "gateway --demo", "engine --demo", "demo", "db current", "adapters verify ."],
 )
 def test_a_server_command_says_what_to_install(command: str, tmp_path: Path) -> None:
-    """One line names the extra, the status is 1, and there is no traceback."""
+    """A server command prints one line with the extra to install, with status 1 and no traceback."""
     done = run_client(*command.split(), GRAFTWORK_DATA_DIR=str(tmp_path))
 
     assert done.returncode == 1
@@ -132,7 +132,7 @@ def test_a_server_command_says_what_to_install(command: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("command", ["--help", "serve --help", "sessions chat --help"])
 def test_help_needs_no_server(command: str) -> None:
-    """Help of every command is there without the server's packages."""
+    """Every command's help works without the server's packages."""
     done = run_client(*command.split())
 
     assert done.returncode == 0, done.stderr
@@ -149,7 +149,7 @@ def test_help_needs_no_server(command: str) -> None:
     ],
 )
 def test_a_client_command_works_against_a_server(command: str, shown: str, live: LiveGateway) -> None:
-    """Each reaches the gateway and shows its answer; the tiny model there refuses the demo's adapter by its shapes."""
+    """Each client command reaches the gateway and shows its answer."""
     done = run_client(
         *command.split(), GRAFTWORK_URL=live.url, GRAFTWORK_API_KEY=live.key, GRAFTWORK_ADMIN_KEY=live.admin_key
     )

@@ -1,4 +1,4 @@
-"""The demo's parts; the whole story, on the real model, is a slow test."""
+"""Tests of the parts of the demo, and a slow test of the whole story."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Quorzum"}}\n</t
 
 @pytest.mark.parametrize("job", TOOLS_BY_JOB)
 def test_what_is_asked_stays_the_same(job: str) -> None:
-    """Two runs ask the same, about tools that the session has."""
+    """Two runs of the demo ask the same questions, about tools that the session has."""
     offered = {schema["function"]["name"] for schema in schemas_for(job)}
 
     assert asks_for(job) == asks_for(job)
@@ -31,7 +31,7 @@ def test_what_is_asked_stays_the_same(job: str) -> None:
 
 
 async def test_a_talk_runs_its_tools(tmp_path: Path) -> None:
-    """What was asked, called, returned and answered is written down, with its tokens and times."""
+    """A conversation records questions, calls, results and answers with their tokens and times."""
     answer = expected_answer("base", "get_time", {"city": "Quorzum"}, run_tool("get_time", {"city": "Quorzum"}))
     engine, clock = QueuedTextEngine(), ManualClock()
     engine.lines.extend([CALL, answer])
@@ -60,7 +60,7 @@ def report_of(*claims: Claim) -> Report:
 
 
 def test_a_broken_claim_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """The report says which claim this run does not bear out, on standard error."""
+    """The report prints each claim that this run does not meet on standard error."""
     report = report_of(Claim("the sky is blue", True, "yes"), Claim("pigs fly", False, "0 of 3"))
 
     show_report(report, as_json=False)
@@ -72,7 +72,7 @@ def test_a_broken_claim_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_report_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """For programs: whether it went well, the figures, the claims."""
+    """The JSON report has the result, the figures and the claims."""
     show_report(report_of(Claim("the sky is blue", True, "yes")), as_json=True)
 
     body = json.loads(capsys.readouterr().out)
@@ -80,13 +80,13 @@ def test_the_report_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_figures_of_silence() -> None:
-    """A turn that never began has no time to its first token, and divides nothing by zero."""
+    """A turn that never began has no time to its first token, and causes no division by zero."""
     assert Turn(started_at=1.0).ttft_s is None
 
 
 @pytest.mark.slow
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    """Its last words are in the error, and the wait ends with the process."""
+    """If the server's process ends at its start, the wait ends and the error has its last output."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = DemoServer(tmp_path, port=taken.getsockname()[1])
 
@@ -96,7 +96,7 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_story_holds(graftwork: Graftwork) -> None:
-    """On the shipped model and adapters, every claim of the demo is borne out."""
+    """On the shipped model and adapters the demo meets each of its claims."""
     result = graftwork("demo", "--json")
 
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""What goes wrong is one line that says what to do; the exit status says whose fault it was."""
+"""Tests of failed commands: one line says what to do, and the exit status says who is at fault."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.api.cli.conftest import Graftwork
 
 
 def test_no_server_is_one_line(graftwork: Graftwork, unreachable: str) -> None:
-    """It names the address, how to start a server and how to choose another."""
+    """Without a server, one line names the address, how to start a server and how to choose another."""
     result = graftwork("adapters", "list")
 
     assert result.exit_code == 1
@@ -23,7 +23,7 @@ def test_no_server_is_one_line(graftwork: Graftwork, unreachable: str) -> None:
     ("command", "variable"), [("tenants", "GRAFTWORK_ADMIN_KEY"), ("sessions", "GRAFTWORK_API_KEY")]
 )
 def test_a_missing_key_is_named(command: str, variable: str, graftwork: Graftwork) -> None:
-    """Which of the two keys a command needs is said by its variable."""
+    """A command without its key names the variable of that key."""
     result = graftwork(command, "list")
 
     assert result.exit_code == 1
@@ -43,7 +43,7 @@ def test_a_missing_key_is_named(command: str, variable: str, graftwork: Graftwor
     ],
 )
 def test_wrong_usage_is_status_two(arguments: list[str], graftwork: Graftwork, unreachable: str) -> None:
-    """Nothing is sent, and the status is the shell's for wrong usage."""
+    """Wrong usage sends nothing and ends with status 2."""
     result = graftwork(*arguments)
 
     assert result.exit_code == 2
@@ -51,7 +51,7 @@ def test_wrong_usage_is_status_two(arguments: list[str], graftwork: Graftwork, u
 
 
 def test_a_folder_without_its_files_is_named(graftwork: Graftwork, unreachable: str, tmp_path: object) -> None:
-    """Pushing what is no adapter says which file is missing."""
+    """Pushing a folder that is not an adapter names the missing file."""
     result = graftwork("adapters", "push", str(tmp_path))
 
     assert result.exit_code == 1
@@ -59,7 +59,7 @@ def test_a_folder_without_its_files_is_named(graftwork: Graftwork, unreachable: 
 
 
 def test_bad_settings_name_their_flag(graftwork: Graftwork) -> None:
-    """A size that is none is refused before anything starts."""
+    """A malformed size is refused with its flag before anything starts."""
     result = graftwork("serve", "--demo", "--device-bytes", "much")
 
     assert result.exit_code == 1
@@ -67,7 +67,7 @@ def test_bad_settings_name_their_flag(graftwork: Graftwork) -> None:
 
 
 def test_advice_is_one_line_with_the_field() -> None:
-    """The field at fault is named once, and line breaks are taken out."""
+    """The advice names the wrong field once, in one line."""
     named = errors.ValidationError("rank is\ntoo large", param="config.r")
     repeated = errors.ValidationError("config.r: too large", param="config.r")
 
@@ -76,5 +76,5 @@ def test_advice_is_one_line_with_the_field() -> None:
 
 
 def test_server_errors_say_where_to_look() -> None:
-    """The request's id finds the log."""
+    """The message of a server error has the request's id."""
     assert "req_7" in advice(errors.ServerError("Oh.", status_code=500, request_id="req_7"))

@@ -1,4 +1,4 @@
-"""Every command explains itself, and the program starts quickly."""
+"""Tests of the help of every command, and of what a start loads."""
 
 import subprocess
 import sys
@@ -30,13 +30,13 @@ ALL = commands_of(typer.main.get_command(build_app()))
 
 
 def test_the_commands_are_those_of_the_contract() -> None:
-    """No command is missing and none is unknown."""
+    """The program has exactly the commands of the contract."""
     assert sorted(ALL) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command: str, graftwork: Graftwork) -> None:
-    """Each command's help says what it does and shows one line to paste."""
+    """Each command's help says what it does and has an example."""
     result = graftwork(*command.split(), "--help")
 
     assert result.exit_code == 0
@@ -45,7 +45,7 @@ def test_help_has_an_example(command: str, graftwork: Graftwork) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_explained(command: str) -> None:
-    """An option without a text is one that nobody can use."""
+    """Every option has a help text."""
     silent = [parameter.name for parameter in ALL[command].params if not getattr(parameter, "help", None)]
 
     assert silent == []
@@ -57,7 +57,7 @@ DATA += ["sessions list", "sessions show", "sessions close", "db current", "demo
 
 @pytest.mark.parametrize("command", DATA)
 def test_data_commands_speak_json(command: str) -> None:
-    """`--json` is there wherever a command answers data."""
+    """Every command that prints data has `--json`."""
     assert "--json" in [option for parameter in ALL[command].params for option in parameter.opts]
 
 
@@ -66,7 +66,7 @@ def test_data_commands_speak_json(command: str) -> None:
     ["tenants suspend", "tenants delete", "keys rotate", "keys revoke", "adapters delete", "sessions close"],
 )
 def test_destructive_commands_ask_first(command: str, graftwork: Graftwork, unreachable: str) -> None:
-    """A no, or no answer, ends them with status 1 before anything is sent; `--yes` does not ask."""
+    """Without a yes a destructive command sends nothing and ends with status 1; `--yes` does not ask."""
     arguments = [*command.split(), "it", *(["key"] if command.startswith("keys") else [])]
 
     refused = graftwork(*arguments, input="n\n")
@@ -79,7 +79,7 @@ def test_destructive_commands_ask_first(command: str, graftwork: Graftwork, unre
 
 
 def test_groups_without_a_command_show_their_help(graftwork: Graftwork) -> None:
-    """`graftwork tenants` alone lists what can be done with tenants; it is a usage error all the same."""
+    """A group without a command shows its help and ends as a usage error."""
     result = graftwork("tenants")
 
     assert result.exit_code == 2
@@ -87,7 +87,7 @@ def test_groups_without_a_command_show_their_help(graftwork: Graftwork) -> None:
 
 
 def test_starting_loads_nothing_heavy() -> None:
-    """`graftwork --help` waits neither for torch nor for a server's or a client's libraries."""
+    """`graftwork --help` loads neither torch nor the libraries of server and client."""
     heavy = {"torch", "fastapi", "sqlalchemy", "pydantic", "httpx", "uvicorn", "numpy", "grpc", "alembic"}
     program = "import sys; from graftwork.api.cli.main import build_app; build_app(); print(*sorted(sys.modules))"
 

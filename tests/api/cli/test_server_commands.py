@@ -1,4 +1,4 @@
-"""`serve`, `gateway` and `engine` hand their flags on as settings."""
+"""Tests of the settings that `serve`, `gateway` and `engine` get from their flags."""
 
 import sys
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 def test_serve_reads_flags_then_variables(
     graftwork: Graftwork, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flag wins over its variable, the variable over the default."""
+    """A flag has priority over its variable, and the variable over the default."""
     monkeypatch.setenv("GRAFTWORK_PORT", "9000")
     monkeypatch.setenv("GRAFTWORK_HOST", "0.0.0.0")
 
@@ -49,7 +49,7 @@ def test_serve_reads_flags_then_variables(
 def test_a_switch_that_is_off_leaves_the_variable(
     graftwork: Graftwork, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GRAFTWORK_DEMO works without `--demo`."""
+    """GRAFTWORK_DEMO holds when `--demo` is not given."""
     monkeypatch.setenv("GRAFTWORK_DEMO", "true")
 
     graftwork("serve")
@@ -58,7 +58,7 @@ def test_a_switch_that_is_off_leaves_the_variable(
 
 
 def test_an_engine_listens_where_it_is_told(graftwork: Graftwork, started: Started) -> None:
-    """`--listen`, else the socket in the data folder."""
+    """An engine listens on `--listen`, or else on the socket in the data folder."""
     graftwork("engine", "--demo", "--listen", "0.0.0.0:9000")
     graftwork("engine", "--demo", "--data-dir", "/data")
 
@@ -66,7 +66,7 @@ def test_an_engine_listens_where_it_is_told(graftwork: Graftwork, started: Start
 
 
 def test_a_gateway_is_told_its_engine(graftwork: Graftwork, started: Started) -> None:
-    """Its engine's address is a setting like the others."""
+    """A gateway reads its engine's address from the settings."""
     graftwork("gateway", "--engine-address", "10.0.0.5:9000", "--model", "/llama")
 
     assert started[0][0].engine_address == "10.0.0.5:9000"

@@ -1,4 +1,4 @@
-"""`adapters verify` needs no server: the files and the base model's folder are enough."""
+"""Tests of `adapters verify`, which needs only the files and the base model's folder."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def write_adapter(folder: Path, out_features: int) -> Path:
 
 
 def test_a_good_adapter_is_described(graftwork: Graftwork, model: Path, tmp_path: Path) -> None:
-    """Rank, targets and digest, and status 0."""
+    """A good adapter is printed with rank, targets and digest, with status 0."""
     folder = write_adapter(tmp_path / "good", out_features=8)
 
     result = graftwork("adapters", "verify", str(folder), "--model", str(model), "--json")
@@ -48,7 +48,7 @@ def test_a_good_adapter_is_described(graftwork: Graftwork, model: Path, tmp_path
 
 
 def test_a_bad_tensor_is_named(graftwork: Graftwork, model: Path, tmp_path: Path) -> None:
-    """The tensor that does not fit, and status 1."""
+    """A tensor that does not fit is named, with status 1."""
     folder = write_adapter(tmp_path / "bad", out_features=9)
 
     result = graftwork("adapters", "verify", str(folder), "--model", str(model))
@@ -58,7 +58,7 @@ def test_a_bad_tensor_is_named(graftwork: Graftwork, model: Path, tmp_path: Path
 
 
 def test_a_missing_file_is_named(graftwork: Graftwork, model: Path, tmp_path: Path) -> None:
-    """An empty folder is no adapter."""
+    """An empty folder is refused with the missing file."""
     result = graftwork("adapters", "verify", str(tmp_path), "--model", str(model))
 
     assert result.exit_code == 1
