@@ -1,4 +1,4 @@
-"""The engine is killed while it answers: what its gateway says, and where sessions go on."""
+"""Tests of an engine that is killed while it answers."""
 
 import json
 import time
@@ -62,8 +62,8 @@ def events_of(answer: httpx.Response) -> Iterator[dict[str, Any]]:
 def test_a_turn_that_its_engine_does_not_survive_fails_and_the_session_goes_on_from_disk(
     restartable: DemoServer, client: httpx.Client
 ) -> None:
-    """After kill -9 in mid-turn the stream ends with a typed error; once there is an engine again, the session goes
-    on from its last checkpoint, from files, and says what a session says that nothing has happened to."""
+    """After kill -9 during a turn the stream ends with a typed error, and the session continues from its last
+    checkpoint and the files on disk with the same tokens."""
     path = begin_session(client)
     head = client.get(path).json()["head"]
     cache = wait_for_disk(client, path)

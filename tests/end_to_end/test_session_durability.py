@@ -1,4 +1,4 @@
-"""Sessions of the served demo under fire: killed servers, crowds with tools, readers that come back."""
+"""Tests of sessions under load: killed servers, many sessions with tools, and readers that reconnect."""
 
 import asyncio
 import itertools
@@ -41,11 +41,8 @@ def replay(server: DemoServer, headers: dict[str, str], session_id: str, after: 
 
 
 def test_readers_resume_after_a_kill(restartable: DemoServer) -> None:
-    """With the server killed in the middle of a turn, readers that come back see each event once, to a typed end.
-
-    The SDK comes back by itself, another reader by `Last-Event-ID`. The session stands where it stood, and takes the
-    turn again.
-    """
+    """After a kill of the server during a turn, reconnecting readers see each event once, up to a typed end, and the
+    session takes the turn again."""
     server = restartable
     server.start()
     headers = {"authorization": f"Bearer {server.key('Plain')}"}
@@ -75,7 +72,7 @@ def test_readers_resume_after_a_kill(restartable: DemoServer) -> None:
 
 
 def test_a_client_that_asks_for_it_takes_its_turn_along(server: DemoServer) -> None:
-    """A connection that breaks ends a turn with `cancel_on_disconnect`, and leaves another alone."""
+    """A lost connection cancels a turn with `cancel_on_disconnect`, and no other turn."""
     headers = {"authorization": f"Bearer {server.key('Plain')}"}
     ends = []
     for takes_along in (True, False):
@@ -203,7 +200,7 @@ def test_twenty_turns_recompute_only_what_is_new(server: DemoServer) -> None:
 
 
 def test_a_crowd_of_sessions_loses_nothing(server: DemoServer) -> None:
-    """Sixteen sessions at once, four turns each with tools: every item once, in order."""
+    """Sixteen sessions at once with four tool turns each keep every item once and in order."""
     client_sessions = asyncio.run(run_sessions(server, 16, 4))
 
     assert sum(len(client_session.turns) for client_session in client_sessions) == 64
@@ -212,7 +209,8 @@ def test_a_crowd_of_sessions_loses_nothing(server: DemoServer) -> None:
 
 @pytest.mark.slow
 def test_a_large_crowd_of_sessions_loses_nothing_and_leaves_nothing(restartable: DemoServer) -> None:
-    """Two hundred sessions at once, ten turns each, lose no item; twelve such crowds of forty do not fill the memory."""
+    """Two hundred sessions with ten turns each lose no item, and twelve groups of forty sessions do not fill the
+    memory."""
     server = restartable
     server.start()
     asyncio.run(run_sessions(server, 200, 10))

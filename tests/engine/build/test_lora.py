@@ -1,4 +1,4 @@
-"""Which LoRA backend an engine chooses."""
+"""Tests of the choice of the LoRA backend."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Grammars in a whole engine: answers that always parse, among free neighbours, under every sampling."""
+"""Tests of grammars in a whole engine, beside requests without a grammar."""
 
 import json
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def grammar(kind: GrammarKind, text: Any) -> GrammarSource:
 @pytest.mark.parametrize("schema", [CITY, CLOSED], ids=["llguidance", "xgrammar"])
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 def test_every_answer_fits_its_schema(demo_engine: DemoEngine, schema: dict[str, Any], temperature: float) -> None:
-    """However wildly it is sampled, it parses, fits, and ends by itself."""
+    """Answers at any temperature parse, fit their schema and end by themselves."""
     outcomes = [
         demo_engine.submit(PROMPT, grammar=grammar(GrammarKind.JSON_SCHEMA, schema), max_tokens=150, temperature=temperature, seed=seed)
         for seed in range(6)
@@ -82,7 +82,7 @@ def test_every_answer_fits_its_schema(demo_engine: DemoEngine, schema: dict[str,
 
 
 def test_a_required_call_is_a_call(demo_engine: DemoEngine) -> None:
-    """A tag that allows one call and nothing else is answered by one call whose arguments fit."""
+    """A tag that requires one call is answered by one call with valid arguments."""
     outcome = demo_engine.run(
         PROMPT, grammar=grammar(GrammarKind.STRUCTURAL_TAG, TAG), max_tokens=150, temperature=1.0, seed=5
     )
@@ -108,7 +108,7 @@ def test_free_neighbours_are_not_touched(demo_engine: DemoEngine) -> None:
 
 
 def test_a_dead_end_ends_that_request_alone(demo_engine: DemoEngine) -> None:
-    """A typed error for it; its neighbours go on."""
+    """A dead end ends its request with a typed error, and other requests continue."""
     dead = demo_engine.submit(PROMPT, grammar=grammar(GrammarKind.EBNF, 'root ::= root "a"'))
     fine = demo_engine.submit(PROMPT, grammar=grammar(GrammarKind.REGEX, "[a-c]{3}"), max_tokens=8)
     demo_engine.finish()
@@ -119,7 +119,7 @@ def test_a_dead_end_ends_that_request_alone(demo_engine: DemoEngine) -> None:
 
 
 def test_a_grammar_that_is_not_served_is_refused_with_its_place(demo_engine: DemoEngine) -> None:
-    """Where the engine is the first to read it, the error is the one that the lint gives."""
+    """A grammar that the engine refuses has the lint's error with its pointer."""
     outcome = demo_engine.run(
         PROMPT, grammar=grammar(GrammarKind.JSON_SCHEMA, {"properties": {"a": {"uniqueItems": True}}})
     )
@@ -130,7 +130,7 @@ def test_a_grammar_that_is_not_served_is_refused_with_its_place(demo_engine: Dem
 
 @pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 6}], ids=["ignored", "banned"])
 def test_a_complete_answer_ends_though_no_stop_token_may_come(demo_engine: DemoEngine, options: dict[str, Any]) -> None:
-    """Nothing can follow and nothing may stop it: it has stopped."""
+    """A complete answer after which no token is possible ends with `stop`."""
     outcome = demo_engine.run(PROMPT, grammar=grammar(GrammarKind.REGEX, "abc"), **options)
 
     assert outcome.finish is FinishReason.STOP
@@ -138,7 +138,7 @@ def test_a_complete_answer_ends_though_no_stop_token_may_come(demo_engine: DemoE
 
 
 def test_others_are_served_while_a_grammar_is_compiled(demo_engine: DemoEngine) -> None:
-    """Requests behind one whose grammar is not ready are not held back by it."""
+    """Requests behind one whose grammar is still compiled are served."""
     hard = demo_engine.submit(PROMPT, grammar=grammar(GrammarKind.EBNF, 'root ::= ("a"{1,900}){1,900}'), max_tokens=2)
     free = demo_engine.submit(PROMPT, max_tokens=4, ignore_eos=True)
     while not free.is_over:
@@ -150,7 +150,7 @@ def test_others_are_served_while_a_grammar_is_compiled(demo_engine: DemoEngine) 
 
 
 def test_a_cancelled_request_leaves_its_grammar(demo_engine: DemoEngine) -> None:
-    """In the queue and while it runs; the manager keeps nothing of it."""
+    """After a cancel, in the queue or while running, the manager keeps nothing of the request."""
     source = grammar(GrammarKind.JSON_SCHEMA, {"type": "array", "items": {"type": "integer"}})
     demo_engine.run(PROMPT, grammar=source, max_tokens=2)
 
@@ -162,7 +162,7 @@ def test_a_cancelled_request_leaves_its_grammar(demo_engine: DemoEngine) -> None
 
 
 def test_a_request_that_starts_again_stands_where_its_tokens_brought_it(demo_engine: DemoEngine) -> None:
-    """Opened behind half an answer, the mask is that of a request that has run so far."""
+    """A cursor opened in the middle of an answer has the same mask as one that ran so far."""
     source = grammar(GrammarKind.REGEX, "[a-c]{3}[0-9]{3}")
     answer = demo_engine.run(PROMPT, grammar=source, max_tokens=20).token_ids[:-1]
     request = EngineRequest(RequestId("again"), tuple(PROMPT), SamplingParams(9), IsolationDomain(b"d"), grammar=source)
@@ -181,7 +181,7 @@ def test_a_request_that_starts_again_stands_where_its_tokens_brought_it(demo_eng
 
 
 def test_a_model_without_a_tokenizer_refuses_grammars(models: RandomModels) -> None:
-    """It says what is missing, and serves everything else."""
+    """A model without a tokenizer refuses grammars with a clear error, and serves other requests."""
     driver = models.engine()
 
     refused = driver.run([5, 6, 7], grammar=grammar(GrammarKind.REGEX, "a"))
@@ -192,15 +192,15 @@ def test_a_model_without_a_tokenizer_refuses_grammars(models: RandomModels) -> N
 
 @pytest.mark.parametrize("source", [None, GrammarSource(GrammarKind.REGEX, "a+", strict=False)])
 def test_a_grammar_crosses_the_wire(source: GrammarSource | None) -> None:
-    """As it was, and absent where there is none."""
+    """A grammar, or its absence, arrives over gRPC unchanged."""
     request = EngineRequest(RequestId("r"), (1,), SamplingParams(max_tokens=1), IsolationDomain(b"d"), grammar=source)
 
     assert request_from_wire(request_to_wire(request)) == request
 
 
 def test_drafts_change_no_constrained_answer() -> None:
-    """Greedy and sampled, under schemas, a tag and nothing, in one batch: the same tokens with guesses and without;
-    some of them were spelled out by the grammar."""
+    """Constrained and free answers, greedy or sampled, have the same tokens with drafts and without, and some drafts
+    come from the grammar."""
     plain, guesser = DemoEngine(max_draft_tokens=0), DemoEngine(ManualClock())
     for num_rows in range(1, 400):  # it believes its rows to cost nothing, and verifies all that it can
         guesser.engine.scheduler.speculator.cost.record(num_rows, 1.0)
@@ -226,8 +226,7 @@ def test_drafts_change_no_constrained_answer() -> None:
 def test_drafts_keep_to_the_grammar_of_an_answer_that_was_offloaded(
     demo_engine: DemoEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Put off the device again and again by requests of a higher tier, an answer goes on as it would have, and so do
-    the guesses of it."""
+    """A constrained answer that is offloaded several times, and its drafts, continue as without the offload."""
     guesser = DemoEngine(ManualClock(), max_running=4)
     for num_rows in range(1, 400):
         guesser.engine.scheduler.speculator.cost.record(num_rows, 1.0)

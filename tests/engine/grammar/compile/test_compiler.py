@@ -1,4 +1,4 @@
-"""The compiler and its nursery: single flight, limits that are kept by killing, budgets, and a bounded cache."""
+"""Tests of the compiler and its server process: single flight, kill limits, budgets and a bounded cache."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def number(limit: int) -> GrammarSource:
 
 
 def test_a_grammar_is_compiled_once_for_all_who_ask(driver: CompilerDriver) -> None:
-    """Asked for again while it is compiled, and after, it is the same one."""
+    """A grammar that is requested again, during its compile or after it, is compiled once."""
     before = driver.compiler.num_compiles
     source = number(1)
 
@@ -89,7 +89,7 @@ def test_a_grammar_is_compiled_once_for_all_who_ask(driver: CompilerDriver) -> N
 
 
 def test_a_refusal_crosses_from_the_child_with_its_place(driver: CompilerDriver) -> None:
-    """The lint runs where it can be killed; its errors are the same ones."""
+    """A refusal by the lint in the child process arrives with its pointer."""
     refusal = driver.outcome(schema({"not": {"multipleOf": 3}}))
 
     assert isinstance(refusal, InvalidRequest)
@@ -97,7 +97,7 @@ def test_a_refusal_crosses_from_the_child_with_its_place(driver: CompilerDriver)
 
 
 def test_a_compile_that_passes_its_deadline_is_killed(driver: CompilerDriver) -> None:
-    """The next grammar is compiled as if nothing had been; the refusal is kept, and costs nothing again."""
+    """A compile over its deadline is killed and its refusal kept; the next grammar is compiled as usual."""
     hostile = GrammarSource(GrammarKind.EBNF, EXPLODING)
 
     refusal = driver.outcome(hostile)
@@ -112,7 +112,7 @@ def test_a_compile_that_passes_its_deadline_is_killed(driver: CompilerDriver) ->
 
 
 def test_another_party_does_not_wait_behind_a_flood(driver: CompilerDriver) -> None:
-    """Grammars of one domain are compiled one at a time, so that there is room for the next domain's."""
+    """The grammars of one domain are compiled one at a time, so that another domain's grammar need not wait."""
     flood = [GrammarSource(GrammarKind.EBNF, EXPLODING + f'\ns{n} ::= "x"') for n in range(3)]
     for source in flood:
         driver.ask(source, "flooder")
@@ -126,7 +126,7 @@ def test_another_party_does_not_wait_behind_a_flood(driver: CompilerDriver) -> N
 
 
 def test_a_compile_that_needs_too_much_memory_ends_alone() -> None:
-    """The limit holds in the child; the nursery lives on."""
+    """A compile over the memory limit ends its child process and not the compile server."""
     driver = CompilerDriver(replace(LIMITS, memory_bytes=2 * 2**20))
     try:
         refusal = driver.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= ("a"{1,1000}){1,1000}'))
@@ -138,7 +138,7 @@ def test_a_compile_that_needs_too_much_memory_ends_alone() -> None:
 
 
 def test_a_nursery_that_dies_is_answered_for_and_replaced() -> None:
-    """Those who wait are told; the next who asks gets another nursery."""
+    """When the compile server dies, waiting requests get an error and the next request starts another server."""
     driver = CompilerDriver()
     try:
         driver.ask(number(4))
@@ -155,7 +155,7 @@ def test_a_nursery_that_dies_is_answered_for_and_replaced() -> None:
 
 
 def test_a_nursery_that_dies_takes_its_children_along() -> None:
-    """What it compiled is answered for at once, and nothing goes on compiling for nobody."""
+    """When the compile server dies, its compiles fail at once and its child processes end."""
     driver = CompilerDriver(replace(LIMITS, seconds=30.0))
     try:
         driver.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))
@@ -183,7 +183,7 @@ def is_at_work(pid: str) -> bool:
 
 
 def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
-    """A machine that is busy says nothing of the grammar: the refusal is of the moment, and is not kept."""
+    """A compile that got no processor time fails with a retryable error, which is not cached."""
     driver = CompilerDriver(replace(LIMITS, wall_seconds=4.0))
     hard = GrammarSource(GrammarKind.EBNF, EXPLODING)
     try:
@@ -205,7 +205,7 @@ def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
 
 
 def test_a_job_that_the_nursery_does_not_read_holds_nobody_up() -> None:
-    """A grammar that is longer than a pipe holds is handed in behind the loop's back."""
+    """A grammar that is longer than a pipe's buffer does not block the caller."""
     driver = CompilerDriver()
     long = GrammarSource(GrammarKind.EBNF, "#" * (1 << 20))
     try:
@@ -225,7 +225,7 @@ def test_a_job_that_the_nursery_does_not_read_holds_nobody_up() -> None:
 
 
 def test_a_failure_that_has_made_way_is_forgotten_only_once() -> None:
-    """In a full cache a failure of our own may be dropped before it is tried again."""
+    """In a full cache, a failure that was evicted before its retry is removed only once."""
     driver = CompilerDriver(replace(LIMITS, cache_entries=1))
     compiler = driver.compiler
     try:
@@ -245,7 +245,7 @@ def test_a_failure_that_has_made_way_is_forgotten_only_once() -> None:
 
 
 def test_the_cache_is_bounded() -> None:
-    """The least recently used grammar makes way."""
+    """A full cache evicts the least recently used grammar."""
     driver = CompilerDriver(replace(LIMITS, cache_entries=2))
     try:
         for limit in (1, 2, 3):
@@ -258,7 +258,7 @@ def test_the_cache_is_bounded() -> None:
 
 
 def test_a_party_that_has_spent_its_time_waits_and_others_do_not() -> None:
-    """The wait that it is told is exactly how long it takes until it may compile again."""
+    """A domain that used up its compile time is told exactly how long to wait, and others do not wait."""
     clock = ManualClock()
     budget = CompileBudget(15, clock)
 
@@ -275,7 +275,7 @@ def test_a_party_that_has_spent_its_time_waits_and_others_do_not() -> None:
 
 
 def test_strict_or_not_are_two_grammars(driver: CompilerDriver) -> None:
-    """What one of them refuses, the other lets go."""
+    """One schema with and without strict is compiled as two grammars."""
     text = json.dumps({"type": "array", "uniqueItems": True})
 
     strict = driver.outcome(GrammarSource(GrammarKind.JSON_SCHEMA, text, strict=True))
@@ -286,7 +286,7 @@ def test_strict_or_not_are_two_grammars(driver: CompilerDriver) -> None:
 
 
 def test_a_compile_is_charged_to_the_party_that_asked() -> None:
-    """With hardly any time a minute, its second grammar is refused with a wait; another domain's first is not."""
+    """The compile time is charged to the domain that asked, and another domain's grammar is compiled."""
     driver = CompilerDriver(replace(LIMITS, domain_seconds_per_minute=1e-9))
     try:
         driver.outcome(number(6), "spender")
@@ -301,7 +301,7 @@ def test_a_compile_is_charged_to_the_party_that_asked() -> None:
 
 
 def test_a_party_may_queue_only_so_many() -> None:
-    """One is compiled, as many as the limit wait, and the next is refused; another domain's is not."""
+    """A domain that has one compile and a full queue is refused, and another domain is not."""
     driver = CompilerDriver(replace(LIMITS, domain_queue=2))
     try:
         told = [driver.ask(number(limit), "flooder") for limit in range(4)]

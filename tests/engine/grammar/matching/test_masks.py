@@ -1,4 +1,4 @@
-"""Masks take away what breaks the grammar, and no way of spelling what fits it."""
+"""Tests of masks: they forbid what breaks the grammar and allow every spelling of what fits it."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def vocabulary() -> Vocabulary:
 
 @pytest.mark.parametrize(("kind", "text", "answer"), CASES, ids=["llguidance", "xgrammar", "regex", "tag"])
 def test_the_model_s_own_spelling_is_allowed(vocabulary: Vocabulary, kind: GrammarKind, text: str, answer: str) -> None:
-    """Every token of an answer as the tokenizer cuts it is in its mask, where its text is forced as well."""
+    """Every token of an answer, as the tokenizer spells it, is allowed by its mask."""
     linted = lint(GrammarSource(kind, text), specials=vocabulary.specials)
     backend = Backends(vocabulary).of(linted.engine)
     matcher = backend.load(backend.compile(linted)).matcher()
