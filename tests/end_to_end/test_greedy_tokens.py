@@ -87,7 +87,7 @@ def test_every_greedy_token_is_the_one_that_transformers_and_peft_choose(server:
 
 
 def test_the_adapters_speak_differently() -> None:
-    """Each adapter changes the answers of the base model in its own way."""
+    """The three adapters have different weights, and the base model's file is small."""
     digests = {
         (DEMO / "adapters" / job / "adapter_model.safetensors").read_bytes() for job in TENANT_BY_JOB if job != "base"
     }

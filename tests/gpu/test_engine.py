@@ -1,4 +1,4 @@
-"""The whole engine on a device: the kernels beside torch on the same device, and beside fp32 on the CPU."""
+"""Tests of the whole engine on a GPU: the kernels against torch on the GPU and against fp32 on the CPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,7 +53,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
 
 
 def test_in_full_precision_the_kernels_make_the_tokens_of_the_cpu(serve: Serve) -> None:
-    """Prefill in chunks and six tokens of decoding: the same greedy tokens, and logits within fp32's rounding."""
+    """In fp32 the kernels give the greedy tokens of the CPU, and logits within rounding."""
     expected = serve(6, device="cpu", lora_kernels="torch")
 
     actual = serve(6, device="cuda", lora_kernels="triton")
@@ -63,7 +63,7 @@ def test_in_full_precision_the_kernels_make_the_tokens_of_the_cpu(serve: Serve) 
 
 
 def test_in_bfloat16_the_kernels_are_as_near_to_the_oracle_as_torch(serve: Serve) -> None:
-    """The first token's logits against fp32 on the CPU: no further than torch's own bf16 path on the device, half again."""
+    """In bf16 the kernels' logits are at most 1.5 times as far from fp32 as torch's bf16 path."""
     oracle = serve(1, device="cpu", lora_kernels="torch").logits
     plain = serve(1, device="cuda", dtype="bfloat16", lora_kernels="torch").logits
 

@@ -1,7 +1,4 @@
-"""The compiled kernels against the torch oracle, at the sizes of a real model.
-
-What the interpreter cannot show: the bits of matrix instructions and of reductions, and graph replay.
-"""
+"""Tests of the compiled kernels against the torch reference, at the sizes of a real model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,7 +69,7 @@ def test_the_kernels_compute_what_the_oracle_does(
     widths: Sequence[int],
     tile_rows: int,
 ) -> None:
-    """Decode and prefill, sizes that are aligned and that are not: one rounding from the fp32 sum."""
+    """Decode and prefill rows of aligned and unaligned sizes are one rounding from the fp32 sum."""
     layer = FusedLayer(num_rows, dtype, in_features, widths)
     segments = build_segments(owners_of(num_rows), DEVICE, tile_rows=tile_rows)
     expected = add_lora(layer.x.cpu(), layer.y.cpu(), build_segments(owners_of(num_rows)), layer.slots, widths)
@@ -86,7 +83,7 @@ def test_the_kernels_compute_what_the_oracle_does(
 @WAYS
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_mixtures_and_columns_are_the_oracles(lora_matmul: ModuleType, dtype: torch.dtype, tile_rows: int) -> None:
-    """Rows of up to four adapters stand beside rows whose adapter scales and shifts columns."""
+    """Rows of up to four adapters, beside rows with columns, equal the reference."""
     layer = FusedLayer(48, dtype)
     columns = with_random_columns(layer.slots[0], WIDTHS, torch.Generator().manual_seed(3))
     slots: list[SlotPairs] = [columns, *layer.slots[1:]]
@@ -107,7 +104,7 @@ def test_mixtures_and_columns_are_the_oracles(lora_matmul: ModuleType, dtype: to
 def test_sixteen_bit_weights_lose_nothing_on_the_way(
     lora_matmul: ModuleType, dtype: torch.dtype, tile_rows: int
 ) -> None:
-    """Into an fp32 output, v's own precision shows: it is not rounded to the weights' dtype between the kernels."""
+    """The intermediate v is not rounded to the weights' dtype between the kernels."""
     layer = FusedLayer(48, dtype)
     y = layer.y.float()
     expected = add_lora(layer.x.cpu(), y.cpu(), build_segments(owners_of(48)), layer.slots, WIDTHS)
@@ -119,7 +116,7 @@ def test_sixteen_bit_weights_lose_nothing_on_the_way(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_grouped_row_has_the_same_bits_in_every_batch(lora_matmul: ModuleType, dtype: torch.dtype) -> None:
-    """Alone or among 1,500, decoded or prefilled, in tiles of either size, with spans in parallel or not."""
+    """A grouped row has the same bits alone or among 1,500 rows, with tiles of either size and any spans."""
     layer = FusedLayer(1500, dtype)
     owners = owners_of(1500)
     among_many = run(lora_matmul, layer, owners, tile_rows=32)
@@ -133,7 +130,7 @@ def test_a_grouped_row_has_the_same_bits_in_every_batch(lora_matmul: ModuleType,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_taken_by_itself_has_the_same_bits_in_every_batch(lora_matmul: ModuleType, dtype: torch.dtype) -> None:
-    """Row-wise too: alone or among 300, with spans in parallel or not, beside mixtures and adapters with columns."""
+    """A row-wise row has the same bits alone or among 300 rows, with any spans, beside any adapters."""
     layer = FusedLayer(300, dtype)
     owners = owners_of(300)
     columns = with_random_columns(layer.slots[0], WIDTHS, torch.Generator().manual_seed(3))
@@ -151,7 +148,7 @@ def test_a_row_taken_by_itself_has_the_same_bits_in_every_batch(lora_matmul: Mod
 
 @WAYS
 def test_the_order_of_rows_does_not_matter(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """A shuffled batch gives the same rows, shuffled; and twice the same."""
+    """A shuffled batch gives the same rows in the shuffled order, in two runs."""
     layer = FusedLayer(300, torch.bfloat16)
     owners = owners_of(300)
     in_order = run(lora_matmul, layer, owners, tile_rows)
@@ -167,7 +164,7 @@ def test_the_order_of_rows_does_not_matter(lora_matmul: ModuleType, tile_rows: i
 
 @WAYS
 def test_what_is_launched_does_not_matter(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """How many programs share a sum, and for which ranks and columns there are any, is a matter of speed."""
+    """The number of programs that share a sum, and the largest rank, change no bit."""
     layer = FusedLayer(64, torch.bfloat16)
     segments = build_segments(owners_of(64), DEVICE, tile_rows=tile_rows)
     plan = plan_for(LaunchShape(segments.num_tiles, tile_rows, 3, IN_FEATURES, 128, 128, 2))
@@ -203,7 +200,7 @@ def test_rows_may_lie_beyond_two_to_the_31(lora_matmul: ModuleType, tile_rows: i
 
 @WAYS
 def test_a_captured_graph_serves_other_batches_and_adapters(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """Replay reads the segments and the table as they are then, not as they were at capture."""
+    """A replay reads the segments and the table as they are at the replay."""
     layer = FusedLayer(32, torch.bfloat16)
     capacity = SegmentCapacity(num_rows=32, num_slots=len(RANKS), tile_rows=tile_rows)
     segments = build_segments([0] * 32, DEVICE, capacity)

@@ -1,4 +1,4 @@
-"""The CPU's kernel, alone: plain fp64 is the oracle, and everything that it must not read is NaN."""
+"""Tests of the CPU kernel against fp64, with NaN in everything that it must not read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SUM_ERROR = 1e-5
 
 @pytest.mark.parametrize("lower", LOWER_HALVES)
 def test_bfloat16_is_rounded_to_the_nearest_and_ties_to_even(lower: int) -> None:
-    """Behind each of the 65,536 upper halves, torch's own rounding; every NaN stays one."""
+    """Rounding to bfloat16 equals torch's for each of the 65,536 upper halves, and every NaN stays NaN."""
     bits = (np.arange(2**16, dtype=np.uint32) << 16) | np.uint32(lower)
     values = bits.view(np.float32)
     rounded = np.zeros(2**16, np.uint16)
@@ -39,7 +39,7 @@ def test_bfloat16_is_rounded_to_the_nearest_and_ties_to_even(lower: int) -> None
 
 
 def test_every_bfloat16_is_widened_exactly() -> None:
-    """All 65,536, to the bits that torch gives them."""
+    """All 65,536 bfloat16 values are widened to the bits that torch gives."""
     widened = np.zeros(2**16, np.float32)
 
     widen(np.arange(2**16, dtype=np.uint16), widened)
@@ -163,7 +163,7 @@ def kernel_calls(draw: st.DrawFn) -> KernelCall:
 @given(kernel_calls())
 @settings(max_examples=examples(150))
 def test_rows_are_what_fp64_says_and_nothing_else_is_read(call: KernelCall) -> None:
-    """Any sizes, one adapter or a mixture, with scales or without: within one rounding of the output."""
+    """Rows of any size, with one adapter or a mixture, equal fp64 within one rounding of the output."""
     rows = range(len(call.x))
 
     actual = computed(call, [*zip(rows[::2], [*rows[1::2], rows[-1]], strict=False)]).double()
@@ -181,7 +181,7 @@ WIDE = KernelCall(
 @example(WIDE)
 @settings(max_examples=examples(100))
 def test_a_row_has_the_same_bits_in_either_place_of_a_pair_and_beside_any_other(call: KernelCall) -> None:
-    """Alone, first, second, with each other row in turn, and a second time."""
+    """A row has the same bits alone, in either place of a pair, beside any other row, and in a second run."""
     rows = range(len(call.x))
     alone = computed(call, [(row, row) for row in rows])
 

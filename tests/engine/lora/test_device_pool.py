@@ -1,4 +1,4 @@
-"""Adapters among pages: who goes first, what admission may count on, and what neither can take from the other."""
+"""Tests of adapters among KV pages: the order of eviction, admission, and the reserves of both."""
 
 import pytest
 
@@ -31,8 +31,7 @@ def on_device(cache: TaggedKvCache, tokens: list[int]) -> int:
 
 
 def test_what_was_used_longest_ago_goes_first_page_or_adapter() -> None:
-    """An old session, an adapter, a newer session; a request that needs half of the session's pages takes those, and
-    one that needs more takes the adapter before anything of the newer session."""
+    """Pages and adapters are evicted together in the order of their last use."""
     cache = TaggedKvCache(device=14, host=20, reserve_share=0.0)
     old, new = [1, 1, 1, 2, 1, 3], [2, 1, 2, 2, 2, 3]
     run_turn(cache, "old", old)
@@ -50,7 +49,7 @@ def test_what_was_used_longest_ago_goes_first_page_or_adapter() -> None:
 
 
 def test_an_adapter_that_comes_takes_an_old_session_before_a_newer_adapter() -> None:
-    """Two adapters and a session between them: the older goes, then pages of the session, and the newer stays."""
+    """A new adapter evicts an older adapter, then an older session's pages, and keeps the newer adapter."""
     cache = TaggedKvCache(device=16, host=20, reserve_share=0.0)
     place(cache, 0)
     run_turn(cache, "old", [1, 1, 1, 2, 1, 3, 1, 4])
@@ -67,8 +66,7 @@ def test_an_adapter_that_comes_takes_an_old_session_before_a_newer_adapter() -> 
 
 @pytest.mark.parametrize(("pinned", "wanted", "expected"), [(False, False, 10), (True, False, 5), (False, True, 5)])
 def test_admission_counts_on_idle_adapters_alone(pinned: bool, wanted: bool, expected: int) -> None:
-    """Of two adapters of five frames on a device of 14: both if they are idle, the other if one is used or waited for;
-    and what is counted on can be had."""
+    """Admission counts on the frames of idle adapters, but not of adapters that are used or waited for."""
     cache = TaggedKvCache(device=14, host=0, reserve_share=0.0)
     assert place(cache, FIVE, OTHER_FIVE) is PlacementResult.DONE
     if pinned:
@@ -85,8 +83,7 @@ def test_admission_counts_on_idle_adapters_alone(pinned: bool, wanted: bool, exp
 
 
 def test_pages_leave_adapters_their_floor_and_adapters_leave_pages_their_context() -> None:
-    """On a device of 20 with a floor of 5, pages can have 15, and one adapter of five stays; with a context of 4 and a
-    reserve of 6, adapters can have 10 and not one frame more."""
+    """Pages leave adapters their floor, and adapters leave pages one context and the reserves."""
     cache = TaggedKvCache(device=20, host=0, reserve_share=0.3, lora_floor_share=0.25)
     assert place(cache, FIVE, OTHER_FIVE) is PlacementResult.DONE
     for digest in cache.adapters.digests:
@@ -106,7 +103,7 @@ def test_pages_leave_adapters_their_floor_and_adapters_leave_pages_their_context
 
 
 def test_frames_that_an_adapter_has_waited_for_are_not_given_to_newcomers() -> None:
-    """With five claimed of 14, and three of an idle session that its domain is sure of, a newcomer may count on six."""
+    """Frames that a waiting adapter has claimed are not given to new requests."""
     cache = TaggedKvCache(device=14, host=0)
     cache.run("alice", [1, 1, 1, 2, 1, 3])
     page_store = cache.kv_cache.page_store
@@ -120,8 +117,7 @@ def test_frames_that_an_adapter_has_waited_for_are_not_given_to_newcomers() -> N
 
 
 def test_an_adapter_waits_for_what_runs_rather_than_for_anybodys_reserve() -> None:
-    """Bob's running requests and Alice's idle session, which is within her reserve, leave three frames of five: the
-    adapter waits until Bob has ended, and Alice's pages are still there."""
+    """An adapter waits until a running request ends, and does not evict pages within a domain's reserve."""
     cache = TaggedKvCache(device=20, host=0, reserve_share=0.3)
     tokens = [1, 1, 1, 2, 1, 3]
     cache.run("alice", tokens)
@@ -137,8 +133,8 @@ def test_an_adapter_waits_for_what_runs_rather_than_for_anybodys_reserve() -> No
 
 
 def test_pages_that_hang_on_public_ones_do_not_keep_an_adapter_out_for_ever() -> None:
-    """A long public prefix, more than its reserve, with one page of Alice's, within hers, at its end: while something
-    runs both stay, and when nothing does they go as far as they must."""
+    """Public pages with a reserved page behind them stay while a request runs, and are evicted for a waiting adapter
+    when none runs."""
     cache = TaggedKvCache(device=20, host=0)
     tokens = list(range(32))
     path = TokenPath(PrefixScope(CacheScope(b"alice"), CacheScope(b"public"), 15), tokens, b"alice")
@@ -160,7 +156,7 @@ def test_pages_that_hang_on_public_ones_do_not_keep_an_adapter_out_for_ever() ->
 
 
 def test_the_smallest_device_for_an_adapter_is_found_exactly() -> None:
-    """For every size and share: there is room on it, and none on a device of one frame less."""
+    """The computed smallest device has room for the adapter, and one frame less has not."""
     for reserve_share, floor_share in [(0.5, 0.125), (0.0, 0.0), (0.9, 0.3), (1.0, 0.125)]:
         sizes = KvSizes(2, 100, 50, 0, 4, reserve_share, floor_share)
         for frames in (1, 2, 7, 60):

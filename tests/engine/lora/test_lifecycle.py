@@ -1,4 +1,4 @@
-"""Adapters that come and go: identity by content, reloads, unloads in use, and many more than fit."""
+"""Tests of adapters that are loaded, evicted, reloaded and unloaded while requests use them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,7 +76,7 @@ def bytes_of(base: Path, rank: int) -> int:
 
 
 def test_an_adapter_that_was_evicted_and_loaded_again_finds_its_cached_prefix(base: Path) -> None:
-    """There is room for one, on the device and on the host: the other pushes it out; its KV stays, its digest is the same."""
+    """An adapter that was evicted and loaded again finds its cached KV, because its digest is the same."""
     source = CountingAdapterSource({name: random_adapter(name, 8, seed) for seed, name in enumerate(("a", "b"))})
     room = bytes_of(base, 8)
     driver = engine(base, source, lora_pool_bytes=room, lora_host_bytes=room)
@@ -94,7 +94,7 @@ def test_an_adapter_that_was_evicted_and_loaded_again_finds_its_cached_prefix(ba
 
 
 def test_unloading_lets_running_requests_finish_and_then_frees_the_bytes(base: Path) -> None:
-    """The request in flight makes the same tokens as without; a new one waits for a fresh load, which is refused."""
+    """After an unload a running request makes the same tokens as without it, and a new request needs a fresh load."""
     source = CountingAdapterSource({"a": random_adapter("a", 8, 1)})
     alone = engine(base, source).run([5, 6, 7], adapter="a", max_tokens=12, ignore_eos=True)
     driver = engine(base, source)
@@ -115,7 +115,7 @@ def test_unloading_lets_running_requests_finish_and_then_frees_the_bytes(base: P
 
 
 def test_a_hundred_first_uses_read_an_adapter_once(base: Path) -> None:
-    """All are submitted before the load has come back; all are served."""
+    """A hundred requests that wait for one adapter cause one read and are all served."""
     source = CountingAdapterSource({"a": random_adapter("a", 8, 1)})
     driver = engine(base, source)
 
@@ -127,7 +127,7 @@ def test_a_hundred_first_uses_read_an_adapter_once(base: Path) -> None:
 
 
 def test_a_mixture_that_can_never_fit_is_refused_and_one_that_fits_exactly_is_served(base: Path) -> None:
-    """There is room for two: two are served although another holds a place at first; three end with both numbers."""
+    """In a pool of two adapters a mixture of two is served, and one of three is refused with both numbers."""
     source = CountingAdapterSource({name: random_adapter(name, 8, seed) for seed, name in enumerate("abcd")})
     room = 2 * bytes_of(base, 8)
     driver = engine(base, source, lora_pool_bytes=room)
@@ -146,7 +146,7 @@ def test_a_mixture_that_can_never_fit_is_refused_and_one_that_fits_exactly_is_se
 
 
 def test_a_bad_adapter_ends_its_own_requests_alone(base: Path) -> None:
-    """One that cannot be found among others that can: a typed error for it, tokens for them."""
+    """Requests of an adapter that is not found get a typed error, and the others get their tokens."""
     source = CountingAdapterSource({"a": random_adapter("a", 8, 1)})
     driver = engine(base, source)
 
@@ -157,7 +157,7 @@ def test_a_bad_adapter_ends_its_own_requests_alone(base: Path) -> None:
 
 
 def test_three_hundred_adapters_in_a_pool_for_forty(base: Path) -> None:
-    """Zipf traffic over mixed ranks: no error, everyone is served, and each has the tokens that it has alone."""
+    """With 300 adapters of mixed rank in a pool for 40, every request gets the tokens that it gets alone."""
     names = [f"adapter-{number:03}" for number in range(300)]
     source = CountingAdapterSource(
         {name: random_adapter(name, RANKS[number % 6], number) for number, name in enumerate(names)}

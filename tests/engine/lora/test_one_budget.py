@@ -1,4 +1,4 @@
-"""KV and adapters in one memory: each gives way to the other, within bounds, and no token changes."""
+"""Tests of KV and adapters in one memory: each is evicted for the other within bounds, and no token changes."""
 
 from pathlib import Path
 from random import Random
@@ -55,8 +55,8 @@ def run_turn(driver: EngineDriver, session: str, prompt: list[int]) -> Outcome:
 
 
 def test_long_sessions_and_crowds_of_adapters_push_each_other_out_by_age(base: Path) -> None:
-    """Sessions that come after six adapters take the place of the oldest, down to the adapters' floor; adapters that
-    come after them take it back, and the sessions are found on the host."""
+    """Sessions evict the oldest adapters down to the floor, adapters evict them in turn, and the sessions are found
+    on the host."""
     source = source_of("abcdef")
     driver = engine(base, source, 80, lora_floor_share=0.25)
     prompts = [random_prompt(Random(seed), 200) for seed in range(6)]
@@ -80,7 +80,7 @@ def test_long_sessions_and_crowds_of_adapters_push_each_other_out_by_age(base: P
 
 
 def test_a_running_request_goes_on_while_its_pages_are_moved(base: Path) -> None:
-    """An adapter finds enough free frames, but a running request in the midst of every run of them."""
+    """A running request makes the same tokens while its pages are moved to make a run of frames for an adapter."""
     source = source_of("a", rank=24)
     driver = engine(base, source, 40, max_batch_tokens=256)
     before, prompt = random_prompt(Random(1), 220), random_prompt(Random(2), 60)
@@ -101,8 +101,7 @@ def test_a_running_request_goes_on_while_its_pages_are_moved(base: Path) -> None
 
 
 def test_adapters_in_use_are_slid_together_for_one_that_finds_no_run(base: Path) -> None:
-    """Of six adapters three are deleted, here and there; a large one needs more frames than any gap has, while the
-    others are decoding: all of them say what they say alone."""
+    """Adapters in use are moved together for a large adapter, and all requests make the tokens that they make alone."""
     source = source_of("abcdef")
     source.weights["g"] = random_adapter("g", 24, 7)
     driver = engine(base, source, 70)
@@ -123,8 +122,7 @@ def test_adapters_in_use_are_slid_together_for_one_that_finds_no_run(base: Path)
 
 
 def test_a_small_device_says_what_a_large_one_says(base: Path) -> None:
-    """Agents with adapters of many ranks in a device for a few of them, in random order, three at a time: pages and
-    adapters are pushed out, fetched and moved, and no answer differs."""
+    """On a device with room for a few adapters and sessions, every answer equals that of a large device."""
     random = Random(5)
     ranks = {name: random.choice((3, 8, 16, 24)) for name in "abcdefghij"}
     source = CountingAdapterSource({name: random_adapter(name, rank, ord(name)) for name, rank in ranks.items()})
@@ -159,8 +157,7 @@ def test_a_small_device_says_what_a_large_one_says(base: Path) -> None:
 
 
 def test_a_flood_of_base_requests_does_not_keep_an_adapter_out(base: Path) -> None:
-    """Requests without an adapter fill the device and end one by one, each place taken by the next: once an adapter
-    has waited for its patience, nobody is let in at its cost until it has come."""
+    """While base requests keep the device full, an adapter that has waited for its patience gets its room first."""
     clock, source = ManualClock(), source_of("a", rank=24)
     options: dict[str, Any] = {"lora_floor_share": 0.0, "host_kv_bytes": 0, "max_running": 16}
     driver = engine(base, source, CONTEXT + RANK_24, clock, **options)
@@ -186,8 +183,7 @@ def test_a_flood_of_base_requests_does_not_keep_an_adapter_out(base: Path) -> No
 
 
 def test_an_adapter_that_could_never_fit_says_what_would_hold_it(base: Path) -> None:
-    """A device of one context and a little more: the message names the setting and the bytes, and with so many the
-    adapter is served, with one frame less it is not."""
+    """The error for an adapter that can never fit names the setting and the least bytes with which it is served."""
     source = source_of("a", rank=24)
     options: dict[str, Any] = {"kv_reserve_share": 0.5}
     refused = engine(base, source, CONTEXT + 4, **options).run([5, 6], adapter="a")

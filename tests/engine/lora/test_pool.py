@@ -1,4 +1,4 @@
-"""The LoRA pool: bytes on two tiers, pins, loads, failures, and who gets room."""
+"""Tests of the LoRA pool: bytes on device and host, pins, loads, failures, and the order of waiting."""
 
 import threading
 from queue import SimpleQueue
@@ -99,7 +99,7 @@ class LoraPoolDriver:
 
 
 def test_bytes_are_counted_at_real_rank() -> None:
-    """An adapter of rank 16 costs an eighth of one of rank 128, side by side."""
+    """An adapter of rank 16 takes an eighth of the bytes of one of rank 128."""
     driver = LoraPoolDriver(units=9)
     driver.want("sha256:1", "sha256:8")
 
@@ -109,7 +109,7 @@ def test_bytes_are_counted_at_real_rank() -> None:
 
 
 def test_the_least_recently_used_makes_room_and_pinned_ones_do_not() -> None:
-    """Of three adapters the pinned one stays although it is the oldest."""
+    """The least recently used adapter is evicted, and a pinned adapter is not."""
     driver = LoraPoolDriver(units=3)
     for name in ("old", "mid", "new"):
         driver.want(f"sha256:1-{name}")
@@ -121,7 +121,7 @@ def test_the_least_recently_used_makes_room_and_pinned_ones_do_not() -> None:
 
 
 def test_what_was_evicted_comes_back_from_the_host_without_another_read() -> None:
-    """Host memory holds two of them; the third has pushed out the one that was placed longest ago."""
+    """An evicted adapter that is still on the host is placed again without another read."""
     driver = LoraPoolDriver(units=1, host_units=2)
     for name in ("a", "b", "a", "c", "b"):
         driver.want(f"sha256:1-{name}")
@@ -132,7 +132,7 @@ def test_what_was_evicted_comes_back_from_the_host_without_another_read() -> Non
 
 
 def test_many_first_uses_read_once() -> None:
-    """A hundred askers while the load is under way cause one read."""
+    """A hundred requests during one load cause one read."""
     driver = LoraPoolDriver(units=1)
     driver.source.gate.clear()
     for _ in range(100):
@@ -156,7 +156,7 @@ def test_many_first_uses_read_once() -> None:
     ],
 )
 def test_a_failed_load_is_an_error_for_those_who_wait(digest: str, error: type[GraftworkError]) -> None:
-    """Not found, unreadable, larger than the whole pool, or with an infinity in the engine's dtype; the pool goes on."""
+    """A load that fails for any reason is an error for the waiting requests, and the pool continues."""
     driver = LoraPoolDriver(units=2)
 
     (found,) = driver.want(digest)
@@ -167,7 +167,7 @@ def test_a_failed_load_is_an_error_for_those_who_wait(digest: str, error: type[G
 
 
 def test_forgetting_waits_for_the_last_user() -> None:
-    """A pinned adapter takes no new request and is freed when its pin goes, an idle one at once."""
+    """A forgotten adapter takes no new request and is freed at its last unpin, or at once if idle."""
     driver = LoraPoolDriver(units=2)
     driver.want("sha256:1-a", "sha256:1-b")
     driver.use("sha256:1-a")
@@ -183,7 +183,7 @@ def test_forgetting_waits_for_the_last_user() -> None:
 
 
 def test_a_flood_of_hot_adapters_does_not_keep_a_cold_one_out() -> None:
-    """Requests overlap so that both places are always in use: the cold one waits for its patience and one request."""
+    """An adapter that has waited for its patience is placed before newer requests of resident adapters."""
     driver = LoraPoolDriver(units=2)
     hot = ("sha256:1-a", "sha256:1-b")
     driver.want(*hot)
@@ -209,7 +209,7 @@ def test_a_flood_of_hot_adapters_does_not_keep_a_cold_one_out() -> None:
 
 
 def test_who_waits_longest_for_room_is_not_overtaken_by_smaller_ones() -> None:
-    """Half of the pool becomes free; the large adapter at the head keeps it for itself."""
+    """A large adapter at the head of the queue keeps freed room for itself."""
     driver = LoraPoolDriver(units=4)
     driver.want("sha256:2-a", "sha256:2-b")
     driver.use("sha256:2-a")
@@ -227,7 +227,7 @@ def test_who_waits_longest_for_room_is_not_overtaken_by_smaller_ones() -> None:
 
 
 def test_draining_ends_when_nobody_waits_any_more() -> None:
-    """The cold request is cancelled: the adapter that was drained for it serves on."""
+    """If the waiting request is cancelled, the adapter that was to be evicted stays usable."""
     driver = LoraPoolDriver(units=1)
     driver.want("sha256:1-hot")
     driver.use("sha256:1-hot")
@@ -244,7 +244,7 @@ def test_draining_ends_when_nobody_waits_any_more() -> None:
 @settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(["want", "use", "end", "forget", "wait"]), st.integers(0, 7)), max_size=60))
 def test_whatever_happens_bytes_add_up_and_everyone_is_served(steps: list[tuple[str, int]]) -> None:
-    """Random requests over adapters of 1 to 3 units in a pool of 4; in the end everything that is wanted gets its turn."""
+    """After random requests for adapters of several sizes, the bytes add up and every request was served."""
     driver = LoraPoolDriver(units=4, host_units=6)
     names = [f"sha256:{1 + number % 3}-{number}" for number in range(8)]
     running: list[str] = []
@@ -283,7 +283,7 @@ def test_whatever_happens_bytes_add_up_and_everyone_is_served(steps: list[tuple[
     st.integers(1, 3),
 )
 def test_mixtures_that_share_and_compete_are_all_served(requests: list[list[int]], host_units: int) -> None:
-    """Each needs up to three adapters of one unit at once, of a pool of three; none waits for ever for the other's."""
+    """Mixtures that need up to three adapters at once in a pool of three are all served."""
     driver = LoraPoolDriver(units=3, host_units=2 + host_units)
     waiting = [tuple(f"sha256:1-{number}" for number in numbers) for numbers in requests]
     running: list[tuple[str, ...]] = []

@@ -1,4 +1,4 @@
-"""Rows of every kind of adapter in one batch: equal to peft's, and indifferent to their neighbours."""
+"""Tests of rows of every kind of adapter in one batch, against peft."""
 
 from random import Random
 
@@ -48,7 +48,7 @@ def expected_logits(model: torch.nn.Module, prompt: list[int], made: list[int]) 
 def test_rows_of_every_rank_and_kind_equal_peft_in_one_batch(
     adapter_kinds: AdapterKinds, names: list[str], kernels: str, max_batch_tokens: int
 ) -> None:
-    """Base rows between them, prompts in one piece or in chunks, then decoding: each has its own adapter's logits."""
+    """In one batch of prefill and decoding, each row has its own adapter's logits by peft."""
     random = Random(5)
     names = ["", *names, names[0], ""]
     options = {"lora_kernels": kernels, "max_batch_tokens": max_batch_tokens, "max_running": 11}
@@ -80,7 +80,7 @@ NEIGHBOURLY = [
 
 @pytest.mark.parametrize(("kernels", "dtype", "subject"), NEIGHBOURLY)
 def test_neighbours_do_not_change_a_bit(adapter_kinds: AdapterKinds, kernels: str, dtype: str, subject: str) -> None:
-    """Alone, among its like, among strangers, first or last, beside short and long rows: the same bits every time."""
+    """A row has the same bits alone and in any batch, at any place in it."""
     random = Random(9)
     prompt = random_prompt(random, 21)
     strangers = ["rank-3", "", "rank-64", "dora-some", "rank-8", "rank-24", "embedding", "rank-16"]
@@ -109,7 +109,7 @@ def test_neighbours_do_not_change_a_bit(adapter_kinds: AdapterKinds, kernels: st
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_an_adapter_that_overflows_hurts_no_other_row(adapter_kinds: AdapterKinds, kernels: str) -> None:
-    """Its own rows become NaN; the row beside it keeps its bits."""
+    """An adapter that overflows makes NaN in its own rows only."""
     huge = LoraPair(torch.full((4, 32), 1e30), torch.full((32, 4), 1e30), 1.0)
     adapter_kinds = AdapterKinds(
         adapter_kinds.base,
@@ -132,7 +132,7 @@ def test_an_adapter_that_overflows_hurts_no_other_row(adapter_kinds: AdapterKind
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_bfloat16_is_as_near_to_the_fp32_oracle_as_its_rounding(adapter_kinds: AdapterKinds, kernels: str) -> None:
-    """Of every kind: no further from the fp32 reference than twice what peft's own bf16 is, over a batch."""
+    """In bf16 each kind of adapter is at most twice as far from the fp32 reference as peft's bf16."""
     names = [*RANKED, *KINDS]
     engine = RecordedEngine(adapter_kinds.engine(dtype="bfloat16", lora_kernels=kernels, max_running=32), names)
     prompts = [random_prompt(Random(number), 12) for number in range(len(names))]
@@ -154,7 +154,7 @@ def test_bfloat16_is_as_near_to_the_fp32_oracle_as_its_rounding(adapter_kinds: A
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_a_mixture_is_the_weighted_sum_of_its_adapters(adapter_kinds: AdapterKinds, kernels: str) -> None:
-    """peft's add_weighted_adapter by concatenation, whatever the order of the parts; base and single rows beside it."""
+    """A mixture equals peft's add_weighted_adapter by concatenation, in any order of its parts."""
     parts = {"rank-3": 0.7, "rank-16": -0.4, "rank-8": 1.5}
     driver = adapter_kinds.engine(lora_kernels=kernels)
     engine = RecordedEngine(driver, ["", *parts])
@@ -202,7 +202,7 @@ def mixture_logits(
 def test_what_cannot_be_mixed_is_refused_by_name(
     adapter_kinds: AdapterKinds, uses: tuple[AdapterUse, ...], word: str
 ) -> None:
-    """DoRA, biases, saved modules, too many, one twice, a weight that is no number: that request ends, the engine goes on."""
+    """A mixture that cannot be served is refused with the reason, and other requests continue."""
     driver = adapter_kinds.engine()
     outcome = driver.run([5, 6, 7], adapters=uses)
 

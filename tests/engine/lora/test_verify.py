@@ -1,4 +1,4 @@
-"""The probe before an adapter is served: it passes what is built right, and names what is not."""
+"""Tests of the probe that an adapter passes before it is served."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def base_of(adapter_kinds: AdapterKinds, dtype: torch.dtype) -> DecoderWeights:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["rank-3", "rank-128", *KINDS])
 def test_an_adapter_that_is_built_right_passes(adapter_kinds: AdapterKinds, name: str, dtype: torch.dtype) -> None:
-    """Of every kind that is served."""
+    """An adapter of every served kind passes the probe."""
     base = base_of(adapter_kinds, dtype)
 
     probe_adapter(adapter_kinds.weights[name], build_resident(adapter_kinds.weights[name], base, dtype), base, dtype)
@@ -65,7 +65,7 @@ def turned(weights: AdapterWeights, part: str) -> AdapterWeights:
 def test_an_adapter_that_is_built_from_other_matrices_is_named(
     adapter_kinds: AdapterKinds, name: str, part: str, word: str
 ) -> None:
-    """One matrix of one layer has another sign in the engine than in the file."""
+    """The probe names the layer whose matrix differs from the file."""
     base = base_of(adapter_kinds, torch.float32)
     resident = build_resident(turned(adapter_kinds.weights[name], part), base, torch.float32)
 

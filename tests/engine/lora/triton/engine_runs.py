@@ -1,4 +1,4 @@
-"""Engines over one base that differ in nothing but how adapters are applied, and what they make of some requests."""
+"""Runs of requests on engines that differ only in the LoRA backend."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

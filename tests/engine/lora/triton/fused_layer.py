@@ -1,4 +1,4 @@
-"""A fused layer of three adapters, small enough for the interpreter, that the kernels' tests share."""
+"""A fused layer of three adapters, small enough for the interpreter."""
 
 from collections.abc import Sequence
 from types import ModuleType

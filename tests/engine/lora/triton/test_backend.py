@@ -1,4 +1,4 @@
-"""Which adapter is in which slot, and what becomes of one that finds none."""
+"""Tests of the Triton backend's slots, and of adapters without a slot."""
 
 import gc
 from types import ModuleType
@@ -62,7 +62,7 @@ def place(lora: "TritonLora", adapter: ResidentAdapter) -> ResidentAdapter:
 
 
 def test_those_without_a_slot_are_applied_all_the_same(lora: "TritonLora", plain: TorchLora) -> None:
-    """A third adapter for two slots, one of too high a rank, a mixture with either: each row as torch has it."""
+    """Adapters that get no slot are applied by torch, with the same result."""
     first, second, third = (place(lora, resident(name, 8, seed)) for seed, name in enumerate("abc"))
     high = place(lora, resident("high", MAX_RANK + 1))
     mixes = [
@@ -86,7 +86,7 @@ def test_those_without_a_slot_are_applied_all_the_same(lora: "TritonLora", plain
 
 
 def test_a_slot_that_is_given_back_goes_to_the_next(lora: "TritonLora") -> None:
-    """With two slots, a hundred adapters one after another each get one."""
+    """With two slots, a hundred adapters one after another each get a slot."""
     place(lora, resident("stays", 8))
     for number in range(100):
         adapter = place(lora, resident(f"goes-{number}", 8))
@@ -97,7 +97,7 @@ def test_a_slot_that_is_given_back_goes_to_the_next(lora: "TritonLora") -> None:
 
 
 def test_nothing_keeps_the_memory_of_a_forgotten_adapter(lora: "TritonLora") -> None:
-    """Its block is freed although it was used in the last step."""
+    """The block of a forgotten adapter is freed although the last step used it."""
     adapter = resident("a", 8)
     place(lora, adapter)
     memory = StorageWeakRef(adapter.block.untyped_storage())  # type: ignore[no-untyped-call]
@@ -111,7 +111,7 @@ def test_nothing_keeps_the_memory_of_a_forgotten_adapter(lora: "TritonLora") -> 
 
 
 def test_an_adapter_that_was_never_placed_is_forgotten_without_harm(lora: "TritonLora") -> None:
-    """As one that had no slot."""
+    """Forgetting an adapter without a slot changes nothing."""
     place(lora, resident("a", 8))
 
     lora.forget("b")

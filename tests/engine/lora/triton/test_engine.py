@@ -1,4 +1,4 @@
-"""The whole engine over the kernels, under the interpreter: with the same requests it does what it does over torch."""
+"""Tests of the whole engine with interpreted kernels, against the same engine with torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +46,7 @@ def assert_alike(kernels: Run, plain: Run) -> None:
 
 
 def test_a_mixed_batch_is_torchs(base: Path) -> None:
-    """Base rows, ranks 16, 3 and 8, prompts whole and in chunks, then decoding: the same logits and tokens."""
+    """A batch of base rows and adapters of several ranks has the logits and tokens of torch."""
     adapters = {
         "wide": weights("wide", 16, 1),
         "narrow": weights("narrow", 3, 2, NARROW, scale=5 / 3),
@@ -73,7 +73,7 @@ def test_a_mixed_batch_is_torchs(base: Path) -> None:
 
 
 def test_a_mixture_is_torchs(base: Path) -> None:
-    """Two adapters by weight, beside one of them alone and a base row."""
+    """A mixture of two adapters, beside one of them and a base row, has the logits of torch."""
     adapters = {"a": weights("a", 8, 1, NARROW), "b": weights("b", 3, 2, ("q_proj", "o_proj"), scale=0.6)}
     mixture = (AdapterUse("a", 0.5), AdapterUse("b", -1.25))
 
@@ -83,7 +83,7 @@ def test_a_mixture_is_torchs(base: Path) -> None:
 
 
 def test_every_kind_of_adapter_is_torchs(base: Path) -> None:
-    """DoRA, biases, LoRA and saved copies at the vocabulary, and a rank above the tables': side by side in one batch."""
+    """DoRA, biases, saved matrices and a rank above the tables' limit have the logits of torch in one batch."""
     few = ("k_proj", "down_proj")
     generator = torch.Generator().manual_seed(4)
     plain_pairs = weights("", 4, 5, few).pairs
@@ -106,7 +106,7 @@ def test_every_kind_of_adapter_is_torchs(base: Path) -> None:
 
 
 def test_an_adapter_that_gave_way_and_came_back_is_applied_anew(base: Path) -> None:
-    """There is room for one of two: each in turn takes the other's slot, and makes the tokens it made at first."""
+    """An adapter that was evicted and placed again makes the same tokens as before."""
     adapters = {name: weights(name, 8, seed, ("down_proj",)) for seed, name in enumerate("ab")}
     room = engine_of(base, CountingAdapterSource(adapters), lora_kernels="torch")
     room.run([3], adapter="a", max_tokens=1)
@@ -121,8 +121,7 @@ def test_an_adapter_that_gave_way_and_came_back_is_applied_anew(base: Path) -> N
 
 
 def test_adapters_that_were_slid_elsewhere_are_read_where_they_are(base: Path) -> None:
-    """A large adapter comes to a device on which the others lie scattered: their addresses are those of their new
-    places, and what they left is somebody else's."""
+    """Adapters that were moved for a large one are read at their new addresses."""
     adapters = {name: weights(name, 40, seed, ("down_proj",)) for seed, name in enumerate("abcdef")}
     adapters["g"] = weights("g", 128, 9, ("down_proj",))
     frame_bytes = 2 * 16 * 16 * 4  # keys and values of one layer, 16 tokens of width 16 in fp32
