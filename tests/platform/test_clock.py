@@ -1,10 +1,10 @@
-"""The signal between two tasks."""
+"""Tests of the signal between two tasks."""
 
 from graftwork.platform.clock import Wakeup
 
 
 async def test_wake_ends_the_wait() -> None:
-    """Who waits goes on after `wake`, and not before."""
+    """A waiting task continues after `wake` and not before."""
     wakeup = Wakeup()
     waiting = wakeup.wait()
     waited = not waiting.done()
@@ -16,7 +16,7 @@ async def test_wake_ends_the_wait() -> None:
 
 
 async def test_a_wake_without_a_waiter_is_forgotten() -> None:
-    """It ends no later wait, and neither does one that came to a wait that was cancelled."""
+    """A wake that no task waits for ends no later wait."""
     wakeup = Wakeup()
     wakeup.wake()
     cancelled = wakeup.wait()

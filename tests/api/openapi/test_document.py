@@ -1,4 +1,4 @@
-"""The OpenAPI document: what it says of every operation is there, and true."""
+"""Tests of the OpenAPI document: it describes every operation, and it is true."""
 
 import json
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def test_every_error_has_one_shape() -> None:
 
 
 def test_guarded_operations_say_so() -> None:
-    """Each operation under /v1 names its key and can answer 401 and 403; the others need none."""
+    """Each operation under /v1 names its kind of key and can answer 401 and 403, and the others need no key."""
     for path, method, operation in operations():
         is_guarded = path.startswith("/v1")
         assert ("security" in operation) == is_guarded, (path, method)

@@ -1,4 +1,4 @@
-"""A whole gateway in this process, over a fake engine, and a client of one of its tenants."""
+"""A gateway in this process over a fake engine, and an SDK client of one tenant."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A server that answers from a script, below both clients: what the SDK sends and hears, without a network."""
+"""A server that answers both SDK clients from a script, without a network."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence

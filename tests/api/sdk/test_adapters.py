@@ -1,4 +1,4 @@
-"""Pushing folders, and moving aliases."""
+"""Tests of adapters in the SDK: pushing folders and moving aliases."""
 
 from pathlib import Path
 from typing import Any

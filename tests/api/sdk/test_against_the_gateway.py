@@ -1,4 +1,4 @@
-"""Every resource of the SDK against the real application."""
+"""Tests of every resource of the SDK against the real application."""
 
 import asyncio
 from pathlib import Path
@@ -69,7 +69,7 @@ async def test_keys_open_their_own_doors(gateway: Gateway, client: AsyncGraftwor
 
 
 async def test_waiting_is_the_servers_word(gateway: Gateway) -> None:
-    """The client waits as long as a full queue says, and then succeeds."""
+    """The client waits as long as the error of a full queue says, and then succeeds."""
     tenant = await gateway.tenant()
     waits: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Reading is tolerant: another version's answer is never an error."""
+"""Tests of reading answers: fields of another version cause no error."""
 
 from graftwork.platform.answers.adapters import Adapter
 from graftwork.platform.answers.chat import ChatCompletion, ChatCompletionChunk
@@ -7,7 +7,7 @@ from graftwork.platform.answers.usage import Usage
 
 
 def test_nested_answers_are_typed() -> None:
-    """Objects within lists within objects are read to the bottom."""
+    """Objects within lists within objects are read into their classes."""
     function = {"name": "f", "arguments": "{}"}
     message = {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", "function": function}]}
 

@@ -1,4 +1,4 @@
-"""Chat completions through the SDK, streamed or not."""
+"""Tests of chat completions through the SDK."""
 
 import json
 

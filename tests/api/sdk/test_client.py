@@ -1,4 +1,4 @@
-"""The clients themselves: what they read, what they send, what they load."""
+"""Tests of the clients: their arguments, requests and imports."""
 
 import subprocess
 import sys
@@ -63,7 +63,7 @@ def test_pages_are_iterable() -> None:
 
 
 def test_the_package_hands_out_the_clients() -> None:
-    """`from graftwork import Graftwork, AsyncGraftwork`."""
+    """`from graftwork import Graftwork, AsyncGraftwork` gives the two clients."""
     assert graftwork.Graftwork is Graftwork
     assert graftwork.AsyncGraftwork is AsyncGraftwork
 

@@ -1,4 +1,4 @@
-"""Each error of the server has its own class and the server's details."""
+"""Tests of the SDK's errors: each error of the server has its own class."""
 
 from typing import Any
 

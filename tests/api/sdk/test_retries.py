@@ -1,4 +1,4 @@
-"""A failed request is sent again when, and only when, that can help; the server decides how long to wait."""
+"""Tests of retries: when a failed request is sent again, and after which wait."""
 
 from random import Random
 
@@ -108,7 +108,7 @@ def test_waits_of_minutes_are_left_to_the_caller() -> None:
 
 
 def test_a_dropped_connection_is_tried_again() -> None:
-    """The network's failures are retried, up to `max_retries`."""
+    """Network failures are retried up to `max_retries` times."""
     dropped = httpx.RemoteProtocolError("gone")
     server = ScriptedServer(dropped, httpx.ConnectError("refused"), dropped)
 
@@ -127,7 +127,7 @@ def test_a_timeout_is_not_tried_again() -> None:
 
 
 def test_creating_twice_makes_one() -> None:
-    """Every try of a creating POST carries one and the same Idempotency-Key; the next creation has another."""
+    """All tries of a creating POST have the same Idempotency-Key, and the next creation has another."""
     server = ScriptedServer(httpx.ReadError("gone"), session(), session())
     client = server.client()
 

@@ -1,4 +1,4 @@
-"""Events come out as they were sent, however the network cuts them."""
+"""Tests of server-sent events, whose bytes may be cut anywhere."""
 
 import itertools
 
@@ -37,7 +37,7 @@ SENT = "id: 1\r\nevent: a\r\ndata: Grüße\r\n\r\n: ping\n\ndata: {}\ndata: 漢�
 
 @given(st.lists(st.integers(0, len(SENT)), max_size=20))
 def test_cutting_changes_nothing(cuts: list[int]) -> None:
-    """Any cut of the bytes, within a character or a line end too, gives the events of the whole."""
+    """Events are the same for any cut of the bytes, also within a character or a line end."""
     bounds = [0, *sorted(cuts), len(SENT)]
     pieces = [SENT[start:end] for start, end in itertools.pairwise(bounds)]
 

@@ -1,4 +1,4 @@
-"""A session object: turns, the tool loop and forks."""
+"""Tests of the SDK's sessions: turns, the tool loop and forks."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def test_run_answers_calls_until_the_end() -> None:
 
 
 def test_calls_of_one_turn_run_side_by_side() -> None:
-    """Two tools that wait for each other both come to an end."""
+    """The calls of one turn run at the same time."""
     meeting = threading.Barrier(2, timeout=60)
     server = ScriptedServer(session(), awaiting(call("a", "meet"), call("b", "meet")), turn(text="Done."))
 
@@ -58,7 +58,7 @@ def test_calls_of_one_turn_run_side_by_side() -> None:
 
 
 def test_failures_are_answers() -> None:
-    """An exception, a wrong name, wrong arguments and broken JSON all come back to the model as errors."""
+    """An exception, a wrong name, wrong arguments and broken JSON are all sent to the model as errors."""
     calls = [call("a", "fail"), call("b", "nope"), call("c", "fail", x=1)]
     calls.append({"call_id": "d", "name": "fail", "arguments": "{"})
     server = ScriptedServer(session(), awaiting(*calls), turn(text="Sorry."))
@@ -90,7 +90,7 @@ def test_a_slow_tool_is_given_up() -> None:
 
 
 def test_endless_calls_are_stopped() -> None:
-    """A model that never stops calling meets `max_turns`, and no tool is run for a turn that may not follow."""
+    """After `max_turns` a run ends, and the tools of the last turn are not run."""
     server = ScriptedServer(session(), *[awaiting(call("a", "f")) for _ in range(3)])
     talk = server.client().sessions.create(model="base")
     runs: list[int] = []
@@ -197,10 +197,7 @@ def interrupted(code: str = "turn_interrupted") -> httpx.Response:
 
 @pytest.mark.parametrize("code", ["turn_interrupted", "shutting_down"])
 def test_a_turn_cut_off_by_a_restart_is_started_again(code: str) -> None:
-    """The same input, and the same outputs, go out under a new key; the tools are not run twice.
-
-    The server may have been killed, or stopped in order.
-    """
+    """A turn that a server's restart interrupted is sent again with a new key, and no tool runs twice."""
     cut_off = interrupted(code)
     server = ScriptedServer(session(), cut_off, awaiting(call("a", "f")), cut_off, cut_off, turn(text="Done."))
     runs: list[int] = []
@@ -215,7 +212,7 @@ def test_a_turn_cut_off_by_a_restart_is_started_again(code: str) -> None:
 
 
 def test_a_server_that_keeps_restarting_is_given_up() -> None:
-    """After `max_retries` new starts the failed turn is raised."""
+    """After `max_retries` new starts the failed turn raises an error."""
     server = ScriptedServer(session(), interrupted(), interrupted())
 
     with pytest.raises(TurnFailedError, match="cut off"):
@@ -235,7 +232,7 @@ def test_a_session_is_resumed_at_its_open_calls() -> None:
 
 
 def test_outputs_that_were_never_gone_on_with_are_resumed() -> None:
-    """Where every output is stored but its turn failed, they are sent as they are, and no tool runs again."""
+    """If every output is stored but the turn failed, the outputs are sent again and no tool runs."""
     outputs = [{"call_id": "a", "output": "7"}, {"call_id": "b", "output": "8"}]
     server = ScriptedServer(session(status="awaiting_tool"), given(outputs), turn(text="It is 15."))
 
@@ -277,7 +274,7 @@ def test_a_turn_without_an_answer_is_an_error(status: str) -> None:
 
 
 async def test_async_tools_run_on_the_callers_loop() -> None:
-    """In AsyncGraftwork, async and plain functions mix."""
+    """AsyncGraftwork runs async tools on the caller's loop, beside plain functions."""
     server = ScriptedServer(session(), awaiting(call("a", "slow"), call("b", "plain")), turn(text="Done."))
     loops = []
 
@@ -294,7 +291,7 @@ async def test_async_tools_run_on_the_callers_loop() -> None:
 
 
 def test_async_tools_work_in_the_plain_client() -> None:
-    """A coroutine function is awaited there too."""
+    """The plain client awaits an async tool."""
     server = ScriptedServer(session(), awaiting(call("a", "slow")), turn(text="Done."))
 
     async def slow() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A session's stream survives its connection: every event once, in order, to the end of the turn."""
+"""Tests of a session's stream: each event comes once and in order, also after lost connections."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ def seqs(events: list[SessionEvent]) -> list[int]:
 
 
 def test_events_are_typed() -> None:
-    """Each type has its class, and the session learns its new head."""
+    """Each event type has its class, and the session gets its new head."""
     server = ScriptedServer(session(), stream(*EVENTS))
     talk = server.client().sessions.create(model="base")
 
@@ -91,7 +91,7 @@ def test_a_server_that_stays_away_ends_the_stream() -> None:
 
 
 def test_progress_renews_the_patience() -> None:
-    """A line that drops after every event is followed to the end, however often that is."""
+    """Each new event resets the count of retries, so a line that often breaks is followed to the end."""
     server = ScriptedServer(session(), *[stream(event, broken=True) for event in EVENTS])
 
     events = list(server.client(max_retries=1).sessions.create(model="base").turn("Hi", stream=True))
@@ -100,7 +100,7 @@ def test_progress_renews_the_patience() -> None:
 
 
 def test_an_unknown_position_is_not_guessed() -> None:
-    """Where the last event's number is not known, a break before the first new one asks for the same turn again."""
+    """If the last event's number is unknown, a break before the first event starts the same turn again."""
     server = ScriptedServer(session(last_seq=None), stream(broken=True), stream(*EVENTS))
     talk = server.client().sessions.get("ses_1")
 
@@ -113,7 +113,7 @@ def test_an_unknown_position_is_not_guessed() -> None:
 
 
 def test_a_found_session_knows_its_position() -> None:
-    """The server says how many events a session has had, so that its events can be resumed from the start."""
+    """The answer for a session has its number of events, so that its events can be resumed."""
     server = ScriptedServer(session(last_seq=2), stream(broken=True), stream(*EVENTS))
     talk = server.client().sessions.get("ses_1")
 
@@ -202,7 +202,7 @@ def test_leaving_early_closes_the_connection() -> None:
 
 @pytest.mark.parametrize("last", [EVENTS[3], b'event: error\ndata: {"error": {"message": "Gone."}}\n\n'])
 async def test_an_ended_stream_holds_no_connection(last: bytes) -> None:
-    """At the turn's end or a failure the connection goes back, though the server has not closed it."""
+    """At the turn's end or a failure the connection is released, even if the server keeps it open."""
     plain, awaited = stream(last, PING), stream(last, PING)
     server = ScriptedServer(session(), plain, session(), awaited)
 
@@ -240,7 +240,7 @@ async def test_awaiting_a_stream_opens_it() -> None:
 @settings(max_examples=examples(60))
 @given(st.data())
 def test_no_cut_loses_or_repeats_an_event(data: st.DataObject) -> None:
-    """Cut at any byte, any number of times, with replays that overlap: each event comes exactly once."""
+    """With cuts at any byte and overlapping replays, each event comes exactly once."""
     whole = b"".join(EVENTS)
     replies: list[Reply] = []
     for _ in range(data.draw(st.integers(0, 4))):

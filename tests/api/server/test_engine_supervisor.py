@@ -1,4 +1,4 @@
-"""The embedded engine's process: started, waited for, restarted, ended, and never left behind."""
+"""Tests of the embedded engine's process: start, wait, restart and end."""
 
 import asyncio
 import os
@@ -66,7 +66,7 @@ async def test_start_and_stop(running_child: EngineChild) -> None:
 
 
 async def test_restart(running_child: EngineChild) -> None:
-    """A child that dies is followed by another."""
+    """A child that dies is started again."""
     first = running_child.process_id
     assert first is not None
     born = running_child.next_birth
@@ -79,7 +79,7 @@ async def test_restart(running_child: EngineChild) -> None:
 
 
 async def test_stillbirth() -> None:
-    """A child that ends before it ever answered is an error with its status, and is not started again."""
+    """A child that ends before its first answer is an error with its status, and is not started again."""
     engine_child = child(DIES)
 
     with pytest.raises(Unavailable, match="status 3"):
@@ -88,7 +88,7 @@ async def test_stillbirth() -> None:
 
 
 async def test_lifeline() -> None:
-    """A child whose parent is gone ends by itself."""
+    """A child whose parent has ended ends by itself."""
     program = (
         "import os, sys, threading, signal\n"
         "from graftwork.api.server.engine_process import watch_parent\n"
@@ -109,7 +109,7 @@ async def test_lifeline() -> None:
 
 
 def test_orders_hold_no_secret() -> None:
-    """An engine is told how to run, and none of the gateway's secrets."""
+    """The engine's orders hold its settings and no secret of the gateway."""
     settings = Settings(
         data_dir=Path("x"), admin_key="gwa_a_secret", pepper="a secret", database_url="postgresql://secret"
     )

@@ -1,4 +1,4 @@
-"""Both quota keepers beside a reference that keeps every request in a list and tries every moment."""
+"""Tests of both quota keepers against a reference that keeps every request in a list."""
 
 import asyncio
 import secrets
@@ -142,7 +142,7 @@ async def end_in_both(reservation: Reservation, reference: Reference, listed: Li
 @settings(max_examples=examples(300))
 @given(quota=quotas, history=st.lists(steps, max_size=40))
 def test_the_local_keeper_answers_as_the_list_does(quota: Quota, history: list[Step]) -> None:
-    """Admissions, remainders and waits are those of the definition, whatever happens in whatever order."""
+    """The local keeper's admissions, remainders and waits equal those of the list for random histories."""
     clock = ManualClock()
     keeper = LocalQuotaKeeper(clock, EmptyLedger())
 
@@ -153,7 +153,7 @@ def test_the_local_keeper_answers_as_the_list_does(quota: Quota, history: list[S
 
 @pytest.mark.redis
 def test_the_redis_keeper_answers_as_the_list_does(redis_url: str, redis_prefix: str) -> None:
-    """The script in Redis keeps to the same definition."""
+    """The Redis keeper's admissions, remainders and waits equal those of the list for random histories."""
 
     @settings(max_examples=examples(40))
     @given(quota=quotas, history=st.lists(steps, max_size=40))
