@@ -1,7 +1,5 @@
-"""Many actions on sessions at the same time: nothing is lost or doubled, and refusals are typed.
-
-The database decides the order of the actions, so the tests check the state afterwards and predict nothing.
-"""
+"""Tests of many actions on sessions at the same time. The database decides their order, so the tests check only the
+state afterwards."""
 
 import asyncio
 from collections.abc import Sequence
@@ -186,5 +184,5 @@ async def run_and_check(database: Database, groups: Sequence[Sequence[tuple[str,
 @settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(groups=action_groups)
 async def test_concurrent_actions(database: Database, groups: list[list[tuple[str, int, int]]]) -> None:
-    """The checks above hold after any actions that run at the same time."""
+    """After any actions at the same time nothing is lost or doubled, and each refusal is typed."""
     await run_and_check(database, groups)

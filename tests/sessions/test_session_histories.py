@@ -1,4 +1,4 @@
-"""Random sequences of actions on sessions: the stored tokens equal the prompts, and the events have no gap."""
+"""Tests of random sequences of actions on sessions."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -302,7 +302,8 @@ async def postgres_database(postgres_url: str) -> AsyncIterator[Database]:
 @settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(operations, min_size=8, max_size=24))
 async def test_any_history(sqlite_database: Database, steps: list[tuple[object, ...]]) -> None:
-    """The checks above hold after turns, tool outputs, forks, rewinds, cancels, failures and crashes in any order."""
+    """After any turns, tool outputs, forks, rewinds, cancels, failures and crashes, stored tokens equal the prompts
+    and events have no gap."""
     await run_random_actions(sqlite_database, steps)
 
 
@@ -310,5 +311,5 @@ async def test_any_history(sqlite_database: Database, steps: list[tuple[object, 
 @settings(max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(operations, min_size=12, max_size=24))
 async def test_any_history_on_postgres(postgres_database: Database, steps: list[tuple[object, ...]]) -> None:
-    """The same holds on PostgreSQL."""
+    """After any actions on PostgreSQL, stored tokens equal the prompts and events have no gap."""
     await run_random_actions(postgres_database, steps)

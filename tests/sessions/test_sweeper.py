@@ -1,4 +1,4 @@
-"""The sweep deletes every row of a session past its time to live, and no row of another session."""
+"""Tests of the sweep, which deletes every row of a session past its time to live and no other."""
 
 from random import Random
 

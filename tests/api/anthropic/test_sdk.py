@@ -1,4 +1,4 @@
-"""The unmodified `anthropic` package against a gateway that listens on a real port."""
+"""Tests of the unmodified `anthropic` package against a gateway on a real port."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a POST that is sent twice runs once."""
+"""Tests of `Idempotency-Key`: a POST that is sent twice runs once."""
 
 import asyncio
 

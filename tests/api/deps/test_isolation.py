@@ -1,4 +1,4 @@
-"""Another tenant's id answers like an id that does not exist, on every route that takes one."""
+"""Tests that another tenant's id answers like an unknown id on every route."""
 
 import re
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ async def test_ids_of_others(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_owner_is_let_in(gateway: Gateway, tenant: TestTenant) -> None:
-    """The owner's same requests are not a 404, so the test above can fail."""
+    """The owner's same requests are not a 404, so the requests of `test_ids_of_others` are valid."""
     owned = await owned_ids(tenant)
     for method, path, _ in tenant_routes(gateway):
         if method == "GET":
@@ -125,7 +125,7 @@ async def test_cursors_of_others(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_engine_domains(gateway: Gateway, tenant: TestTenant) -> None:
-    """Two tenants' requests are in two isolation domains, one tenant's in one, and neither names the tenant."""
+    """Each tenant has one isolation domain of its own, which does not name the tenant."""
     other = await gateway.tenant("Other")
     for client in (tenant.client, tenant.client, other.client):
         await client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})

@@ -1,4 +1,4 @@
-"""Authentication, limits on bodies, and the shape of errors."""
+"""Tests of authentication, limits on bodies, and the shape of errors."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Logprobs, several choices and penalties through the unmodified `openai` package, streamed and not."""
+"""Tests of logprobs, choices and penalties through the unmodified `openai` package."""
 
 from collections.abc import AsyncIterator
 
@@ -71,7 +71,7 @@ async def test_streamed_chat(client: AsyncOpenAI) -> None:
 
 
 async def test_completion(client: AsyncOpenAI) -> None:
-    """Tokens, their logprobs, the alternatives and where each begins, as parallel lists, for every choice."""
+    """Each choice has parallel lists of tokens, logprobs, alternatives and offsets."""
     answer = await client.completions.create(model="tiny", prompt=["ab", "cd"], n=2, logprobs=2, max_tokens=50)
 
     assert len(answer.choices) == 4
@@ -87,7 +87,7 @@ async def test_completion(client: AsyncOpenAI) -> None:
 
 
 async def test_echoed_prompts_are_not_scored(client: AsyncOpenAI) -> None:
-    """Scores of a prompt are not made, so asking for them is refused and not answered with half of them."""
+    """A request for the logprobs of an echoed prompt is refused, because they are not computed."""
     with pytest.raises(BadRequestError) as refused:
         await client.completions.create(model="tiny", prompt="ab", logprobs=2, echo=True)
 
@@ -109,7 +109,7 @@ async def test_streamed_completion(client: AsyncOpenAI) -> None:
 
 
 async def test_everything_at_once(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """n, logit_bias and both penalties are taken as the SDK sends them, and the prompt is charged once."""
+    """A request with n, logit_bias and both penalties is served, and its prompt is charged once."""
     answer = await client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "Hi"}],

@@ -1,4 +1,4 @@
-"""A session's events as a stream."""
+"""Tests of a session's events as a stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -24,7 +24,7 @@ class Client:
 
 
 async def test_ping() -> None:
-    """While nothing happens a session's stream is kept alive by pings, which have no id."""
+    """A session's stream sends pings without an id while no event comes."""
     client, release = Client(), asyncio.Event()
 
     async def events() -> AsyncGenerator[SessionEvent, None]:
@@ -55,7 +55,7 @@ async def test_failure_to_read_on() -> None:
 
 
 async def test_leaving_ends_the_reading() -> None:
-    """A reader who leaves while nothing happens has ended the generator that it read from."""
+    """When a reader leaves a quiet stream, the generator that it reads from is closed."""
     client, ended = Client(), asyncio.Event()
 
     async def events() -> AsyncGenerator[SessionEvent, None]:

@@ -17,12 +17,12 @@ def event_of(text: str) -> bytes:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_text_event_has_the_bytes_of_the_whole_event(text: str) -> None:
-    """Encoding the rest once changes no byte, whatever the text."""
+    """An event whose fixed part is encoded once has the same bytes for every text."""
     assert TextEvents(event_of).of(text) == event_of(text)
 
 
 def test_a_text_must_stand_in_its_event_once() -> None:
-    """An event that has its text twice, or not at all, is refused when it is made ready."""
+    """An event that contains its text twice or not at all is refused when it is prepared."""
     with pytest.raises(ValueError, match="unpack"):
         TextEvents(lambda text: data_event({"one": text, "other": text}))
     with pytest.raises(ValueError, match="unpack"):
@@ -49,7 +49,7 @@ async def test_a_stream_sends_what_its_source_writes() -> None:
 
 
 async def test_a_source_that_fails_ends_the_stream_all_the_same() -> None:
-    """`on_end` is called, and the body is left open, so that the client sees that something is missing."""
+    """If the source fails, `on_end` is called and the body is left open, so that the client sees a broken stream."""
     sent: list[Message] = []
     ended: list[bool] = []
 
@@ -89,7 +89,7 @@ class Client:
 
 
 async def test_silence_is_filled_with_pings() -> None:
-    """While no event is written, pings are, and the events keep their order between them."""
+    """Pings are written while no event is, and the events keep their order."""
     client = Client()
 
     async with heartbeats(client.write, PING, silence_s=0.0) as write:
@@ -101,7 +101,7 @@ async def test_silence_is_filled_with_pings() -> None:
 
 
 async def test_an_event_puts_the_next_ping_off() -> None:
-    """A stream that is never silent for so long gets no ping."""
+    """A stream whose events come often enough gets no ping."""
     client = Client()
 
     async with heartbeats(client.write, PING, silence_s=3600.0) as write:
@@ -113,7 +113,7 @@ async def test_an_event_puts_the_next_ping_off() -> None:
 
 
 async def test_no_ping_after_the_end() -> None:
-    """Leaving the block ends the beating."""
+    """No ping is written after the block has ended."""
     client = Client()
 
     async with heartbeats(client.write, PING, silence_s=0.0):

@@ -35,7 +35,7 @@ class Reader:
 
 
 async def test_events_wait_for_their_reader(sqlite_database: Database) -> None:
-    """A reader that comes late gets every event, from the first one to the last."""
+    """A reader that comes late gets every event from the first to the last."""
     engine, tasks, reader = FakeEngine(text="one two"), ServerTasks(), Reader()
     job = make_job(engine, sqlite_database)
     job.start(tasks)
@@ -50,7 +50,7 @@ async def test_events_wait_for_their_reader(sqlite_database: Database) -> None:
 
 
 async def test_a_slow_reader_makes_the_generation_wait(sqlite_database: Database) -> None:
-    """While the reader takes one event, no other one is handed to it."""
+    """A reader gets no event while it still takes another one."""
     engine, tasks, reader = FakeEngine(text="one two"), ServerTasks(), Reader()
     reader.may_take.clear()
     job = make_job(engine, sqlite_database)

@@ -1,4 +1,4 @@
-"""A tenant's adapters, their aliases, and how they appear as models."""
+"""Tests of a tenant's adapters, their aliases, and their names as models."""
 
 from typing import Any
 

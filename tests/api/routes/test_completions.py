@@ -1,4 +1,4 @@
-"""`POST /v1/completions`, `/v1/tokenize` and `/v1/detokenize`."""
+"""Tests of `POST /v1/completions`, `/v1/tokenize` and `/v1/detokenize`."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The unmodified `openai` package against a gateway that listens on a real port."""
+"""Tests of the unmodified `openai` package against a gateway on a real port."""
 
 import asyncio
 import json

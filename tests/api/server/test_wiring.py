@@ -106,7 +106,7 @@ async def test_gateways_that_share_a_data_folder(
 
 
 def test_names_of_gateways(tmp_path: Path, tiny_model: Path) -> None:
-    """A gateway's name stays over restarts, fits its column, and differs where the data folder or port differs."""
+    """A gateway's name stays over restarts, fits its column and differs by port; without a fixed port there is none."""
     settings = gateway_settings(tmp_path, tiny_model)
     column = SessionRow.__table__.c.lease_owner.type
     assert isinstance(column, String)

@@ -39,8 +39,8 @@ TestMemoryMachine.settings = settings(max_examples=examples(60), stateful_step_c
 
 @pytest.mark.parametrize("seed", range(4))
 def test_thousands_of_operations_break_no_invariant(seed: int) -> None:
-    """Four worlds of 4,000 operations each break no invariant, and every kind of copy, failure, move and wait occurs in
-    them."""
+    """Four runs of 4,000 random operations break no invariant, and every kind of copy, failure, move and wait occurs
+    in them."""
     random = Random(seed)
     operations = RandomCacheOperations(disk_pages=(200, 12)[seed % 2], host=HOST)
 

@@ -1,4 +1,4 @@
-"""The engine behind gRPC: clients get the loop's outputs, and failures are typed."""
+"""Tests of the engine behind gRPC, and of its typed failures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""The scheduler with copies that end late, in any order, or fail: no request computes on missing KV."""
+"""Tests of the scheduler with copies that end late, in any order, or fail."""
 
 from collections import Counter
 from random import Random

@@ -1,4 +1,4 @@
-"""The scheduler with drafts, over a model that is a function of the text: every answer is what the function gives."""
+"""Tests of the scheduler with drafts, over a model that is a function of the text."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Drafts change when a token comes and never which: engines with and without drafts, over the same requests."""
+"""Tests that drafts change no token: engines with and without drafts over the same requests."""
 
 from collections import Counter
 from math import sqrt

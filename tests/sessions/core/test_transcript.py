@@ -1,4 +1,4 @@
-"""Token ids as they are stored, and what a turn adds to them."""
+"""Tests of stored token ids, and of what a turn adds to them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What a request used reaches the usage rows, the quota and the metrics."""
+"""Tests of a request's usage in the usage rows, the quota and the metrics."""
 
 import pytest
 

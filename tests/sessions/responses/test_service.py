@@ -1,4 +1,4 @@
-"""Responses on sessions: on which session each runs, with which prompt, and which rows stay."""
+"""Tests of responses on sessions: their session, their prompt, and the rows that stay."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""The rows that responses leave: none of unstored ones, and none that nothing uses."""
+"""Tests of the rows of responses: none of unstored ones, and none that nothing uses."""
 
 import pytest
 

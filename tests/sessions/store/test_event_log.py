@@ -1,4 +1,4 @@
-"""Events of running turns on their way into the store."""
+"""Tests of the event log: the group commit of events of running turns."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ class EventLogDriver:
 
 
 async def test_the_first_event_is_committed_at_once_and_later_ones_wait() -> None:
-    """A quiet moment's first event is committed without a wait; later ones go together 20 ms after the first of them."""
+    """The first event after a pause is committed at once, and later ones together 20 ms after the first of them."""
     driver = EventLogDriver()
     stream = driver.open("ses_1")
 
@@ -80,7 +80,7 @@ async def test_the_first_event_is_committed_at_once_and_later_ones_wait() -> Non
 
 
 async def test_turns_share_a_commit() -> None:
-    """What several turns put in one moment is one group, and each turn's feed shows its own."""
+    """Events of several turns are committed as one group, and each turn's feed shows its own."""
     driver = EventLogDriver()
     first, second = driver.open("ses_1"), driver.open("ses_2")
 
@@ -93,7 +93,7 @@ async def test_turns_share_a_commit() -> None:
 
 
 async def test_nothing_is_shown_while_its_commit_runs() -> None:
-    """Events that come during a commit gather, and go at once when it ends after more than 20 ms."""
+    """Events that come during a commit of more than 20 ms are committed when it ends."""
     driver = EventLogDriver()
     stream = driver.open("ses_1")
     driver.store.may_end.clear()
@@ -207,7 +207,7 @@ async def test_a_turn_waits_when_too_many_of_its_events_are_not_stored() -> None
 
 @pytest.mark.parametrize(("interval_ms", "most"), [(0.5, 6), (1, 11), (2, 21), (2.5, 26), (5, 51), (25, 200)])
 async def test_how_many_commits_a_turn_of_two_hundred_tokens_takes(interval_ms: float, most: int) -> None:
-    """About one commit in 20 ms: few with a fast engine, and one a token with an engine slower than that."""
+    """A turn takes one commit for each 20 ms, and at most one for each token."""
     driver = EventLogDriver()
     stream = driver.open("ses_1")
 

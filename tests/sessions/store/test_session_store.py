@@ -1,4 +1,4 @@
-"""Sessions in the database."""
+"""Tests of sessions in the database."""
 
 from graftwork.platform.database import Database
 from graftwork.sessions.core.session import SessionKind, SessionStatus

@@ -1,4 +1,4 @@
-"""The transactions of a turn, and the leases that allow them."""
+"""Tests of the transactions of a turn, and of the leases that allow them."""
 
 from collections.abc import Sequence
 from dataclasses import replace

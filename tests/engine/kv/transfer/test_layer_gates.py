@@ -64,6 +64,7 @@ def test_the_stream_waits_for_the_group_that_holds_the_layer() -> None:
 
 
 def test_a_failed_load_lets_no_step_read_missing_layers() -> None:
+    """The gate of a failed load raises LoadFailed at the first layer that is missing."""
     gates, gate = LayerGates(), LayerGate(4)
     gates.add("load", gate)
     gate.open_layers(2, nothing)
