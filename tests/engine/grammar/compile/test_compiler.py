@@ -61,7 +61,7 @@ class CompilerDriver:
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[CompilerDriver]:
-    """One nursery for all: importing the engines takes seconds."""
+    """One compiler for all tests, because its server takes seconds to import the grammar engines."""
     driver = CompilerDriver()
     yield driver
     driver.compiler.close()
@@ -137,7 +137,7 @@ def test_a_compile_that_needs_too_much_memory_ends_alone() -> None:
     assert refusal.code == "grammar_too_costly"
 
 
-def test_a_nursery_that_dies_is_answered_for_and_replaced() -> None:
+def test_a_compile_server_that_dies_is_answered_for_and_replaced() -> None:
     """When the compile server dies, waiting requests get an error and the next request starts another server."""
     driver = CompilerDriver()
     try:
@@ -154,7 +154,7 @@ def test_a_nursery_that_dies_is_answered_for_and_replaced() -> None:
     assert not isinstance(served, GraftworkError)
 
 
-def test_a_nursery_that_dies_takes_its_children_along() -> None:
+def test_a_compile_server_that_dies_takes_its_children_along() -> None:
     """When the compile server dies, its compiles fail at once and its child processes end."""
     driver = CompilerDriver(replace(LIMITS, seconds=30.0))
     try:
@@ -187,7 +187,7 @@ def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
     driver = CompilerDriver(replace(LIMITS, wall_seconds=4.0))
     hard = GrammarSource(GrammarKind.EBNF, EXPLODING)
     try:
-        driver.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))  # the nursery has come up, and has its engine
+        driver.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))  # the compile server has started and imported its engine
         driver.ask(hard)
         children = Path(f"/proc/{driver.server_pid}/task/{driver.server_pid}/children")
         while not (child := children.read_text().strip()):
@@ -204,7 +204,7 @@ def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
     assert (late.code, kept) == ("grammar_not_reached", None)
 
 
-def test_a_job_that_the_nursery_does_not_read_holds_nobody_up() -> None:
+def test_a_job_that_the_compile_server_does_not_read_holds_nobody_up() -> None:
     """A grammar that is longer than a pipe's buffer does not block the caller."""
     driver = CompilerDriver()
     long = GrammarSource(GrammarKind.EBNF, "#" * (1 << 20))
