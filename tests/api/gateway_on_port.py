@@ -10,7 +10,7 @@ from tests.api.in_process_gateway import Gateway
 
 @asynccontextmanager
 async def gateway_on_port(gateway: Gateway) -> AsyncGenerator[str, None]:
-    """Where the gateway listens, while the block runs."""
+    """Runs a gateway on a free port. Yields its address."""
     ready = asyncio.Event()
     with bind("127.0.0.1", 0) as listening:
         server = HttpServer(gateway.app, ready.set)

@@ -56,7 +56,7 @@ class Gateway:
 
 @dataclass
 class TestTenant:
-    """A tenant and its way in."""
+    """A tenant with its key and client."""
 
     __test__ = False
 
@@ -84,7 +84,7 @@ def adapter_upload(seed: int = 0) -> dict[str, tuple[str, bytes]]:
 
 @asynccontextmanager
 async def open_gateway(settings: Settings, inspector: AdapterInspector | None = None) -> AsyncGenerator[Gateway, None]:
-    """`inspector` may be one that several gateways share."""
+    """Runs a gateway over a fake engine. Several gateways may share `inspector`."""
     engine, clock = FakeEngine(), ManualClock()
     async with AsyncExitStack() as stack:
         resources = await stack.enter_async_context(
@@ -104,7 +104,7 @@ def gateway_settings(data_dir: Path, model: Path, database_url: str | None = Non
 
 
 def write_model_folder(path: Path) -> Path:
-    """What a gateway reads of a model: everything but the weights."""
+    """Writes the files of a model that a gateway reads: all but the weights."""
     path.mkdir(parents=True, exist_ok=True)
     config = {"max_position_embeddings": CONTEXT_TOKENS, "eos_token_id": END}
     (path / "config.json").write_text(json.dumps(config))
@@ -120,18 +120,18 @@ def chat(content: str = "What is the weather?", **fields: Any) -> dict[str, Any]
 
 
 def data_lines(text: str) -> list[str]:
-    """What stands behind `data: ` in a stream."""
+    """Returns the texts after `data: ` in a stream."""
     return [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
 
 
 def chunks(text: str) -> list[dict[str, Any]]:
-    """The chunks of an OpenAI stream that ended well."""
+    """Returns the chunks of an OpenAI stream that ended well."""
     lines = data_lines(text)
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 
 
 def session_frames(text: str) -> list[dict[str, str]]:
-    """Server-sent events as their fields."""
+    """Returns the fields of each server-sent event."""
     blocks = [block for block in text.split("\n\n") if block]
     return [dict(line.split(": ", 1) for line in block.split("\n")) for block in blocks]

@@ -28,7 +28,7 @@ def small_load(shape: Shape, num_turns: int, num_live: int = 60) -> Load:
 
 
 def flooded(trace: Trace) -> Trace:
-    """The same sessions, all of one domain but every fourth with its sub-agents, which are of another."""
+    """Returns the same sessions, with three of four in one domain and the others in another."""
     domains: list[str] = []
     for session in trace.sessions:
         own = "quiet" if session.number % 4 == 0 else "flood"

@@ -35,7 +35,7 @@ def as_sent(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(client: OpenAI, case: Case) -> tuple[str, str | None]:
-    """Stream one answer; its calls in the model's own form, and why it ended."""
+    """Streams one answer. Returns its calls in the model's own form, and the finish reason."""
     names: list[str] = []
     arguments: list[str] = []
     finish = None
@@ -117,7 +117,7 @@ def test_a_quota_of_kv_moves_a_session_down_and_refuses_it_nothing(server: DemoS
 
 
 def cache_once(client: httpx.Client, path: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Where a session's history is, asked again until it is so."""
+    """Returns the tiers of a session's history once they meet a condition."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         tiers: dict[str, Any] = client.get(f"{path}/cache").json()["tiers"]

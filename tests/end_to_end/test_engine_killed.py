@@ -24,7 +24,7 @@ def client(restartable: DemoServer) -> Iterator[httpx.Client]:
 
 
 def begin_session(client: httpx.Client) -> str:
-    """A session with tools that has answered once."""
+    """Creates a session with tools that has had one turn."""
     body = {"model": "helpdesk", "tools": list(TOOLS.values()), "sampling": {"temperature": 0}}
     session = client.post("/v1/sessions", json=body)
     assert session.status_code == 201, session.text
@@ -34,7 +34,7 @@ def begin_session(client: httpx.Client) -> str:
 
 
 def take_turn(client: httpx.Client, path: str, text: str) -> dict[str, Any]:
-    """A turn; while there is no engine it is tried again, as clients do."""
+    """Runs a turn. Repeats it while there is no engine, as clients do."""
     deadline = time.monotonic() + _WITHIN_S
     while (answer := client.post(f"{path}/turns", json={"input": text})).status_code == 503:
         assert time.monotonic() < deadline, answer.text
@@ -44,7 +44,7 @@ def take_turn(client: httpx.Client, path: str, text: str) -> dict[str, Any]:
 
 
 def wait_for_disk(client: httpx.Client, path: str) -> dict[str, Any]:
-    """A session's cache once the copies on disk are as many as those on the host."""
+    """Returns a session's cache once the disk has as many pages as the host."""
     deadline = time.monotonic() + _WITHIN_S
     while time.monotonic() < deadline:
         cache: dict[str, Any] = client.get(f"{path}/cache").json()

@@ -35,7 +35,7 @@ def prompts() -> Prompts:
 
 
 def reference(job: str, prompts: list[list[int]]) -> list[list[int]]:
-    """transformers' generate, and peft over it, one prompt at a time, in fp32."""
+    """Returns the tokens of transformers' generate, with peft, one prompt at a time in fp32."""
     torch.set_num_threads(1)
     model: Any = AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32)
     if job != "base":
@@ -53,7 +53,7 @@ def reference(job: str, prompts: list[list[int]]) -> list[list[int]]:
 
 
 async def served(server: DemoServer, prompts: Prompts) -> dict[str, list[list[int]]]:
-    """All prompts of all jobs at once, through /v1/completions."""
+    """Returns the answers to all prompts of all jobs, sent at once to /v1/completions."""
 
     async def complete(client: AsyncOpenAI, model: str, prompt: list[int]) -> list[int]:
         answer = await client.completions.create(

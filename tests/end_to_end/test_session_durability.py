@@ -24,7 +24,7 @@ _MB = 1 << 20
 
 
 def frames(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The numbered events of a stream."""
+    """Returns the numbered events of a stream."""
     seq = 0
     for line in lines:
         if line.startswith("id: "):
@@ -34,7 +34,7 @@ def frames(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def replay(server: DemoServer, headers: dict[str, str], session_id: str, after: int) -> list[tuple[int, Any]]:
-    """What a reader is told who has seen everything up to `after`."""
+    """Returns the events that a reader gets after number `after`."""
     headers = headers | {"last-event-id": str(after)}
     with httpx.stream("GET", f"{server.url}/v1/sessions/{session_id}/events", headers=headers, timeout=60) as answer:
         return list(frames(answer.iter_lines()))
@@ -90,7 +90,7 @@ def test_a_client_that_asks_for_it_takes_its_turn_along(server: DemoServer) -> N
 
 @dataclass
 class ClientSession:
-    """One session that a client holds, and all that it knows was said."""
+    """A session as a client knows it: its id and all items sent or received."""
 
     client: httpx.AsyncClient
     name: str
@@ -134,7 +134,7 @@ class ClientSession:
 
 
 def content_of(item: dict[str, Any]) -> tuple[str, ...]:
-    """What an item says, however it is written."""
+    """Returns the content of an item, in whichever form it is written."""
     if item["type"] == "message":
         text = item.get("text") or "".join(part["text"] for part in item["content"])
         return ("message", item["role"], text)
@@ -144,7 +144,7 @@ def content_of(item: dict[str, Any]) -> tuple[str, ...]:
 
 
 async def run_sessions(server: DemoServer, num_sessions: int, num_turns: int) -> list[ClientSession]:
-    """That many sessions at once, so many turns each."""
+    """Runs `num_sessions` sessions at once with `num_turns` turns each."""
     headers = {"authorization": f"Bearer {server.key('Plain')}"}
     limits = httpx.Limits(max_connections=num_sessions)
     async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=600, limits=limits) as client:
@@ -162,13 +162,13 @@ async def run_sessions(server: DemoServer, num_sessions: int, num_turns: int) ->
 
 
 def resident_mb(server: DemoServer) -> float:
-    """What the gateway itself holds of memory; its engine is another process."""
+    """Returns the resident memory of the gateway's process in MB."""
     assert server.process is not None
     return float(psutil.Process(server.process.pid).memory_info().rss) / _MB
 
 
 def slope(values: Sequence[float]) -> float:
-    """The least-squares rise from one value to the next."""
+    """Returns the least-squares slope of equally spaced values."""
     middle = (len(values) - 1) / 2
     mean = sum(values) / len(values)
     rise = sum((place - middle) * (value - mean) for place, value in enumerate(values))

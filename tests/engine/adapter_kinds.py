@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def make_peft(base: Path, seed: int, **options: Any) -> PeftModel:
-    """A random adapter, every one of its tensors away from where PEFT begins them."""
+    """Returns a random adapter. Each tensor differs from PEFT's initial value."""
     torch.manual_seed(seed)
     settings: dict[str, Any] = {"lora_alpha": 8, "target_modules": ALL_TARGETS} | options
     with warnings.catch_warnings():
@@ -52,7 +52,7 @@ def make_peft(base: Path, seed: int, **options: Any) -> PeftModel:
 
 
 def weights_of(model: PeftModel, digest: str) -> AdapterWeights:
-    """What PEFT's modules hold, without a detour over files."""
+    """Returns the weights that PEFT's modules hold, without a file in between."""
     weights = AdapterWeights(digest, {})
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
@@ -81,7 +81,7 @@ def _pair(module: Any) -> LoraPair:
 
 @dataclass
 class AdapterKinds:
-    """A base, its adapters in PEFT, and their weights by name."""
+    """A base model with an adapter of every served kind: the PEFT models and their weights by name."""
 
     base: Path
     models: dict[str, torch.nn.Module]

@@ -29,7 +29,7 @@ CONTEXT_PAGES = 2048 // PAGE
 
 @dataclass
 class DemoEngines:
-    """The demo's adapters as artifacts in a folder. `digests` has them by job, once an engine was made."""
+    """Makes engines over the demo's model. `digests` has the adapters by job once an engine was made."""
 
     root: Path
 

@@ -30,7 +30,7 @@ class Reading:
 
 
 def shown(telemetry: Telemetry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Every sample by name and labels, as a scraper reads them."""
+    """Returns every sample by name and labels."""
     text, content_type = telemetry.render()
     assert content_type.startswith("text/plain")
     families = text_string_to_metric_families(text.decode())
@@ -139,7 +139,7 @@ BOUNDS = (0.001, 0.25, 1.0, 2.5)
 
 
 def without_creation_time(registry: CollectorRegistry) -> str:
-    """Without the time at which the histogram was made."""
+    """Returns the exposition without the time at which the histogram was made."""
     return re.sub(r"(_created) \S+", r"\1", generate_latest(registry).decode())
 
 

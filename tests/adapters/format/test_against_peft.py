@@ -36,7 +36,7 @@ PATTERNS = [
 
 
 def load(folder: Path, family: Family) -> AdapterWeights:
-    """The folder through our own reading, from upload to the engine's matrices."""
+    """Reads a folder as an upload and returns the engine's matrices."""
     config = (folder / "adapter_config.json").read_bytes()
     weights = (folder / "adapter_model.safetensors").read_bytes()
     description = replace(DESCRIPTION, biased_targets=BIASED[family])
@@ -56,7 +56,7 @@ def pairs_of(weights: AdapterWeights) -> dict[Place, LoraPair]:
 
 
 def check(folder: Path, family: Family) -> None:
-    """The same modules; on each the same bits and the very same scale; the same parameters replaced."""
+    """Asserts that both have the same modules, bits, scales and replaced parameters."""
     ours, model = load(folder, family), read_back(folder, family)
 
     expected = lora_of(model)
@@ -119,14 +119,14 @@ def test_what_peft_saves_is_what_is_served(case: str, dtype: torch.dtype, tmp_pa
 
 
 def patterns(most: int) -> st.SearchStrategy[dict[str, int]]:
-    """Sorted, as peft writes them: in any other order it cannot read its own file back, since the first one counts."""
+    """Returns patterns in PEFT's sorted order, because the first matching pattern counts."""
     tables = st.dictionaries(st.sampled_from(PATTERNS), st.integers(1, most), max_size=3)
     return tables.map(lambda table: dict(sorted(table.items())))
 
 
 @st.composite
 def lora_options(draw: st.DrawFn) -> tuple[Family, dict[str, Any]]:
-    """Options that peft accepts and that are served here."""
+    """Draws options that peft accepts and that are served."""
     family: Family = draw(st.sampled_from(["llama", "qwen2"]))
     use_dora, lora_bias = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     outside = ["lm_head"] if use_dora or lora_bias else ["lm_head", "embed_tokens"]

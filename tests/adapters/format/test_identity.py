@@ -96,7 +96,7 @@ def test_modules_of_equal_shape_are_told_apart() -> None:
 
 
 def effect(config: bytes, weights: bytes) -> dict[tuple[int | None, str], tuple[float, bytes, bytes]]:
-    """What an engine would apply: by module, the scale and the bits of both factors."""
+    """Returns what an engine would apply: the scale and the bits of both factors by module."""
     spec, _ = identify_adapter(config, weights, DESCRIPTION)
     return {
         (m.layer, m.target): (m.scale, m.A.bits(weights).tobytes(), m.B.bits(weights).tobytes()) for m in spec.modules

@@ -26,7 +26,7 @@ def refusal(weights: bytes) -> ValidationFailed:
 
 
 def changed(name: str, **changes: Any) -> bytes:
-    """The well-formed file with one entry of its header altered."""
+    """Returns a valid file with one changed entry of its header."""
     header, data = entries(tensors())
     header[name] |= changes
     return container(header, data)

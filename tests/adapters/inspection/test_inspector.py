@@ -56,7 +56,7 @@ def num_descriptors() -> int:
 
 @pytest.fixture
 async def small() -> AsyncIterator[AdapterInspector]:
-    """One worker of its own, to be maltreated."""
+    """An inspector with one worker, which the test may kill."""
     inspector = AdapterInspector(num_workers=1)
     yield inspector
     await inspector.close()
@@ -68,7 +68,7 @@ def empty_tensors(number: int) -> bytes:
 
 
 def large() -> bytes:
-    """64 MB that fit `LARGE`: a tenth of a second of work."""
+    """Returns 64 MB that fit `LARGE` and take a tenth of a second."""
     return weights_bytes(tensors() | {"model.embed_tokens.weight": np.zeros((LARGE.vocab_size, 32), np.float32)})
 
 

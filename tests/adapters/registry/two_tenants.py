@@ -25,7 +25,7 @@ BYTES = len(FILES[0])
 
 
 class TwoTenants:
-    """A registry, its store, and two tenants."""
+    """A registry with its store, which two tenants share."""
 
     def __init__(self, database: Database, root: Path, clock: ManualClock, inspector: AdapterInspector) -> None:
         self.database = database

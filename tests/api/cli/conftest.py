@@ -26,7 +26,7 @@ def graftwork(monkeypatch: pytest.MonkeyPatch) -> Graftwork:
 
 @pytest.fixture
 def unreachable(monkeypatch: pytest.MonkeyPatch) -> str:
-    """An address where no server answers, with keys to knock with."""
+    """The address of no server, and keys in the environment."""
     url = "http://127.0.0.1:9"
     for name, value in (("URL", url), ("API_KEY", "gw_key"), ("ADMIN_KEY", "gwa_key")):
         monkeypatch.setenv(f"GRAFTWORK_{name}", value)

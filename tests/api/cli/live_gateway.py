@@ -24,7 +24,7 @@ from tests.api.in_process_gateway import ADMIN_KEY
 
 @dataclass
 class QueuedTextEngine(FakeEngine):
-    """Says the next of `lines` to each request, and `text` once there are no more."""
+    """Answers each request with the next of `lines`, and with `text` when there are no more."""
 
     lines: deque[str] = field(default_factory=deque)
     on_hold: Callable[[], None] | None = None
@@ -48,7 +48,7 @@ class QueuedTextEngine(FakeEngine):
 
 @dataclass(frozen=True)
 class LiveGateway:
-    """Where it listens, and what opens it."""
+    """The address of a listening gateway, and its keys."""
 
     url: str
     key: str
@@ -57,7 +57,7 @@ class LiveGateway:
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens."""
+    """A server that reports when it listens."""
 
     def __init__(self, app: FastAPI, listening: threading.Event) -> None:
         super().__init__(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="off"))
@@ -74,7 +74,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def listening_gateway(data_dir: Path, model: Path, database: Path) -> Iterator[LiveGateway]:
-    """One gateway with one tenant, `acme`. `database` is an upgraded SQLite file, which is copied."""
+    """Runs a gateway with one tenant, `acme`. `database` is an upgraded SQLite file, which is copied."""
     shutil.copy(database, data_dir / "graftwork.db")
     settings = Settings(data_dir=data_dir, model=model, admin_key=ADMIN_KEY, pepper="a pepper for tests")
     engine, listening = QueuedTextEngine(), threading.Event()

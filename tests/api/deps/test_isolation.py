@@ -38,7 +38,7 @@ def tenant_routes(gateway: Gateway) -> Iterator[tuple[str, str, list[str]]]:
 
 
 async def owned_ids(tenant: TestTenant) -> dict[str, str]:
-    """One of everything, with its ids by the names that routes give them."""
+    """Creates one object of each kind. Returns their ids by the names that routes give them."""
     await tenant.push_adapter("pirate")
     await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
@@ -136,7 +136,7 @@ async def test_engine_domains(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 def without_echo(text: str, ids: list[str]) -> str:
-    """A body with the ids that it may echo blotted out."""
+    """Returns a body without the ids that it may repeat."""
     for echoed in ids:
         text = text.replace(echoed, "<id>")
     return text

@@ -22,7 +22,7 @@ async def client(gateway: Gateway, tenant: TestTenant) -> AsyncIterator[AsyncOpe
 
 
 def check_content(content: list[ChatCompletionTokenLogprob], num_top: int) -> None:
-    """One entry a token, its bytes and score, and the likeliest beside it."""
+    """Asserts one entry for each token, with its bytes, its score and its alternatives."""
     assert bytes(byte for entry in content for byte in entry.bytes or ()).decode() == TEXT
     assert [entry.logprob for entry in content] == [pytest.approx(-(token + 1) / 1000) for token in IDS]
     assert all(len(entry.top_logprobs) == num_top for entry in content)

@@ -11,7 +11,7 @@ from graftwork.sessions.core.events import EventType, SessionEvent
 CREATED = SessionEvent(SessionId("ses_1"), TurnId("turn_1"), 1, EventType.TURN_CREATED, {})
 
 
-class Client:
+class RecordingClient:
     """Keeps what is written to it."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Client:
 
 async def test_ping() -> None:
     """A session's stream sends pings without an id while no event comes."""
-    client, release = Client(), asyncio.Event()
+    client, release = RecordingClient(), asyncio.Event()
 
     async def events() -> AsyncGenerator[SessionEvent, None]:
         await release.wait()
@@ -42,7 +42,7 @@ async def test_ping() -> None:
 
 async def test_failure_to_read_on() -> None:
     """A stream that fails has a last event `error`."""
-    client = Client()
+    client = RecordingClient()
 
     async def events() -> AsyncGenerator[SessionEvent, None]:
         raise Unavailable("The database is away.")
@@ -56,7 +56,7 @@ async def test_failure_to_read_on() -> None:
 
 async def test_leaving_ends_the_reading() -> None:
     """When a reader leaves a quiet stream, the generator that it reads from is closed."""
-    client, ended = Client(), asyncio.Event()
+    client, ended = RecordingClient(), asyncio.Event()
 
     async def events() -> AsyncGenerator[SessionEvent, None]:
         try:

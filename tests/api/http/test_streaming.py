@@ -70,7 +70,7 @@ async def test_a_source_that_fails_ends_the_stream_all_the_same() -> None:
 PING = b"ping"
 
 
-class Client:
+class RecordingClient:
     """Keeps what is written to it."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Client:
 
 async def test_silence_is_filled_with_pings() -> None:
     """Pings are written while no event is, and the events keep their order."""
-    client = Client()
+    client = RecordingClient()
 
     async with heartbeats(client.write, PING, silence_s=0.0) as write:
         for event in (b"1", b"2", b"3"):
@@ -102,7 +102,7 @@ async def test_silence_is_filled_with_pings() -> None:
 
 async def test_an_event_puts_the_next_ping_off() -> None:
     """A stream whose events come often enough gets no ping."""
-    client = Client()
+    client = RecordingClient()
 
     async with heartbeats(client.write, PING, silence_s=3600.0) as write:
         await write(b"1")
@@ -114,7 +114,7 @@ async def test_an_event_puts_the_next_ping_off() -> None:
 
 async def test_no_ping_after_the_end() -> None:
     """No ping is written after the block has ended."""
-    client = Client()
+    client = RecordingClient()
 
     async with heartbeats(client.write, PING, silence_s=0.0):
         await client.receive()

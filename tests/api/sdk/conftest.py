@@ -22,7 +22,7 @@ async def gateway(tmp_path: Path, tiny_model: Path) -> AsyncIterator[Gateway]:
 
 
 class LossyTransport(httpx.AsyncBaseTransport):
-    """Reaches the gateway, and loses the next `losses` answers on their way back."""
+    """Sends requests to the gateway, and loses its next `losses` answers."""
 
     def __init__(self, gateway: Gateway, losses: int = 0) -> None:
         self._transport = httpx.ASGITransport(app=gateway.app)

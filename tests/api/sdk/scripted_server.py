@@ -37,7 +37,7 @@ class PiecesOfBody(httpx.SyncByteStream, httpx.AsyncByteStream):
 
 
 class ScriptedServer:
-    """Answers each request with the next reply, or by a rule; remembers requests and the waits between them."""
+    """Answers each request with the next reply or by a rule. Records the requests and the waits between them."""
 
     def __init__(self, *replies: Reply, rule: Rule | None = None) -> None:
         self._replies = list(replies)

@@ -36,15 +36,15 @@ def test_run_answers_calls_until_the_end() -> None:
     server = ScriptedServer(
         session(), awaiting(call("a", "add", x=1, y=2)), awaiting(call("b", "add", x=3, y=4)), turn(text="It is 10.")
     )
-    talk = server.client().sessions.create(model="base")
+    conversation = server.client().sessions.create(model="base")
 
-    run = talk.run("Sum?", tools={"add": lambda x, y: {"sum": x + y}})
+    run = conversation.run("Sum?", tools={"add": lambda x, y: {"sum": x + y}})
 
     assert run.text == "It is 10."
     assert len(run.turns) == 3
     assert server.body(2)["outputs"] == [{"call_id": "a", "output": '{"sum": 3}'}]
     assert server.body(3)["outputs"] == [{"call_id": "b", "output": '{"sum": 7}'}]
-    assert talk.head == "ckp_1"
+    assert conversation.head == "ckp_1"
 
 
 def test_calls_of_one_turn_run_side_by_side() -> None:
@@ -92,14 +92,14 @@ def test_a_slow_tool_is_given_up() -> None:
 def test_endless_calls_are_stopped() -> None:
     """After `max_turns` a run ends, and the tools of the last turn are not run."""
     server = ScriptedServer(session(), *[awaiting(call("a", "f")) for _ in range(3)])
-    talk = server.client().sessions.create(model="base")
+    conversation = server.client().sessions.create(model="base")
     runs: list[int] = []
 
     with pytest.raises(ToolLoopError) as stopped:
-        talk.run("Loop", tools={"f": lambda: runs.append(1)}, max_turns=3)
+        conversation.run("Loop", tools={"f": lambda: runs.append(1)}, max_turns=3)
 
     assert (len(server.requests), len(runs), len(stopped.value.turns)) == (4, 2, 3)
-    assert talk.status == "awaiting_tool"
+    assert conversation.status == "awaiting_tool"
 
 
 def test_each_tool_has_its_own_time() -> None:
@@ -127,7 +127,7 @@ def test_each_tool_has_its_own_time() -> None:
     assert second == "ok"
 
 
-class Unspeakable:
+class RaisesOnRepr:
     """Cannot even be shown."""
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class Unspeakable:
         (TimeoutError("the database is slow"), "TimeoutError: the database is slow"),
         (asyncio.CancelledError("changed my mind"), "CancelledError: changed my mind"),
         (StopIteration(), "RuntimeError: "),
-        (Unspeakable(), "RuntimeError: no words"),
+        (RaisesOnRepr(), "RuntimeError: no words"),
         ({(1, 2): 3}, "TypeError"),
         ("half a pair: \ud800", "UnicodeEncodeError"),
     ],
@@ -245,12 +245,12 @@ def test_outputs_that_were_never_gone_on_with_are_resumed() -> None:
 def test_a_failed_turn_of_outputs_leaves_the_session_waiting() -> None:
     """Only a successful turn changes the session's known state."""
     server = ScriptedServer(session(), awaiting(call("a", "f")), turn("failed", checkpoint_id=None))
-    talk = server.client().sessions.create(model="base")
-    talk.turn("Go")
+    conversation = server.client().sessions.create(model="base")
+    conversation.turn("Go")
 
-    talk.tool_outputs([ToolOutput("a", "7")])
+    conversation.tool_outputs([ToolOutput("a", "7")])
 
-    assert (talk.status, talk.head) == ("awaiting_tool", "ckp_1")
+    assert (conversation.status, conversation.head) == ("awaiting_tool", "ckp_1")
 
 
 def test_a_session_at_rest_has_nothing_to_resume() -> None:
@@ -283,8 +283,8 @@ async def test_async_tools_run_on_the_callers_loop() -> None:
         return "slow"
 
     async with server.async_client() as client:
-        talk = await client.sessions.create(model="base")
-        run = await talk.run("Go", tools={"slow": slow, "plain": lambda: "plain"})
+        conversation = await client.sessions.create(model="base")
+        run = await conversation.run("Go", tools={"slow": slow, "plain": lambda: "plain"})
 
     assert run.text == "Done."
     assert loops == [asyncio.get_running_loop()]
@@ -327,8 +327,8 @@ def test_branches_are_sessions() -> None:
 def test_partial_answers_update_what_they_name() -> None:
     """An answer that says only the status leaves the rest of the session as it was."""
     server = ScriptedServer(session(head="ckp_7"), httpx.Response(200, json={"status": "closed"}))
-    talk = server.client().sessions.create(model="base")
+    conversation = server.client().sessions.create(model="base")
 
-    talk.close()
+    conversation.close()
 
-    assert (talk.status, talk.head, talk.id) == ("closed", "ckp_7", "ses_1")
+    assert (conversation.status, conversation.head, conversation.id) == ("closed", "ckp_7", "ses_1")

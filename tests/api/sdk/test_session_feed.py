@@ -41,12 +41,12 @@ def seqs(events: list[SessionEvent]) -> list[int]:
 def test_events_are_typed() -> None:
     """Each event type has its class, and the session gets its new head."""
     server = ScriptedServer(session(), stream(*EVENTS))
-    talk = server.client().sessions.create(model="base")
+    conversation = server.client().sessions.create(model="base")
 
-    events = list(talk.turn("Hi", stream=True))
+    events = list(conversation.turn("Hi", stream=True))
 
     assert [type(event) for event in events] == [TurnCreated, OutputTextDelta, OutputTextDelta, TurnCompleted]
-    assert talk.head == "ckp_9"
+    assert conversation.head == "ckp_9"
     assert server.body(1) == {"input": "Hi", "stream": True}
 
 
@@ -102,9 +102,9 @@ def test_progress_renews_the_patience() -> None:
 def test_an_unknown_position_is_not_guessed() -> None:
     """If the last event's number is unknown, a break before the first event starts the same turn again."""
     server = ScriptedServer(session(last_seq=None), stream(broken=True), stream(*EVENTS))
-    talk = server.client().sessions.get("ses_1")
+    conversation = server.client().sessions.get("ses_1")
 
-    events = list(talk.turn("Hi", stream=True))
+    events = list(conversation.turn("Hi", stream=True))
 
     assert seqs(events) == [1, 2, 3, 4]
     assert server.lines[1:] == ["POST /v1/sessions/ses_1/turns"] * 2
@@ -115,9 +115,9 @@ def test_an_unknown_position_is_not_guessed() -> None:
 def test_a_found_session_knows_its_position() -> None:
     """The answer for a session has its number of events, so that its events can be resumed."""
     server = ScriptedServer(session(last_seq=2), stream(broken=True), stream(*EVENTS))
-    talk = server.client().sessions.get("ses_1")
+    conversation = server.client().sessions.get("ses_1")
 
-    events = list(talk.events(after=2))
+    events = list(conversation.events(after=2))
 
     assert seqs(events) == [3, 4]
     assert server.lines[1:] == ["GET /v1/sessions/ses_1/events?after=2"] * 2
@@ -145,11 +145,11 @@ def test_some_of_the_outputs_start_no_turn() -> None:
     """If calls still wait, the stream has no event, no error, and sends no second request."""
     stored = {"object": "tool_outputs", "status": "awaiting_tool", "outputs": [], "tool_calls": []}
     server = ScriptedServer(session(status="awaiting_tool"), httpx.Response(200, json=stored))
-    talk = server.client().sessions.get("ses_1")
+    conversation = server.client().sessions.get("ses_1")
 
-    events = list(talk.tool_outputs([ToolOutput("a", "1")], stream=True))
+    events = list(conversation.tool_outputs([ToolOutput("a", "1")], stream=True))
 
-    assert (events, talk.status, len(server.requests)) == ([], "awaiting_tool", 2)
+    assert (events, conversation.status, len(server.requests)) == ([], "awaiting_tool", 2)
 
 
 def test_events_end_with_the_connection() -> None:
@@ -173,10 +173,10 @@ def test_events_of_unknown_types_are_kept() -> None:
 def test_a_refused_turn_raises_at_once() -> None:
     """The error comes from the call, not from the first iteration."""
     server = ScriptedServer(session(), error(429, {"x-should-retry": "false"}))
-    talk = server.client().sessions.create(model="base")
+    conversation = server.client().sessions.create(model="base")
 
     with pytest.raises(RateLimitError):
-        talk.turn("Hi", stream=True)
+        conversation.turn("Hi", stream=True)
 
 
 def test_an_error_event_is_raised() -> None:
@@ -209,9 +209,9 @@ async def test_an_ended_stream_holds_no_connection(last: bytes) -> None:
     with contextlib.suppress(ServerError):
         list(server.client().sessions.create(model="base").turn("Hi", stream=True))
     async with server.async_client() as client:
-        talk = await client.sessions.create(model="base")
+        conversation = await client.sessions.create(model="base")
         with contextlib.suppress(ServerError):
-            [event async for event in talk.turn("Hi", stream=True)]
+            [event async for event in conversation.turn("Hi", stream=True)]
 
         assert (plain.is_closed, awaited.is_closed) == (True, True)
 
@@ -221,8 +221,8 @@ async def test_the_async_stream_is_the_same() -> None:
     server = ScriptedServer(session(), stream(*EVENTS[:2], broken=True), stream(*EVENTS[1:]))
 
     async with server.async_client() as client:
-        talk = await client.sessions.create(model="base")
-        events = [event async for event in talk.turn("Hi", stream=True)]
+        conversation = await client.sessions.create(model="base")
+        events = [event async for event in conversation.turn("Hi", stream=True)]
 
     assert seqs(events) == [1, 2, 3, 4]
 
@@ -232,9 +232,9 @@ async def test_awaiting_a_stream_opens_it() -> None:
     server = ScriptedServer(session(), error(404))
 
     async with server.async_client() as client:
-        talk = await client.sessions.create(model="base")
+        conversation = await client.sessions.create(model="base")
         with pytest.raises(NotFoundError):
-            await talk.turn("Hi", stream=True)
+            await conversation.turn("Hi", stream=True)
 
 
 @settings(max_examples=examples(60))

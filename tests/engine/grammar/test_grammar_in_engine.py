@@ -42,7 +42,7 @@ TAG = {
 
 
 class DemoEngine(EngineDriver):
-    """An engine over the demo model, and its words."""
+    """An engine over the demo model, with its tokenizer."""
 
     def __init__(self, clock: Clock | None = None, **options: Any) -> None:
         config = EngineConfig(model=MODEL, device_bytes=32 * 2**20, dtype="float32", **options)

@@ -41,13 +41,13 @@ def resident(digest: str, rank: int, seed: int = 1, dtype: torch.dtype = torch.f
 
 
 def native(dtype: torch.dtype) -> CpuLora:
-    """Over the fused layers of the tests' random models."""
+    """Returns a CPU backend over the fused layers of the random models."""
     return CpuLora(AddressTables(SHAPES, dtype), torch_lora(dtype))
 
 
 @pytest.fixture
 def lora() -> Iterator[CpuLora]:
-    """Its tables are whole when the test ends."""
+    """A CPU backend whose tables are checked when the test ends."""
     made = native(torch.float32)
     yield made
     made.check_integrity()
@@ -69,7 +69,7 @@ def decoding(start: int, end: int, mix: AdapterMix) -> Segment:
 def added(
     lora: LoraBackend, segments: list[Segment], num_rows: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """What a step makes of every group, the groups side by side; every row has the same input and the same output."""
+    """Returns what a step adds to every group, side by side. All rows have the same input and base output."""
     generator = torch.Generator().manual_seed(7)
     step = lora.step(segments, num_rows)
     outputs = []

@@ -60,7 +60,7 @@ class AdapterFactors:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """Rows, and what each of them adds."""
+    """The input and output of a kernel call, and the adapters that it applies."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -69,14 +69,14 @@ class KernelCall:
 
 
 def poisoned(matrix: torch.Tensor) -> torch.Tensor:
-    """The same matrix between NaN, not aligned to anything but its elements."""
+    """Returns the same matrix with NaN before and behind it, aligned to its elements only."""
     before, behind = 37, 3000
     memory = torch.full((before + matrix.numel() + behind,), torch.nan, dtype=matrix.dtype)
     return memory[before : before + matrix.numel()].view(matrix.shape).copy_(matrix)
 
 
 def scattered(matrix: torch.Tensor) -> torch.Tensor:
-    """The same rows at every other row of a wider matrix of NaN."""
+    """Returns the same rows as every other row of a wider matrix of NaN."""
     rows, columns = matrix.shape
     memory = torch.full((2 * rows + 1, columns + 5), torch.nan, dtype=matrix.dtype)
     memory[1::2, :columns] = matrix
@@ -84,7 +84,7 @@ def scattered(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def entry_of(part: AdapterFactors) -> list[int]:
-    """As native_rows describes it."""
+    """Returns an adapter's entry as native_rows reads it."""
     entry = [part.A.data_ptr(), 0 if part.scales is None else part.scales.data_ptr(), len(part.A)]
     start = 0
     for B in part.B:
@@ -94,7 +94,7 @@ def entry_of(part: AdapterFactors) -> list[int]:
 
 
 def computed(call: KernelCall, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """y after pairs of its rows have been computed; all around them, and the rows between them, is NaN."""
+    """Returns y after the kernel has computed pairs of its rows. Asserts that the NaN around the rows stays."""
     x, y = scattered(call.x), scattered(call.y)
     untouched = y.clone()
     parts = [
@@ -124,7 +124,7 @@ def computed(call: KernelCall, pairs: Sequence[tuple[int, int]]) -> torch.Tensor
 
 
 def oracle(call: KernelCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """What y should be in fp64, and the same sums over absolute values."""
+    """Returns y in fp64, and the same sums over absolute values."""
     value, size = call.y.double(), call.y.double().abs()
     for one in call.parts:
         factor = one.weight * (torch.ones(1) if one.scales is None else one.scales).double()

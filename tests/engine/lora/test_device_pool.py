@@ -19,7 +19,7 @@ def place(cache: TaggedKvCache, *numbers: int) -> PlacementResult:
 
 
 def run_turn(cache: TaggedKvCache, session: str, tokens: list[int]) -> None:
-    """A turn of a session whose pages then stand on the host too, without a lease."""
+    """Runs a turn of a session, whose pages are then on the host too, without a lease."""
     cache.run("alice", tokens, session)
     cache.kv_cache.offloader.save(cache.kv_cache.page_store.tree.walk(cache.path("alice", tokens).scope, tokens))
     cache.fire_all()

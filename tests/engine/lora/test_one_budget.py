@@ -43,12 +43,12 @@ def source_of(names: str, rank: int = 8) -> CountingAdapterSource:
 
 
 def tokens_alone(base: Path, source: CountingAdapterSource, prompt: list[int], **options: Any) -> list[int]:
-    """What an engine with ample room says to one request."""
+    """Returns the tokens of one request on an engine with ample room."""
     return engine(base, source, 1000).run(prompt, **options).token_ids
 
 
 def run_turn(driver: EngineDriver, session: str, prompt: list[int]) -> Outcome:
-    """A turn of a session, whose pages stand on the host when it has ended."""
+    """Runs a turn of a session, whose pages are then on the host too."""
     outcome = driver.run(prompt, session=SessionUse(SessionKey(session), 0), max_tokens=2, ignore_eos=True)
     driver.command(SessionVerb.HOLD, session, prompt + outcome.token_ids)
     return outcome

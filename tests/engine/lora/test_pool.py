@@ -38,7 +38,7 @@ class OneLayerBase:
 
 
 class GatedAdapterSource:
-    """Knows adapters called `sha256:<units>…`; a gate can hold its loads back."""
+    """A source of adapters named `sha256:<units>…`. A gate can delay its loads."""
 
     def __init__(self) -> None:
         self.loads: list[str] = []
@@ -59,7 +59,7 @@ class GatedAdapterSource:
 
 
 class LoraPoolDriver:
-    """A pool of some units on the device, which has no KV, and on the host, and the inbox its loads come back to."""
+    """A pool with room for some units on device and host, and the inbox of its finished loads."""
 
     def __init__(self, units: int, host_units: int = 1000) -> None:
         self.clock = ManualClock()

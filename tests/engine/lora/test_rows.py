@@ -23,7 +23,7 @@ def adapter_kinds(tmp_path_factory: pytest.TempPathFactory) -> AdapterKinds:
 
 
 class RecordedEngine:
-    """An engine whose logits are noted, by request."""
+    """An engine that records the logits of each request."""
 
     def __init__(self, driver: EngineDriver, adapters: list[str]) -> None:
         self.driver = driver
@@ -176,7 +176,7 @@ def test_a_mixture_is_the_weighted_sum_of_its_adapters(adapter_kinds: AdapterKin
 def mixture_logits(
     adapter_kinds: AdapterKinds, parts: dict[str, float], prompt: list[int], made: list[int]
 ) -> torch.Tensor:
-    """The base with every delta added to its matrices."""
+    """Returns the logits of the base with every delta added to its matrices."""
     from transformers import LlamaForCausalLM
 
     merged = LlamaForCausalLM.from_pretrained(adapter_kinds.base, dtype=torch.float32).requires_grad_(False)

@@ -38,7 +38,7 @@ def test_an_adapter_that_is_built_right_passes(adapter_kinds: AdapterKinds, name
 
 
 def turned(weights: AdapterWeights, part: str) -> AdapterWeights:
-    """The same adapter, one matrix of it with another sign."""
+    """Returns the same adapter with the sign of one matrix changed."""
     match part:
         case "embedding" | "head":
             pair = getattr(weights, part)

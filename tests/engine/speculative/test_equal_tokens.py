@@ -22,7 +22,7 @@ Requests = list[dict[str, Any]]
 def open_engine(
     models: RandomModels, max_draft_tokens: int, seeds: Random | None = None, **options: Any
 ) -> EngineDriver:
-    """An engine that believes its rows to cost nothing, and whose clock stands still: it verifies all that it can."""
+    """Returns an engine for which rows cost nothing, so that it verifies every draft."""
     settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
     config = EngineConfig(model=models.base, max_draft_tokens=max_draft_tokens, **settings)
     driver = EngineDriver(build_engine(config, lambda _: models.source, ManualClock(), seeds=seeds))

@@ -24,7 +24,7 @@ class EmptyLedger:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens: time passes, then a request arrives or an earlier one ends."""
+    """One event of a history: time passes, then a request arrives or an earlier one ends."""
 
     quarter_seconds: int
     verb: str
@@ -33,20 +33,20 @@ class Step:
 
 
 @dataclass(eq=False)
-class Listed:
+class ListedRequest:
     at: float
     tokens: int
     running: bool = True
 
 
-class Reference:
-    """The limits by their definition: count the list, and for the wait try each moment at which something leaves."""
+class ListQuotaKeeper:
+    """The limits by their definition: it counts the list, and finds a wait by trying each later time."""
 
     def __init__(self, quota: Quota) -> None:
         self.quota = quota
-        self.requests: list[Listed] = []
+        self.requests: list[ListedRequest] = []
 
-    def window(self, now: float) -> list[Listed]:
+    def window(self, now: float) -> list[ListedRequest]:
         return [request for request in self.requests if request.at <= now < request.at + 60]
 
     def refusals(self, tokens: int, now: float, later: float) -> list[str]:
@@ -87,9 +87,9 @@ quotas = st.builds(
 
 
 async def follow(keeper: QuotaKeeper, clock: ManualClock, quota: Quota, history: list[Step]) -> None:
-    """Let the keeper and the reference live through `history`, and compare every answer."""
-    reference = Reference(quota)
-    reservations: list[tuple[Reservation, Listed]] = []
+    """Runs a history on the keeper and on the reference, and compares every answer."""
+    reference = ListQuotaKeeper(quota)
+    reservations: list[tuple[Reservation, ListedRequest]] = []
     for step in history:
         clock.advance(step.quarter_seconds / 4)
         if step.verb == "reserve":
@@ -101,10 +101,10 @@ async def follow(keeper: QuotaKeeper, clock: ManualClock, quota: Quota, history:
 
 async def reserve_in_both(
     keeper: QuotaKeeper,
-    reference: Reference,
+    reference: ListQuotaKeeper,
     now: float,
     tokens: int,
-    reservations: list[tuple[Reservation, Listed]],
+    reservations: list[tuple[Reservation, ListedRequest]],
 ) -> None:
     wait, has_slot = reference.wait(tokens, now), reference.has_slot()
     if wait != 0 or not has_slot:
@@ -114,7 +114,7 @@ async def reserve_in_both(
         assert refusal.value.retry_after_s == (None if expected is None else pytest.approx(expected))
         return
     reservation = await keeper.reserve(TENANT, reference.quota, tokens)
-    listed = Listed(now, tokens)
+    listed = ListedRequest(now, tokens)
     reference.requests.append(listed)
     reservations.append((reservation, listed))
     headers = reservation.rate_limit_headers()
@@ -127,7 +127,7 @@ async def reserve_in_both(
         assert headers["x-ratelimit-remaining-requests"] == str(left)
 
 
-async def end_in_both(reservation: Reservation, reference: Reference, listed: Listed, step: Step) -> None:
+async def end_in_both(reservation: Reservation, reference: ListQuotaKeeper, listed: ListedRequest, step: Step) -> None:
     if step.verb == "settle":
         await reservation.settle(step.tokens)
     else:

@@ -20,7 +20,7 @@ USED = Usage(CacheReport(device_tokens=40, host_tokens=30, disk_tokens=20, recom
 
 
 class CountedAccounting:
-    """Accounting over a database, with quotas that count."""
+    """Accounting over a database, with quotas that count reservations."""
 
     def __init__(self, database: Database) -> None:
         self.telemetry = Telemetry()

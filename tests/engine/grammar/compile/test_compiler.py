@@ -27,7 +27,7 @@ EXPLODING = "\n".join([*(f'r{n} ::= r{n + 1} r{n + 1} | "a"' for n in range(2000
 
 
 class CompilerDriver:
-    """A compiler, and the loop's part in its life."""
+    """A compiler, and the calls that the engine's loop makes on it."""
 
     def __init__(self, limits: CompileLimits = LIMITS) -> None:
         vocabulary = read_vocabulary(MODEL, 1024, (1017,))
@@ -175,7 +175,7 @@ def test_a_compile_server_that_dies_takes_its_children_along() -> None:
 
 
 def is_at_work(pid: str) -> bool:
-    """Whether a process is there, and no corpse that its parent has not waited for."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -187,7 +187,9 @@ def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
     driver = CompilerDriver(replace(LIMITS, wall_seconds=4.0))
     hard = GrammarSource(GrammarKind.EBNF, EXPLODING)
     try:
-        driver.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))  # the compile server has started and imported its engine
+        driver.outcome(
+            GrammarSource(GrammarKind.EBNF, 'root ::= "a"')
+        )  # the compile server has started and imported its engine
         driver.ask(hard)
         children = Path(f"/proc/{driver.server_pid}/task/{driver.server_pid}/children")
         while not (child := children.read_text().strip()):

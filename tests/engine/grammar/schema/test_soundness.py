@@ -17,7 +17,8 @@ from tests.hypothesis_profiles import examples
 
 
 def check(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
-    """Every value that is accepted fits; a schema that is refused, or that jsonschema cannot read, says nothing."""
+    """Asserts that every accepted value is valid. A schema that is refused or that jsonschema cannot read is
+    skipped."""
     try:
         compiled = judge.ours(schema)
     except InvalidRequest:
@@ -75,7 +76,7 @@ def test_bounds_of_numbers_are_exact(judge: Judge, kind: str, lower: str, upper:
 
 
 def nearby(limit: float) -> Iterator[Decimal]:
-    """Decimals around a limit, at every distance that its digits reach."""
+    """Returns decimals around a limit, at every distance that its digits reach."""
     exact = Decimal(repr(limit))
     for place in range(19):
         step = Decimal(1).scaleb(-place)

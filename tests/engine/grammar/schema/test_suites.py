@@ -11,7 +11,7 @@ from graftwork.platform.errors import InvalidRequest
 
 
 def overs(judge: Judge, cases: list[SchemaCase]) -> tuple[list[str], Counter[Verdict]]:
-    """The cases that accept something that does not fit, and all verdicts."""
+    """Returns the cases that wrongly accept a value, and all verdicts."""
     verdicts = {case.name: judge.verdicts(case) for case in cases}
     wrong = [name for name, found in verdicts.items() if Verdict.OVER in found]
     return wrong, Counter(verdict for found in verdicts.values() for verdict in found)

@@ -52,7 +52,7 @@ class GatedDiskStore(WatchedDiskStore):
 
 
 class CopierDriver:
-    """A copier over a few pages of each kind, and its reports."""
+    """A copier over a few pages of device, host and disk, and its reports."""
 
     def __init__(self, models: RandomModels, folder: Path, num_pages: int, page_tokens: int, num_files: int) -> None:
         """The disk has room for `num_files` files of one page."""

@@ -22,7 +22,7 @@ VOCAB = 97
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt of some tokens, and who answers it."""
+    """A prompt of random tokens, and the adapters that answer it."""
 
     prompt_tokens: int
     uses: tuple[AdapterUse, ...] = ()
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Run:
-    """What an engine made of some requests."""
+    """The results of some requests on one engine."""
 
     token_ids: list[list[int]]
     logits: torch.Tensor  # [num_requests, tokens made, vocab]
@@ -58,13 +58,13 @@ def weights(
 
 
 def engine_of(base: Path, source: AdapterSource, **options: Any) -> EngineDriver:
-    """An engine in fp32, unless `options` say otherwise."""
+    """Returns an engine in fp32, unless `options` say otherwise."""
     settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
     return EngineDriver(build_engine(EngineConfig(model=base, **settings), lambda _: source, costs=load_always()))
 
 
 def run(driver: EngineDriver, adapters: Sequence[str], requests: Sequence[Request], max_tokens: int = 2) -> Run:
-    """Submit all at once, with their adapters resident before, and see them through."""
+    """Loads the adapters, then submits all requests at once and runs them to their end."""
     driver.engine.adapters.want([(name,) for name in adapters])
     while any(not driver.engine.adapters.is_ready(name) for name in adapters):
         driver.loop.take(driver.loop.inbox.get(timeout=60))

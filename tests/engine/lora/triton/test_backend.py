@@ -27,7 +27,7 @@ KEY = (0, "down")
 
 
 class LayerShapes:
-    """Linear layers of which nothing is asked but their sizes."""
+    """Linear layers that have only sizes."""
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise AssertionError("low-rank factors do not depend on the base")

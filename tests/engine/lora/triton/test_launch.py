@@ -87,7 +87,7 @@ def test_batches_of_every_make_up(lora_matmul: ModuleType, owners: list[int | No
 
 
 def poisoned_pair(pair: LoraPair) -> LoraPair:
-    """The same pair in the midst of NaN: eight ranks of it follow the last real one, and 64 numbers precede the first."""
+    """Returns the same pair with NaN around it: eight ranks after the last one, and 64 numbers before the first."""
     poison = float("nan")
 
     def surround(matrix: torch.Tensor) -> torch.Tensor:
