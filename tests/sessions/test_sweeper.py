@@ -21,6 +21,12 @@ DAY = 86_400.0
 ALL_ITEMS = PageRequest(limit=1000, after=None, order=Order.ASCENDING)
 
 
+@pytest.fixture
+async def process(process_on_either: SessionProcess) -> SessionProcess:
+    """A process on SQLite, then one on PostgreSQL: every test of the sweep runs on both."""
+    return process_on_either
+
+
 async def rows(process: SessionProcess, tenant: Principal | None = None) -> dict[str, int]:
     """Count the rows of each table, of one tenant or of all."""
     where = "" if tenant is None else f" WHERE tenant_id = '{tenant.tenant_id}'"
