@@ -1,4 +1,4 @@
-"""The numbering of events, and the feed that readers follow."""
+"""Tests of the numbering of events, and of the feed that readers follow."""
 
 from itertools import pairwise
 
