@@ -1,10 +1,10 @@
 """Allocates runs of consecutive frames to adapters.
 
 A frame is device memory of the size of one KV page. Adapters and KV pages share the frames of one device. Free frames
-may be anywhere. So the allocator moves the pages inside the chosen run to free frames, even pages in use, and these
-pages get new numbers. If no run fits between the adapters, the allocator moves adapters to the highest frame numbers.
-All moves run on the loop's thread between steps and in the order of the device's stream. So a step sees either only old
-numbers or only new numbers.
+may be anywhere. So the allocator first chooses a run of frames, and moves the KV pages inside this run to free frames.
+It even moves pages that requests use. A moved page gets a new page number. If every run of this length contains a frame
+of an adapter, the allocator first moves adapters to the highest frame numbers. All moves run on the loop's thread
+between steps and in the order of the device's stream. So a step sees either only old numbers or only new numbers.
 
 Invariants: a page that is being copied never moves. No frame has two users. All callbacks have run when `allocate`
 returns.
@@ -24,7 +24,7 @@ from graftwork.engine.kv.index.page_store import PageStore
 
 @dataclass(frozen=True, slots=True, order=True)
 class FrameRun:
-    """The consecutive frames [first, end) of one adapter."""
+    """The consecutive frames that one adapter uses, from `first` up to, but not including, `end`."""
 
     first: int
     num_frames: int
@@ -39,13 +39,13 @@ class FrameRun:
 
 
 class FrameMover(Protocol):
-    """Moves the content of frames; see DeviceMemory."""
+    """Moves the content of frames in device memory. DeviceMemory implements it."""
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None: ...
 
 
 class FrameAllocator:
-    """Owns the runs that adapters hold, and moves pages and runs to make room for new runs."""
+    """Owns the runs of frames that adapters use. Moves KV pages and adapters to make room for new runs."""
 
     def __init__(self, page_store: PageStore, frames: FrameMover) -> None:
         self._page_store = page_store
@@ -64,10 +64,11 @@ class FrameAllocator:
         self.num_moved_runs = 0
 
     def allocate(self, num_frames: int) -> FrameRun | None:
-        """Allocates and returns a run of frames. At least `num_frames` frames must be free, anywhere on the device.
+        """Allocates and returns a run of `num_frames` consecutive frames for an adapter.
 
-        Returns None and changes nothing if pages that are being copied block every possible run. Try again after the
-        next message, because a message reports the end of a copy.
+        At least `num_frames` frames must be free, anywhere on the device. Returns None and changes nothing if every
+        possible run contains a page that is being copied. Then try again after the next message to the engine's loop,
+        because a message reports the end of a copy.
         """
         pool = self._page_store.device
         assert num_frames <= pool.free_pages, f"{num_frames} frames wanted, {pool.free_pages} free"
@@ -83,7 +84,7 @@ class FrameAllocator:
         return run
 
     def free(self, run: FrameRun) -> None:
-        """Makes the run's frames free."""
+        """Makes the frames of an adapter's run free."""
         self._runs.remove(run)
         self._page_store.device.reclaim(run.pages)
 
@@ -142,17 +143,17 @@ class FrameAllocator:
         self.on_pages_moved(moves)
 
     def check_integrity(self) -> None:
-        """Checks that no two runs overlap and that the runs cover all frames that are lent to adapters."""
+        """Checks that no two runs overlap, and that the runs contain exactly as many frames as are lent to adapters."""
         frames = [page for run in self._runs for page in run.pages]
         assert len(set(frames)) == len(frames), "a frame belongs to two adapters"
         assert len(frames) == self._page_store.device.lent_pages, "a lent frame is in no run"
 
 
 def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
-    """Returns the first frame of the best window of `num_frames` consecutive frames; None if there is no window.
+    """Returns the first frame of the `num_frames` consecutive frames (the window) that are the cheapest to make free.
 
-    A window contains no fixed frame. The best window has the fewest held frames. At a tie, it is the window with the
-    highest numbers.
+    A window contains no frame that must stay where it is. The cheapest window contains the fewest pages that must be
+    moved. Of equally cheap windows, it is the one with the highest frame numbers. Returns None if there is no window.
     """
     if num_frames > len(occupancy.is_fixed):
         return None
@@ -174,9 +175,10 @@ def _count_in_windows(marks: NDArray[np.bool_], width: int) -> NDArray[np.int64]
 
 
 def compacted_runs(runs: Iterable[FrameRun], in_flight: NDArray[np.bool_]) -> dict[FrameRun, FrameRun]:
-    """Returns which runs move, and where to, when all runs are moved to the highest possible frames.
+    """Returns the new position of each run that moves if all runs are moved to the highest possible frames.
 
-    Runs keep their order and never move past a page that is being copied.
+    `in_flight` says for each frame whether its page is being copied. Runs keep their order and never move past such a
+    page.
     """
     moves: dict[FrameRun, FrameRun] = {}
     top = len(in_flight)
