@@ -166,9 +166,10 @@ class KvCacheManager:
         self.page_store.lease(nodes, lease)
 
     def close_session(self, path: TokenPath, session: SessionUse) -> None:
-        """Removes from every tier the pages that no other session and no request without a session has used.
+        """Removes the record of a session. Also removes, from every tier, the pages that only this session has used.
 
-        `path` is the history of the session that is closed.
+        `path` is the session's history. Pages that another session's history contains, or that a request without a
+        session has used, are kept.
         """
         nodes = self.page_store.tree.walk(path.scope, path.token_ids)
         own = [*(node.key for node in nodes if not node.outlives_sessions), *self._keys_after(path, nodes)]

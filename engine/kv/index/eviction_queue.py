@@ -85,8 +85,8 @@ class EvictionQueue:
         """Returns an upper bound of the cached pages on this tier that cannot be evicted to make room for another
         domain.
 
-        These are all pages of a domain that are within its reserve, and all public pages, because other pages may
-        follow them in the prefix tree.
+        This counts the pages of each domain up to its reserve, and all public pages, because other pages may follow
+        them in the prefix tree.
         """
         reserve = self.reserve_pages()
         return sum(used if domain == PUBLIC else min(used, reserve) for domain, used in self._used.items())

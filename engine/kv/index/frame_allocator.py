@@ -2,8 +2,8 @@
 
 A frame is device memory of the size of one KV page. Adapters and KV pages share the frames of one device. Free frames
 may be anywhere. So the allocator first chooses a run of frames, and moves the KV pages inside this run to free frames.
-It even moves pages that requests use. A moved page gets a new page number. If every run of this length contains a frame
-of an adapter, the allocator first moves adapters to the highest frame numbers. All moves run on the loop's thread
+It even moves pages that requests use. A moved page gets a new page number. If there is no such run between the
+adapters, the allocator first moves the adapters to the highest frame numbers. All moves run on the loop's thread
 between steps and in the order of the device's stream. So a step sees either only old numbers or only new numbers.
 
 Invariants: a page that is being copied never moves. No frame has two users. All callbacks have run when `allocate`

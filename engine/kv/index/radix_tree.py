@@ -110,7 +110,7 @@ class RadixTree:
         return nodes
 
     def touch(self, nodes: Sequence[Node]) -> None:
-        """Marks nodes as just used, so that they are evicted later."""
+        """Marks nodes as just used, so that their pages are evicted later."""
         self._ticks += 1
         for node in nodes:
             node.last_used = self._ticks
