@@ -193,12 +193,14 @@ class KvCacheManager:
         self._copies.sweep()
 
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
-        """Sets the most bytes that a domain's KV pages may take on each tier, and enforces these limits."""
+        """Sets the most bytes that the KV pages of `domain` (usually one tenant) may take on each tier, and enforces
+        these limits.
+        """
         self.page_store.set_limits(domain, limits)
         self.offloader.enforce_limits(domain)
 
     def enforce_limits(self, domain: Domain) -> None:
-        """Moves pages of a domain to a lower tier until the domain is within its limits.
+        """Moves pages of `domain` (usually one tenant) to a lower tier until the domain is within its limits.
 
         Evicts the pages if there is no lower tier.
         """

@@ -59,8 +59,10 @@ class SessionCache:
         self._clock = clock
 
     def begin_turn(self, domain: Domain, use: SessionUse) -> None:
-        """Protects a session's pages with a lease, because its next turn is about to begin. The session waits for no
-        tool any more.
+        """Protects a session's pages with a lease (they are evicted last for some seconds), because its next turn is
+        about to begin.
+
+        From now on the session waits for no tool.
         """
         record = self._kv_cache.sessions.find(domain, use.session)
         if record is not None:

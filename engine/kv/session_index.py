@@ -168,7 +168,9 @@ class SessionIndex:
 
 @dataclass(frozen=True, slots=True)
 class HistoryUpdate:
-    """The result of `SessionIndex.set_history`."""
+    """What `SessionIndex.set_history` returns: the session's record, and the pages that are in no session's history any
+    more.
+    """
 
     record: SessionRecord
     superseded: tuple[PageKey, ...]

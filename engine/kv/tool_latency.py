@@ -3,10 +3,13 @@
 Owns the latency histograms of each tool of each domain (usually one tenant). Never keeps a page itself: a lease only
 raises the rank of pages, so it never makes an allocation fail. Clients can only shorten a lease.
 
-T is the time at which the last tool answers. A lease of tau seconds is worth P(T <= tau) * benefit - cost * E[min(T,
-tau)]. An answer within the lease saves the time to load or compute the pages. Every second of the lease takes room from
-other sessions. Source: the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), extended by the expected cost of
-the time held.
+The value of a lease of `s` seconds is the following, where T is the time at which the last tool answers:
+
+    P(T <= s) * benefit - cost * E[min(T, s)]
+
+An answer within the lease saves the time to load or compute the pages. Every second of the lease takes room from other
+sessions. Source: the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), extended by the expected cost of the time
+held.
 
 A histogram has four buckets per octave from 1 ms to 10 h, so a quantile is wrong by at most a factor of 2^(1/4) (19 %).
 The first bucket holds all times up to 1 ms, and in it times are assumed to be uniform. In every other bucket the
@@ -65,19 +68,17 @@ class LatencyDistribution:
 
     @classmethod
     def latest_of(cls, distributions: Iterable["LatencyDistribution"]) -> "LatencyDistribution":
-        """Returns the distribution of the longest of several independent times. `distributions` are those of the single
-        times.
-        """
+        """Returns the distribution of the longest of several independent times, which have the given `distributions`."""
         return cls(np.prod([distribution.cdf for distribution in distributions], axis=0))
 
     def probability_within(self, seconds: float) -> float:
-        """Returns the probability that the time is at most `seconds`."""
+        """Returns the probability that the time (for example, of a tool's answer) is at most `seconds`."""
         if seconds <= SHORTEST_S:
             return float(self.cdf[0]) * max(seconds, 0.0) / SHORTEST_S
         return float(np.interp(math.log(seconds), _LOG_EDGES, self.cdf))
 
     def quantile(self, share: float) -> float:
-        """Returns the time in seconds that T does not exceed with probability `share`. `share` is in [0, 1].
+        """Returns the time in seconds that is not exceeded with probability `share`. `share` is in [0, 1].
 
         Returns infinity if this time is above the last edge of the histogram.
         """
@@ -90,9 +91,11 @@ class LatencyDistribution:
         return float(EDGES[number - 1] * 2 ** ((share - below) / (above - below) / BUCKETS_PER_OCTAVE))
 
     def return_probability(self, waited_s: float, within_s: float) -> float:
-        """Returns the probability that the event happens within the next `within_s` seconds.
+        """Returns the probability that an event (for example, a tool's answer) happens within the next `within_s`
+        seconds.
 
-        It has not happened in the first `waited_s` seconds. Returns 0 if the distribution has no time above `waited_s`.
+        The event has not happened in the first `waited_s` seconds. Returns 0 if the distribution has no time above
+        `waited_s`.
         """
         survival = 1.0 - self.probability_within(waited_s)
         if survival <= 0.0:
@@ -100,7 +103,7 @@ class LatencyDistribution:
         return (self.probability_within(waited_s + within_s) - 1.0 + survival) / survival
 
     def expected_wait(self, seconds: float) -> float:
-        """Returns the mean time, in seconds, that a caller waits for the event if the caller gives up after `seconds`."""
+        """Returns the mean time in seconds that a caller waits for an event, if the caller gives up after `seconds`."""
         whole = int(np.searchsorted(EDGES, seconds, side="right"))
         edges = np.append(EDGES[:whole], max(seconds, 0.0))
         cdf = np.append(self.cdf[:whole], self.probability_within(seconds))
@@ -164,8 +167,8 @@ class LatencyHistogram:
 
 
 def lognormal_masses(median_s: float, sigma: float) -> Floats:
-    """Returns the probability of each histogram bucket for a time with a lognormal distribution.  # [num_buckets], sum
-    1
+    """Returns the probability that a time with a lognormal distribution is in each bucket of a histogram.  #
+    [num_buckets]
 
     `median_s` is the median of the time in seconds. `sigma` is the standard deviation of the time's natural logarithm.
     """
@@ -239,7 +242,7 @@ class ToolHistograms:
         histograms[tool].observe(seconds)
 
     def distribution(self, domain: str, tool: str) -> LatencyDistribution:
-        """Returns the distribution of the time that a tool of a domain takes to answer.
+        """Returns the distribution of the time that a tool of `domain` (usually one tenant) takes to answer.
 
         If nothing was recorded for the tool, returns the distribution of all tools of all domains.
         """

@@ -1,8 +1,9 @@
 """Keeps only the likeliest tokens of each row of logits, by top-k, top-p and min-p.
 
 Owns the rule that decides which tokens are kept. Never sorts a whole vocabulary: it takes the top few hundred tokens,
-and more only for rows that need them. Invariant: equal logits are ordered by token id, so the kept tokens do not depend
-on other rows. Many logits are equal, because bf16 has few values.
+and more only for rows that need them.
+Invariant: equal logits are ordered by token id, so the kept tokens do not depend on other rows. Many logits are equal,
+because bf16 has few values.
 """
 
 from collections.abc import Sequence

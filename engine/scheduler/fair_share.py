@@ -47,7 +47,7 @@ class FairShare:
             yield from queue
 
     def enqueue(self, state: RequestState) -> None:
-        """Appends a request to the queue of its domain."""
+        """Appends a request to the queue of its domain (usually one tenant)."""
         domain = state.domain
         if domain not in self._waiting:
             floor = min((self._counters[other] for other in self._waiting), default=self._last_served)
@@ -56,7 +56,7 @@ class FairShare:
         self._waiting[domain].append(state)
 
     def remove(self, state: RequestState) -> None:
-        """Removes a waiting request from the queue of its domain."""
+        """Removes a waiting request from the queue of its domain (usually one tenant)."""
         domain = state.domain
         self._waiting[domain].remove(state)
         if not self._waiting[domain]:
@@ -80,13 +80,17 @@ class FairShare:
         return max(_TIER_PRIORITY[state.request.tier] - promotions, 0)
 
     def charge_input(self, state: RequestState, uncached_tokens: int) -> None:
-        """Raises the service counter of a request's domain, because `uncached_tokens` tokens of its prompt must be
-        computed.
+        """Charges the domain of a request (usually one tenant) for the computation of `uncached_tokens` prompt tokens.
+
+        A domain with a higher charge is served later.
         """
         self._charge(state, INPUT_PRICE * uncached_tokens)
 
     def charge_output(self, state: RequestState, num_tokens: int) -> None:
-        """Raises the service counter of a request's domain, because `num_tokens` tokens were generated for the request."""
+        """Charges the domain of a request (usually one tenant) for the generation of `num_tokens` tokens.
+
+        A domain with a higher charge is served later.
+        """
         self._charge(state, OUTPUT_PRICE * num_tokens)
 
     def _charge(self, state: RequestState, price: float) -> None:

@@ -166,7 +166,7 @@ class RequestState:
 
 @dataclass(slots=True)
 class LoadOutcome:
-    """Which requests can start and which have failed because one load of KV has ended."""
+    """Which requests can start and which have failed, now that one load of KV has ended."""
 
     ready: list[RequestState] = field(default_factory=list)
     """Requests that can be computed now, because they wait for no other load."""
@@ -195,7 +195,7 @@ class PendingLoads:
         return [state for state in waiting if not state.pending_loads]
 
     def read_by(self, plan: StepPlan) -> set[TransferPlan]:
-        """Returns the loads that still run and whose pages the step `plan` reads."""
+        """Returns the loads that still run and that write pages which the step `plan` reads."""
         return {load for piece in plan.slices for load in self._running[piece.request_id].overlapped_loads}
 
     def finish(self, done: TransferDone) -> LoadOutcome:

@@ -19,7 +19,7 @@ class AdapterProvider(Protocol):
     def want(self, groups: list[tuple[str, ...]]) -> None:
         """Starts to load the adapters that waiting requests need.
 
-        `groups` holds the adapter digests of each request, the request that is admitted first at the start.
+        `groups` has one tuple of adapter digests for each request, in the order in which the requests are admitted.
         """
         ...
 

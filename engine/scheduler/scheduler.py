@@ -129,7 +129,7 @@ class Scheduler:
             self._waiting.remove(state)
 
     def fail_waiting_for(self, digest: str, error: GraftworkError) -> list[RequestOutput]:
-        """Ends, with `error`, every waiting request that needs the adapter `digest`, because it could not be loaded."""
+        """Ends, with `error`, every waiting request that needs the adapter `digest`. This adapter could not be loaded."""
         failed = [one.request_id for one in self._waiting if digest in one.request.adapter_digests]
         return self.fail(failed, error)
 

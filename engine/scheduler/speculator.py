@@ -1,8 +1,8 @@
 """Chooses the draft tokens of each step for all requests, and learns which drafts were accepted.
 
 Owns what requests share: the acceptance rates, the estimated duration of a step by its number of rows (the tokens that
-the step computes), and the cache of earlier answers. Never changes an answer: a draft token is accepted only if the
-step samples the same token.
+the step computes), and the cache of earlier answers.
+Never changes an answer: a draft token is accepted only if the step samples the same token.
 """
 
 from collections.abc import Callable
@@ -90,14 +90,16 @@ class Speculator:
         }
 
     def learn(self, state: RequestState, num_verified: int, num_taken: int) -> None:
-        """Learns from a step: it verified `num_verified` draft tokens of a request, and the request got `num_taken` new
-        tokens.
+        """Learns from the result of a step, which verified `num_verified` draft tokens of the request.
+
+        The request has got `num_taken` new tokens from this step.
         """
         if state.drafts is not None and state.drafts.draft is not NO_DRAFT:
             self.counts.add(state.drafts.learn(num_verified, num_taken))
 
     def finish(self, state: RequestState) -> DraftReport:
-        """Keeps the answer of a finished request, so that later requests with the same cache scope can draft from it.
+        """Keeps the answer of a finished request, so that later requests of the same domain (tenant) and adapters can
+        draft from it.
 
         Returns how many draft tokens of the request were verified and accepted in all.
         """

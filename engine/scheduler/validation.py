@@ -36,7 +36,7 @@ class SchedulerLimits:
 class RequestValidator:
     """Checks requests before they are queued, and creates their RequestState.
 
-    A request without a seed gets a random seed. Nothing else is changed.
+    Draws a random seed for a request without one. Has no other side effect.
     """
 
     def __init__(self, limits: SchedulerLimits, scopes: CacheScopes, clock: Clock, seeds: Random) -> None:

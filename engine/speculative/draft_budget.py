@@ -2,8 +2,8 @@
 
 A step generates one token for each request, and one more for each accepted draft token. Each token that a step computes
 is one row of its batch. The likeliest draft tokens of the batch are taken first, as many as give the most tokens per
-second. A draft token is never likelier than the one before it, so each request gets a prefix of its draft. Source: the
-marginal gains of vLLM's adaptive verification, applied to every number of rows.
+second. A draft token is never likelier than the one before it, so each request gets a prefix of its draft.
+Source: the marginal gains of vLLM's adaptive verification, applied to every number of rows.
 
 Owns the estimate of a step's duration: a weighted linear fit of seconds over rows. The slope of this line is the
 current cost of one more row. A step loses its weight over about two hundred later steps, so the fit follows growing

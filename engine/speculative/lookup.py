@@ -131,7 +131,8 @@ class _Answers:
 class AnswerCache:
     """Keeps earlier answers, so that later requests with the same cache scope can draft from them.
 
-    Only the thread of the engine's loop may use it.
+    Requests with the same cache scope have the same domain (usually one tenant) and adapters. Only the thread of the
+    engine's loop may use this class.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -145,11 +146,11 @@ class AnswerCache:
 
     @property
     def scopes(self) -> tuple[CacheScope, ...]:
-        """All cache scopes that have answers, the least recently used first."""
+        """All cache scopes (pairs of domain and adapters) that have stored answers, the least recently used first."""
         return tuple(self._answers)
 
     def remember(self, scope: CacheScope, adapter_digests: Iterable[str], answer: Sequence[int]) -> None:
-        """Stores the tokens of an answer for later requests with the same cache scope.
+        """Stores the tokens of an answer for later requests with the same cache scope (domain and adapters).
 
         `answer` may begin with the last few tokens of the prompt. If it is too long, only its last tokens are stored.
         """
@@ -169,7 +170,7 @@ class AnswerCache:
             self._forget(next(iter(self._answers)))
 
     def propose(self, scope: CacheScope, tail: Sequence[int], max_tokens: int) -> DraftSpan | None:
-        """Guesses up to `max_tokens` tokens that follow `tail`, from the stored answers of `scope`.
+        """Guesses up to `max_tokens` tokens that follow `tail`, from the stored answers of one cache scope.
 
         Finds the latest place where the last tokens of `tail` occur in these answers, and returns the tokens after it.
         Returns None if there is no such place.

@@ -39,9 +39,10 @@ _PRIOR_WEIGHT = 8
 
 
 class AcceptanceRates:
-    """Measures how often draft tokens are accepted, by their source and by the length of the match before them.
+    """Measures how often draft tokens are accepted. Each rate is a running average.
 
-    Each rate is a running average.
+    There is one rate for each source of draft tokens and each range of match lengths. The match length is how many
+    tokens right before the draft also occur in the source.
     """
 
     def __init__(self, inherited: "AcceptanceRates | None" = None) -> None:

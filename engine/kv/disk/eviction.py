@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from graftwork.engine.kv.disk.file_format import PageFile
 
 FileDomain = bytes | None
-"""The digest of a domain; None for files whose domain cannot be read."""
+"""The digest of a domain (usually one tenant); None for files whose domain cannot be read."""
 
 
 class DomainUsage:
@@ -38,18 +38,22 @@ class DomainUsage:
         return self._bytes.get(domain, 0)
 
     def bytes_by_domain(self) -> defaultdict[FileDomain, int]:
-        """Returns the total size of each domain's files, in bytes. The result is a copy that the caller may change."""
+        """Returns the total size of the files of each domain (usually one tenant), in bytes. The caller may change the
+        result.
+        """
         return self._bytes.copy()
 
     def add_bytes(self, domain: FileDomain, num_bytes: int) -> None:
-        """Adds `num_bytes` to the count of a domain. A negative number lowers the count."""
+        """Adds `num_bytes` to the counted size of the files of `domain` (usually one tenant). A negative number
+        subtracts.
+        """
         self.total += num_bytes
         self._bytes[domain] += num_bytes
         if self._bytes[domain] == 0:
             del self._bytes[domain]
 
     def set_limit(self, domain: FileDomain, num_bytes: int | None) -> None:
-        """Sets the largest total size of a domain's files, in bytes. None removes the limit."""
+        """Sets the largest total size of the files of `domain` (usually one tenant), in bytes. None removes the limit."""
         if num_bytes is None:
             self._limits.pop(domain, None)
         else:
@@ -59,11 +63,14 @@ class DomainUsage:
         self._reserves[domain] = num_bytes
 
     def is_over_limit(self, domain: FileDomain, num_bytes: int) -> bool:
-        """Returns whether `num_bytes` exceeds the limit of `domain`. False if the domain has no limit."""
+        """Returns whether files with a total size of `num_bytes` exceed the limit of `domain` (usually one tenant).
+
+        Returns False if the domain has no limit.
+        """
         return domain in self._limits and num_bytes > self._limits[domain]
 
     def reserve_of(self, domain: FileDomain) -> int:
-        """Returns the reserve of a domain, in bytes.
+        """Returns the reserve of `domain` (usually one tenant), in bytes.
 
         While the domain's files take no more bytes than this, none of them is removed to make room for other domains.
         """
@@ -72,8 +79,9 @@ class DomainUsage:
         return max(self._reserves.get(domain, 0), shared)
 
     def check_integrity(self, bytes_by_domain: Mapping[FileDomain, int]) -> None:
-        """Raises AssertionError if the counted bytes differ from `bytes_by_domain`, the true total size of each
-        domain's files.
+        """Raises AssertionError if the counted bytes of a domain (usually one tenant) are wrong.
+
+        `bytes_by_domain` is the true total size of the files of each domain.
         """
         assert dict(bytes_by_domain) == dict(self._bytes), "a domain's bytes are miscounted"
         assert sum(bytes_by_domain.values()) == self.total, "the total is miscounted"
@@ -99,7 +107,7 @@ class VictimSearch:
         self._oldest = {domain: next(rest, None) for domain, rest in self._rest.items()}
 
     def make_room(self, domain: FileDomain, num_bytes: int, max_bytes: int) -> bool:
-        """Adds files to `victims` until `domain` can store a new file of `num_bytes`.
+        """Adds files to `victims` until `domain` (usually one tenant) can store a new file of `num_bytes`.
 
         After that, the domain is within its limit, and all files together take at most `max_bytes`. Returns False if
         this is impossible.
@@ -113,7 +121,9 @@ class VictimSearch:
         return True
 
     def enforce_limits(self) -> None:
-        """Adds files to `victims` until the remaining files of every domain are within the domain's limit."""
+        """Adds files to `victims` until every domain (usually one tenant) would be within its limit without these
+        files.
+        """
         while self._choose_oldest(self._is_over_limit):
             pass
 

@@ -143,7 +143,7 @@ def _fixed_fields(content: bytes) -> tuple[int, int, bytes, bytes]:
 
 @dataclass(slots=True, eq=False)
 class PageFile:
-    """The disk store's record of one file. The pages of a file were written together."""
+    """The disk store's record of one file of KV pages."""
 
     name: str
     num_bytes: int

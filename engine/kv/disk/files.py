@@ -19,7 +19,7 @@ Buffer = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """The name, size and time of one file in the disk store's folder."""
+    """The name, the size and the time of last use of one file in the disk store's folder."""
 
     name: str
     num_bytes: int

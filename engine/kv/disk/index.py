@@ -150,7 +150,7 @@ class DiskIndex:
             self._publish(file)
 
     def add(self, file: PageFile) -> None:
-        """Counts the bytes of a file that exists already, and lets lookups find its pages.
+        """Counts the bytes of a file that is on the disk already, and lets lookups find its pages.
 
         Accepts the file even if the bytes of all files then exceed `max_bytes`.
         """
@@ -159,9 +159,10 @@ class DiskIndex:
             self._publish(file)
 
     def retire(self, file: PageFile) -> bool:
-        """Prepares a published file for removal: lookups no longer find its pages, but its bytes stay counted.
+        """Prepares the removal of a published file (one whose pages lookups find).
 
-        Returns False if the file is not published.
+        From now on lookups do not find these pages, but the file's bytes stay counted. Returns False if the file is not
+        published.
         """
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
@@ -176,16 +177,19 @@ class DiskIndex:
             return True
 
     def free(self, file: PageFile) -> None:
-        """Stops counting the bytes of a claimed or retired file. Call it when the file no longer exists on the disk."""
+        """Forgets a file that no longer exists on the disk, and stops counting its bytes.
+
+        The file must not be published, which means that lookups do not find its pages.
+        """
         with self._lock:
             del self._hidden[file.name]
             self._usage.add_bytes(file.domain, -file.num_bytes)
 
     def mark_unremovable(self, file: PageFile, now_ns: int) -> None:
-        """Records that a retired file could not be removed from the disk.
+        """Records that a file could not be removed from the disk after `retire`.
 
-        The file's bytes stay counted, but no longer for its domain, and its pages cannot be found. The store tries to
-        remove the file again when it needs room.
+        The file's bytes stay counted, but no longer for its domain (usually one tenant), and its pages cannot be found.
+        The store tries to remove the file again when it needs room.
         """
         with self._lock:
             del self._hidden[file.name]
@@ -195,13 +199,16 @@ class DiskIndex:
             self._publish(remains)
 
     def forget(self, key: PageKey) -> None:
-        """Stops finding a page. The page's content stays in its file."""
+        """Forgets where a page is, so that lookups no longer find the page. The page's content stays in its file."""
         with self._lock:
             if key in self._locations:
                 self._remove_location(self._locations[key][0], key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Stops finding all pages in the files of a domain (usually one tenant). Returns the number of these pages."""
+        """Forgets where the pages of a domain (usually one tenant) are, so that lookups no longer find them.
+
+        Returns the number of these pages.
+        """
         with self._lock:
             before = len(self._locations)
             for file in self._queues.get(domain, OrderedDict()).values():
@@ -210,8 +217,9 @@ class DiskIndex:
             return before - len(self._locations)
 
     def touch(self, file: PageFile, now_ns: int) -> int | None:
-        """Marks a file as just used. Returns the file's new time of last use, in nanoseconds; None if it is not
-        published.
+        """Marks a file as just used. Returns the file's new time of last use, in nanoseconds.
+
+        Returns None if the file is not published, for example because it is being removed.
         """
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
@@ -222,19 +230,17 @@ class DiskIndex:
             return file.used_at_ns
 
     def new_stamp(self, now_ns: int) -> int:
-        """Returns a time of use in nanoseconds, for a file. It is `now_ns`, or later if an earlier call returned
-        `now_ns` or more.
+        """Returns a time in nanoseconds to record as the last use of a file.
 
-        So every call returns a later time than all calls before it.
+        This is `now_ns`, or a little more if needed: each call returns a later time than all calls before it.
         """
         with self._lock:
             return self._new_stamp(now_ns)
 
     def spans(self, keys: Sequence[PageKey]) -> list[FileSpan]:
-        """Finds the pages of the longest prefix of `keys` that is on disk. Returns the files, and the pages in each, in
-        order.
+        """Finds the pages of the longest prefix of `keys` that is on disk.
 
-        Consecutive pages of one file form one span.
+        Returns spans in the order of `keys`. A span is a group of consecutive pages in one file.
         """
         found: list[FileSpan] = []
         with self._lock:
@@ -263,25 +269,23 @@ class DiskIndex:
             return list(self._empty.values())
 
     def victims_for(self, domain: bytes | None, num_bytes: int, kept: Collection[str]) -> list[PageFile] | None:
-        """Returns the files to remove so that `domain` can store `num_bytes` more; None if that is impossible.
+        """Returns the files to remove so that `domain` (usually one tenant) can store `num_bytes` more.
 
-        Does not choose files named in `kept`. Changes nothing.
+        Returns None if that is impossible. Does not choose files named in `kept`. Changes nothing.
         """
         with self._lock:
             choice = VictimSearch(self._usage, self._queues, kept)
             return choice.victims if choice.make_room(domain, num_bytes, self.max_bytes) else None
 
     def victims_over_limits(self) -> list[PageFile]:
-        """Returns the files to remove so that the files of every domain (usually one tenant) are within the domain's
-        limit.
-        """
+        """Returns the files to remove so that every domain (usually one tenant) is within its limit."""
         with self._lock:
             choice = VictimSearch(self._usage, self._queues, ())
             choice.enforce_limits()
             return choice.victims
 
     def check_integrity(self) -> None:
-        """Recounts the bytes, the pages and the files without pages. Checks that files are ordered by their time of
+        """Recounts the bytes, the pages and the files without pages. Checks the order of the files by their time of
         last use.
         """
         with self._lock:

@@ -78,7 +78,7 @@ class DiskStore:
 
     @property
     def num_pages(self) -> int:
-        """The number of pages that the store can find, so that `holds` returns True for them."""
+        """The number of pages for which `holds` returns True."""
         return self._index.num_pages
 
     @property
@@ -86,20 +86,21 @@ class DiskStore:
         return self._monitor.snapshot()
 
     def bytes_of(self, domain: bytes) -> int:
-        """Returns the total size in bytes of all files of a domain. `domain` is the domain's digest."""
+        """Returns the total size in bytes of all files of a domain (usually one tenant). `domain` is the domain's
+        digest.
+        """
         return self._index.bytes_of(domain)
 
     def set_limit(self, domain: bytes, num_bytes: int | None) -> None:
-        """Sets the largest total size in bytes of a domain's files. `domain` is the domain's digest. None removes the
-        limit.
+        """Sets the largest total size in bytes of the files of a domain (usually one tenant). None removes the limit.
 
-        If a domain is over its limit, its files are evicted when room is needed, before all other files, or when
-        `enforce_limits` is called.
+        `domain` is the domain's digest. When room is needed, files of domains over their limit are evicted first.
+        `enforce_limits` evicts them at once.
         """
         self._index.set_limit(domain, num_bytes)
 
     def set_reserve(self, domain: bytes, num_bytes: int) -> None:
-        """Sets the reserve of a domain, in bytes. `domain` is the domain's digest.
+        """Sets the reserve of a domain (usually one tenant), in bytes. `domain` is the domain's digest.
 
         While the domain's files take no more bytes than this, none of them is evicted to make room for other domains.
         """
@@ -180,11 +181,14 @@ class DiskStore:
         return done
 
     def touch(self, keys: Sequence[PageKey]) -> None:
-        """Marks pages on disk as just used. Call it when the pages were read from the device or the host instead."""
+        """Marks the files of pages as just used, so that these files are evicted later.
+
+        Call it for pages that were used on the device or the host, without a read from the disk.
+        """
         self._touch(span.file for span in self._index.spans(keys))
 
     def forget(self, key: PageKey) -> None:
-        """Stops finding a page.
+        """Forgets where a page is, so that the page is no longer found.
 
         The page's content is removed from the disk when the store has forgotten all pages of the same file. If the
         process restarts before that, the new process finds the page again.
@@ -192,21 +196,28 @@ class DiskStore:
         self._index.forget(key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Stops finding all pages of a domain. `domain` is the domain's digest. Returns the number of these pages."""
+        """Forgets where the pages of a domain (usually one tenant) are, so that they are no longer found.
+
+        `domain` is the domain's digest. Returns the number of these pages.
+        """
         return self._index.forget_domain(domain)
 
     def sweep(self) -> None:
-        """Removes from the disk the files in which the store no longer finds any page."""
+        """Removes the files from the disk whose pages the store has all forgotten, so that none of them is found any
+        more.
+        """
         with self._writing:
             self._remove_all(self._index.empty_files())
 
     def enforce_limits(self) -> int:
-        """Evicts files until those of every domain are within the domain's limit. Returns how many pages were evicted."""
+        """Evicts files until every domain (usually one tenant) is within its limit. Returns how many pages were
+        evicted.
+        """
         with self._writing:
             return self._evict(self._index.victims_over_limits())
 
     def check_integrity(self) -> None:
-        """Recounts what the index has counted, and compares the counted bytes with the folder.
+        """Recounts the files, pages and bytes of the store, and compares the counted bytes with the folder.
 
         Call it only while no write is running.
         """

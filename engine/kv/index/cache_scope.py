@@ -45,7 +45,7 @@ class CacheScopes:
         return CacheScope(framed_digest(_TAG, *self._engine, domain, *_parts(adapters)))
 
     def for_request(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
-        """Returns the cache scopes of a request's pages: public pages are shared by all domains, other pages are not.
+        """Returns the cache scopes of a request's pages. Public pages are shared by all tenants, other pages are not.
 
         A page that contains both public and other tokens is not shared.
         """
@@ -53,7 +53,7 @@ class CacheScopes:
         return self.with_public_pages(own, request.adapters, request.public_tokens // page_tokens)
 
     def with_public_pages(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:
-        """Returns the cache scopes of a prompt whose first `public_pages` pages are shared by all domains (tenants).
+        """Returns the cache scopes of a prompt whose first `public_pages` pages are shared by all tenants.
 
         All pages after these have the scope `own`.
         """

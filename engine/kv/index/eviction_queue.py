@@ -70,23 +70,23 @@ class EvictionQueue:
         self._numbers = count()
 
     def used_pages(self, domain: Domain) -> int:
-        """Returns how many of a domain's pages the prefix tree holds on this tier."""
+        """Returns how many pages of `domain` (usually one tenant) the prefix tree holds on the tier of this queue."""
         return self._used.get(domain, 0)
 
     def reserve_pages(self) -> int:
-        """Returns the reserve of a domain: how many of its pages on this tier cannot be evicted to make room for other
-        domains.
+        """Returns the reserve of each domain (usually one tenant) that has pages on this tier. All have the same
+        reserve.
 
-        All domains that have pages on this tier have the same reserve.
+        The reserve is how many pages of a domain cannot be evicted to make room for other domains.
         """
         return self._reserved_pages // max(len(self._used), 1)
 
     def protected_pages(self) -> int:
-        """Returns an upper bound of the cached pages on this tier that cannot be evicted to make room for another
-        domain.
+        """Returns how many cached pages on this tier, at most, cannot be evicted to make room for another domain
+        (tenant).
 
-        This counts the pages of each domain up to its reserve, and all public pages, because other pages may follow
-        them in the prefix tree.
+        This counts the pages of each domain up to its reserve, and all public pages (shared by all tenants), because
+        other pages may follow them in the prefix tree.
         """
         reserve = self.reserve_pages()
         return sum(used if domain == PUBLIC else min(used, reserve) for domain, used in self._used.items())
@@ -106,7 +106,7 @@ class EvictionQueue:
             self._protected_domains.discard(domain)
 
     def add(self, node: Node) -> None:
-        """Queues the page of `node` on this tier, if this page can be evicted.
+        """Queues the page of `node` for eviction from this tier, if the page can be evicted.
 
         Call it when a page becomes idle, when a page has no child on this tier any more, and when a page's rank falls.
         """
@@ -120,9 +120,10 @@ class EvictionQueue:
     # ---- victims ----------------------------------------------------------------------------------------------
 
     def victim_domain(self, domain: Domain | None) -> Domain | None:
-        """Returns the domain that must lose a page so that `domain` gets room; None if no page may be evicted.
+        """Returns the domain (usually one tenant) that must lose a page to make room for `domain`.
 
-        The result may be `domain` itself. `domain` is None if an adapter needs the room.
+        The result may be `domain` itself. Returns None if no page may be evicted. `domain` is None if an adapter needs
+        room.
         """
         first = self._first_above_reserve()
         own = None if domain is None else self._lowest_entry(domain)
@@ -131,29 +132,31 @@ class EvictionQueue:
         return domain
 
     def victim_domain_ignoring_reserves(self) -> Domain | None:
-        """Returns the domain of the evictable page with the lowest rank on this tier; None if no page can be evicted.
+        """Returns the domain (usually one tenant) of the evictable page with the lowest rank on this tier.
 
-        Ignores the reserves of domains. O(number of domains).
+        Ignores the reserves of domains. Returns None if no page can be evicted. O(number of domains).
         """
         tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._lowest_entry(one)) is not None]
         return min(tops)[2] if tops else None
 
     def lowest_rank(self, domain: Domain) -> EvictionRank:
-        """Returns the lowest rank of all queued pages of a domain. Call it only for a domain that `victim_domain` has
-        just returned.
+        """Returns the lowest eviction rank of all queued pages of `domain` (usually one tenant).
+
+        Call it only for a domain that `victim_domain` has just returned.
         """
         return self._heaps[domain][0][0]
 
     def pop(self, domain: Domain) -> Node:
-        """Removes the lowest-ranked page of a domain from the queue and returns its node.
+        """Removes the lowest-ranked page of `domain` (usually one tenant) from the queue, and returns the page's node.
 
         The caller must evict this page or add it to the queue again.
         """
         return heapq.heappop(self._heaps[domain])[2]
 
     def pop_or_none(self, domain: Domain) -> Node | None:
-        """Removes the lowest-ranked page of a domain from the queue and returns its node; None if no page can be
-        evicted.
+        """Removes the lowest-ranked page of `domain` (usually one tenant) from the queue, and returns the page's node.
+
+        Returns None if the domain has no page that can be evicted.
         """
         return None if self._lowest_entry(domain) is None else self.pop(domain)
 
@@ -217,7 +220,7 @@ class EvictionQueue:
         heapq.heapify(self._heaps[domain])
 
     def check_integrity(self, nodes: list[Node]) -> None:
-        """Checks the page count of each domain, and that every evictable page is queued.
+        """Checks the page count of each domain (usually one tenant), and that every evictable page is queued.
 
         `nodes` are all nodes of the prefix tree that have a page on this tier.
         """
@@ -242,8 +245,8 @@ class EvictionQueue:
 class LeaseExpiryQueue:
     """Remembers when each lease ends, because the ranks of the leased pages fall at that time.
 
-    A lease protects the pages of one path in the prefix tree. A path is stored as its last node. A lease that has ended
-    stays in the queue until `pop_expired` returns its path.
+    A lease protects the pages of one path in the prefix tree: until it ends, pages without a lease are evicted first. A
+    path is stored as its last node. A lease that has ended stays in the queue until `pop_expired` returns its path.
     """
 
     def __init__(self) -> None:
@@ -251,14 +254,17 @@ class LeaseExpiryQueue:
         self._numbers = count()
 
     def add(self, until: float, last: Node) -> None:
-        """Adds a lease on the path from the root of the prefix tree to `last`.
+        """Adds a lease, which protects the pages on the path from the root of the prefix tree to `last`.
 
         The lease ends at `until`, in seconds on the monotonic clock.
         """
         heapq.heappush(self._ends, (until, next(self._numbers), last))
 
     def pop_expired(self, now: float) -> Iterator[Node]:
-        """Removes all leases that end at `now` or earlier. Yields the last node of each leased path."""
+        """Removes all leases (protections of pages for a limited time) that end at `now` or earlier.
+
+        `now` is in seconds on the monotonic clock. Yields the last node of each path that these leases protected.
+        """
         while self._ends and self._ends[0][0] <= now:
             yield heapq.heappop(self._ends)[2]
 
@@ -299,7 +305,7 @@ class FrameUser(Evictable, Protocol):
 
 
 class NoFrameUser:
-    """Replaces the adapters on a tier that holds only KV pages. It uses no memory and evicts nothing."""
+    """A FrameUser for a tier that holds only KV pages and no adapters. It uses no memory and evicts nothing."""
 
     evictable_pages = 0
     claimed_pages = 0
@@ -353,7 +359,7 @@ class EvictionPolicy:
     costs: CostTracker
     page_tokens: int
     is_in_history: Callable[[PageKey], bool]
-    """Returns whether the history of some session contains a page."""
+    """Returns whether the history of at least one session contains the page with this key."""
     is_on_disk: Callable[[PageKey], bool]
     is_in_use: Callable[[Node], bool]
     """Returns whether a running request holds a page. Such a page is not superseded, even if no history contains it."""

@@ -83,7 +83,7 @@ class PagePool:
 
     @property
     def lent_pages(self) -> int:
-        """The number of page numbers that are lent: their memory is part of an adapter."""
+        """The number of lent pages. The device memory of a lent page is part of an adapter."""
         return self._num_lent
 
     @property

@@ -50,13 +50,17 @@ class DiskPages(Protocol):
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page on disk impossible to find, at once. Its file is removed later, by `DiskStore.sweep`."""
+        """Makes the disk store forget a page at once, so that the page is no longer found.
+
+        `DiskStore.sweep` later removes each file whose pages were all forgotten.
+        """
         ...
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes all pages of a domain on disk impossible to find, at once. `domain` is the domain's digest.
+        """Makes the disk store forget all pages of a domain (usually one tenant) at once, so that they are no longer
+        found.
 
-        Returns the number of these pages.
+        `domain` is the domain's digest. Returns the number of these pages.
         """
         ...
 
@@ -99,7 +103,8 @@ class KvSizes:
     context_pages: int
     """The number of pages of one request with the largest context length."""
     reserve_share: float = 0.5
-    """The share of each tier's pages that is divided equally among the domains that have pages there, in [0, 1].
+    """The share of each tier's pages, in [0, 1], that is divided equally among the domains (tenants) that have pages
+    there.
 
     A domain's part is its reserve: this many of its pages cannot be evicted to make room for other domains.
     """
@@ -112,7 +117,7 @@ class KvSizes:
 
     @property
     def device_reserve_pages(self) -> int:
-        """The sum of all domains' reserves, in device pages.
+        """The sum of the reserves of all domains (usually, one domain is one tenant), in device pages.
 
         A domain's reserve is the number of its pages that cannot be evicted to make room for other domains.
         """
@@ -121,15 +126,15 @@ class KvSizes:
 
     @property
     def max_lora_pages(self) -> int:
-        """The largest number of device pages whose memory adapters may use.
+        """The largest amount of device memory that adapters may use, in pages.
 
-        KV pages keep the rest: one context of full length, and the reserves of all domains. Never below
-        `lora_floor_pages`.
+        KV pages keep the rest: one context of full length, and the pages reserved for domains (tenants). The result is
+        never below `lora_floor_pages`.
         """
         return max(self.device_pages - self.context_pages - self.device_reserve_pages, 0)
 
     def device_pages_for(self, lora_pages: int) -> int:
-        """Returns the number of pages of the smallest device on which adapters may use the memory of `lora_pages`
+        """Returns the size, in pages, of the smallest device on which adapters may use the memory of `lora_pages`
         pages.
         """
         return bisect_left(
@@ -166,12 +171,13 @@ class PageStore:
         return self.device if tier is Tier.DEVICE else self.host
 
     def used_pages(self, tier: Tier, domain: Domain) -> int:
-        """Returns how many of a domain's pages the prefix tree holds on `tier`."""
+        """Returns how many pages of `domain` (usually one tenant) the prefix tree holds on `tier`."""
         return self._queues[tier].used_pages(domain)
 
     def reserve_pages(self, tier: Tier) -> int:
-        """Returns the reserve of each domain: how many of its pages on `tier` cannot be evicted to make room for other
-        domains.
+        """Returns the reserve of each domain (usually one tenant) that has pages on `tier`.
+
+        The reserve is how many pages of a domain cannot be evicted to make room for other domains.
         """
         return self._queues[tier].reserve_pages()
 
@@ -189,12 +195,12 @@ class PageStore:
         return self._make_room(tier, num_pages, [pages, self.frame_users[tier]])
 
     def make_room_for_frames(self, tier: Tier, num_pages: int, frame_user: Evictable) -> bool:
-        """Evicts pages and adapters until `num_pages` pages are free for an adapter. Returns whether this succeeded.
+        """Evicts pages and adapters until `num_pages` pages of memory are free for an adapter. Returns whether this
+        succeeded.
 
-        `frame_user` chooses and evicts the adapters. Pages of domains above their reserve are evicted first. This can
-        free too few pages, because a public page is never evicted before the reserved pages that follow it in the
-        prefix tree. Then, if no request uses a page, the reserves are ignored. KvSizes leaves enough pages for KV in
-        every case.
+        `frame_user` chooses and evicts the adapters. First, only domains (tenants) above their reserve lose pages. This
+        can free too little, because a public page stays while reserved pages follow it in the prefix tree. Then, if no
+        request uses a page, the reserves are ignored. KvSizes leaves enough pages for KV in every case.
         """
         queue, pool = self._queues[tier], self.pool(tier)
         self._make_room(tier, num_pages, [_IdlePages(self, tier, lambda: queue.victim_domain(None)), frame_user])
@@ -213,18 +219,21 @@ class PageStore:
         return min(pool.free_pages, num_pages)
 
     def lowest_rank(self, tier: Tier, domain: Domain) -> EvictionRank:
-        """Returns the rank of a domain's evictable page that has the lowest rank on `tier`."""
+        """Returns the eviction rank of the page of `domain` (usually one tenant) that would be evicted first from
+        `tier`.
+        """
         return self._queues[tier].lowest_rank(domain)
 
     def evict_lowest(self, tier: Tier, domain: Domain) -> None:
-        """Evicts a domain's evictable page that has the lowest rank on `tier`."""
+        """Evicts the page of `domain` (usually one tenant) that has the lowest eviction rank on `tier`."""
         self.evict(self._queues[tier].pop(domain), tier, MissReason.EVICTED_PRESSURE)
 
     def could_allocate(self, tier: Tier, num_pages: int) -> bool:
         """Returns whether `num_pages` pages of `tier` are free, idle, or used by adapters that can be evicted.
 
-        If adapters have waited too long for memory, the result leaves out the pages that they wait for, and the pages
-        that the reserves of domains protect. Even if the result is True, a reserve may still prevent the allocation.
+        If adapters have waited too long for memory, the pages that they wait for do not count, and neither do pages
+        that a reserve of a domain (tenant) protects. Even if the result is True, a reserve may still prevent the
+        allocation.
         """
         pool, frame_user = self.pool(tier), self.frame_users[tier]
         claimed = frame_user.claimed_pages and frame_user.claimed_pages + self._queues[tier].protected_pages()
@@ -262,7 +271,7 @@ class PageStore:
             self._limits[domain] = limits
 
     def excess_pages(self, tier: Tier, domain: Domain) -> int:
-        """Returns by how many pages a domain exceeds its limit on `tier`; 0 if the domain is within its limit."""
+        """Returns by how many pages `domain` (usually one tenant) exceeds its limit on `tier`; 0 if it does not."""
         limits = self._limits.get(domain, NO_KV_LIMITS)
         max_bytes = limits.device_bytes if tier is Tier.DEVICE else limits.host_bytes
         if max_bytes is None:
@@ -270,8 +279,9 @@ class PageStore:
         return max(self.used_pages(tier, domain) - max_bytes // self.sizes.page_bytes, 0)
 
     def enforce_limit(self, tier: Tier, domain: Domain) -> None:
-        """Evicts idle pages of a domain from `tier` until the domain is within its limit there or no page can be
-        evicted.
+        """Evicts idle pages of `domain` (usually one tenant) from `tier` until the domain is within its limit there.
+
+        Stops before that if no page of the domain can be evicted.
         """
         while self.excess_pages(tier, domain) and (node := self._queues[tier].pop_or_none(domain)) is not None:
             self.evict(node, tier, MissReason.EVICTED_QUOTA)
@@ -310,7 +320,10 @@ class PageStore:
                 queue.add(node)
 
     def lease(self, nodes: Sequence[Node], lease: Lease) -> None:
-        """Protects the pages of a path with a lease. A page with several leases keeps the lease that ends last."""
+        """Protects the pages of a path with a lease: until it ends, pages without a lease are evicted first.
+
+        A page with several leases keeps the lease that ends last.
+        """
         for node in nodes:
             if node.lease is None or node.lease.until < lease.until:
                 node.lease = lease

@@ -5,8 +5,8 @@ scope, so nodes are never split. A node has a copy of its page on the device, on
 holder of each copy. Never decides which page is evicted, and never contains a partial page.
 
 Invariants: if a node has a copy on a tier, all its ancestors have one there (a copy that is being loaded counts). A
-node without copies is not in the tree. So leaves are evicted first, and every node that `walk` finds is usable. Source:
-the radix cache of SGLang (Zheng et al. 2023), with whole pages as edges as in vLLM's prefix caching.
+node without copies is not in the tree. So leaves are evicted first, and every node that `walk` finds is usable.
+Source: the radix cache of SGLang (Zheng et al. 2023), with whole pages as edges as in vLLM's prefix caching.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ Domain = bytes
 """
 
 PUBLIC: Domain = b""
-"""The domain that public pages are charged to."""
+"""The domain of public pages, which all tenants share."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +151,7 @@ class RadixTree:
         return node
 
     def add_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Makes `page` the node's page on `tier`. The page must have a holder already. The tree becomes one more
+        """Makes `page` the page of `node` on `tier`. The page must have a holder already. The tree becomes one more
         holder.
         """
         self._pools[tier].enter_tree(page)

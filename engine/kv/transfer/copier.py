@@ -54,8 +54,8 @@ class DiskIO(Protocol):
     ) -> int:
         """Stores pages that follow each other in one prompt. Returns how many of them were not stored before.
 
-        `domain` is the digest of the domain that the pages are charged to. `above` are the keys of all pages before
-        `keys` in the prompt.
+        `domain` is the digest of the domain (usually one tenant) that the pages are charged to. `above` are the keys of
+        all pages before `keys` in the prompt.
         """
         ...
 
@@ -67,7 +67,9 @@ class DiskIO(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Removes from the disk the files whose pages the store no longer finds."""
+        """Removes the files from the disk whose pages the store has all forgotten, so that none of them is found any
+        more.
+        """
         ...
 
     def close(self) -> None:
@@ -98,7 +100,7 @@ class PageCopier:
         self._device_thread, self._disk_thread = _CopyThread("kv-copies"), _CopyThread("kv-files")
 
     def begin(self, plan: TransferPlan) -> None:
-        """Queues a plan for the thread that runs this kind of plan.
+        """Queues the transfer `plan` for one of the two threads.
 
         Copies to the device are urgent: they run before copies to the host and to disk.
         """
@@ -107,8 +109,8 @@ class PageCopier:
         thread.put(_Priority.URGENT if is_waited_for else _Priority.BACKGROUND, lambda: self._carry_out(plan))
 
     def sweep(self) -> None:
-        """Queues the removal of files without usable pages from the disk. It happens after all writes that are queued
-        already.
+        """Queues the removal of files from the disk whose pages were all forgotten. Writes that are queued already come
+        first.
         """
         if self._disk is not None:
             self._disk_thread.put(_Priority.BACKGROUND, self._disk.sweep)

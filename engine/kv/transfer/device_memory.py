@@ -42,7 +42,7 @@ class DeviceMemory:
         return self.frames.device
 
     def frames_for(self, num_bytes: int) -> int:
-        """Returns how many frames are needed to hold `num_bytes` bytes."""
+        """Returns how many frames (device memory of one page each) are needed to hold `num_bytes` bytes."""
         return -(-num_bytes // self.frame_bytes)
 
     def block(self, first_frame: int, num_bytes: int) -> torch.Tensor:
@@ -54,7 +54,8 @@ class DeviceMemory:
         return self.frames.flatten()[start : start + num_bytes]
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Copies the content of frames to other frames, as if all copies happened at the same time.
+        """Copies the content of frames (device memory of one page each) to other frames, as if all copies happened at
+        once.
 
         `moves` are pairs (source, target) of frame numbers. No frame is a source twice or a target twice. The former
         content of a target is lost unless this frame is also a source. On CUDA, the copies run on the current stream.
@@ -63,12 +64,12 @@ class DeviceMemory:
             self.frames[target].copy_(self.frames[source])
 
     def check_integrity(self) -> None:
-        """Checks that the null frame contains only zeros."""
+        """Checks that the null frame, which pads block tables, contains only zeros."""
         assert not self.frames[self.null_frame].any(), "the null frame was written"
 
 
 def frame_bytes_for(used_bytes: int) -> int:
-    """Returns the size in bytes of the smallest frame that can hold `used_bytes` bytes."""
+    """Returns the size in bytes of the smallest frame (device memory of one page) that can hold `used_bytes` bytes."""
     return -(-used_bytes // _ALIGNMENT) * _ALIGNMENT
 
 

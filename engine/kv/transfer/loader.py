@@ -32,7 +32,9 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenPath:
-    """The first tokens of a prompt, the cache scopes of their pages, and the domain that the pages are charged to."""
+    """The first tokens of a prompt, the cache scopes of their pages, and the domain (tenant) that the pages are charged
+    to.
+    """
 
     scope: PrefixScope
     token_ids: Sequence[int]

@@ -76,7 +76,7 @@ class LayerGate:
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Waits until work that the calling thread starts after this call may read the KV of `layer`.
+        """Waits until the KV of `layer` is copied. Work that the calling thread starts after this call may read it.
 
         Raises LoadFailed if the load failed before it copied this layer.
         """
@@ -128,7 +128,7 @@ class LayerGates:
             gate.wait(layer)
 
     def check_integrity(self) -> None:
-        """Checks the gates of all running loads and all selected gates."""
+        """Checks the gate of every running load. A gate records which layers of the load have been copied."""
         for gate in {*self._gates.values(), *self._selected}:
             gate.check_integrity()
 
@@ -177,7 +177,7 @@ class TransferPlan:
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
-    """Reports to the engine's loop that a transfer has ended. From now on no copy of this plan uses its pages."""
+    """Reports to the engine's loop that a transfer has ended. From now on this transfer does not use its pages."""
 
     plan: TransferPlan
     num_good: int
@@ -212,7 +212,7 @@ class CopyEngine(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Starts to remove files from the disk whose pages the store no longer finds. Returns at once.
+        """Starts to remove files from the disk whose pages were all forgotten. Returns at once.
 
         The removal happens after all writes to disk that are queued already.
         """
