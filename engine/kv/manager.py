@@ -78,8 +78,8 @@ class KvCacheManager:
     def allocate_path(
         self, path: TokenPath, match: PrefixMatch, num_tokens: int, session: SessionUse | None = None
     ) -> PageAllocation | None:
-        """Allocates device pages for the first `num_tokens` tokens of a path: first the cached pages of `match`, then
-        new pages.
+        """Allocates device pages for the first `num_tokens` tokens of the prompt `path`: the cached pages of `match`,
+        then new pages.
 
         Returns None if there is no room. Records that `session` uses the cached pages.
         """
@@ -121,7 +121,7 @@ class KvCacheManager:
         return nodes
 
     def deduplicate(self, nodes: Sequence[Node], pages: list[PageId]) -> list[PageId]:
-        """Replaces pages of a request by other pages with the same KV that the prefix tree holds.
+        """Replaces pages of a request with pages of the prefix tree that contain the same KV.
 
         `nodes` are the nodes of the request's first pages. Returns the request's new list of pages.
         """
@@ -221,7 +221,7 @@ class KvCacheManager:
     # ---- copies -----------------------------------------------------------------------------------------------
 
     def prefetch(self, path: TokenPath) -> list[Node]:
-        """Starts to load the cached pages of a path to the device, as many as there is room for.
+        """Starts to load the cached pages of the prompt `path` to the device, as many as there is room for.
 
         Returns the nodes that are on the device or being loaded.
         """

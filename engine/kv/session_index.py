@@ -73,8 +73,8 @@ class SessionIndex:
     ) -> tuple[PageKey, ...]:
         """Records that a session has computed or used pages. They may become part of the session's history later.
 
-        Old records of other sessions may be removed to make room. Returns the page keys that are in no history any
-        more.
+        Old records of other sessions may be removed to make room. Returns the keys of pages that, because of this, are
+        in no session's history any more.
         """
         record = self._record(domain, session, scope)
         self._abandon(record, (key for key in keys if key not in self._counts))

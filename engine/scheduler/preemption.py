@@ -28,9 +28,10 @@ class StepBuilder:
         self._grammars = grammars
 
     def slice(self, state: RequestState, num_tokens: int, drafted: tuple[int, ...]) -> RequestSlice:
-        """Returns the slice of a request: its next `num_tokens` known tokens, then the draft tokens `drafted`.
+        """Returns the slice of a request, which is the request's part of a step.
 
-        The request must have pages for all these tokens.
+        It contains the next `num_tokens` known tokens, then the draft tokens `drafted`. The request must have pages for
+        all.
         """
         start, known_end = state.num_computed, state.num_computed + num_tokens
         is_last = known_end == len(state.token_ids)

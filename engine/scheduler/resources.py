@@ -61,7 +61,7 @@ class GrammarProvider(Protocol):
         ...
 
     def close(self, request_id: RequestId) -> None:
-        """Stops tracking the answer of a request in its grammar."""
+        """Stops tracking how far the answer of a request has come in its grammar."""
         ...
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:

@@ -110,7 +110,7 @@ def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
 
 
 class ThroughputEstimate:
-    """Estimates the average time between the ends of two requests.
+    """Estimates the average time from the end of one request to the end of the next.
 
     If the queue is full, a client is told to try again after this time.
     """

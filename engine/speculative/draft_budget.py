@@ -120,7 +120,7 @@ _SHARED_ROWS = 8
 class StepCost:
     """Estimates the duration of a step from its number of rows (the tokens that it computes).
 
-    Callers must use only ratios of these estimates.
+    Callers must use only ratios of these estimates, because before the first measurement their unit is arbitrary.
     """
 
     def __init__(self) -> None:

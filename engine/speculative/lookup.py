@@ -1,14 +1,14 @@
 """Drafts the tokens that followed the request's last tokens in an earlier text, and keeps the texts to search.
 
-PromptLookup searches the request's own prompt and answer. AnswerLookup searches earlier answers of the request's cache
-scope: the requests of one domain (usually one tenant) under one adapter or mixture.
+PromptLookup searches the request's own prompt and answer. AnswerLookup searches earlier answers of the same cache
+scope: the requests of one domain (usually one tenant) with the same adapters.
 
 Owns the earlier answers, within a limit in bytes: a full scope drops its oldest answers, and a full cache drops the
 least recently used scope. Owns an index of each text: for a few lengths n, the position after the latest occurrence of
 each sequence of n tokens (n-gram). Indexing 100,000 tokens takes milliseconds, and each new token a microsecond.
 Invariant: a scope finds only its own answers, so the speed of an answer reveals nothing about other tenants.
-Source: prompt lookup (Saxena 2023), with the latest match instead of the first; several lengths replace the suffix
-tree of SuffixDecoding (Oliaro et al. 2024).
+Source: prompt lookup (Saxena 2023), but with the latest match instead of the first. SuffixDecoding (Oliaro et al. 2024)
+finds matches with a suffix tree. Here, n-grams of several lengths do this.
 """
 
 from collections import OrderedDict
@@ -69,9 +69,9 @@ class SuffixIndex:
             following.update(zip(zip(*columns, strict=True), range(begin, end), strict=True))
 
     def find(self, tail: Sequence[int]) -> SuffixMatch | None:
-        """Returns where the last tokens of `tail` occurred last in the indexed list; None if they did not.
+        """Returns the latest place in the indexed list where the last tokens of `tail` occur; None if there is none.
 
-        Looks for the longest n-gram first. `tail` has up to LONGEST_MATCH tokens.
+        Looks for as many equal tokens as possible. `tail` has up to LONGEST_MATCH tokens.
         """
         for length, following in self._following.items():
             if len(tail) < length:
@@ -183,7 +183,7 @@ class AnswerCache:
         return DraftSpan(DraftSource.CACHE, match.match_length, tuple(following))
 
     def forget_adapter(self, digest: str) -> None:
-        """Drops the stored answers of every cache scope that uses the adapter `digest`."""
+        """Drops all stored answers that were generated with the adapter `digest`."""
         for scope in [scope for scope, answers in self._answers.items() if digest in answers.adapter_digests]:
             self._forget(scope)
 

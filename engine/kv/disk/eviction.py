@@ -24,7 +24,12 @@ FileDomain = bytes | None
 
 
 class DomainUsage:
-    """Owns the bytes that each domain (usually one tenant) has on disk, and the limit and the reserve of each domain."""
+    """Records three numbers of bytes for each domain (usually one tenant): the size of its files, its limit and its
+    reserve.
+
+    The limit is the largest size that its files may have. The reserve is the size up to which its files are not removed
+    to make room for other domains.
+    """
 
     def __init__(self, shared_reserve_bytes: int = 0) -> None:
         """`shared_reserve_bytes` are divided equally among the domains that have files."""

@@ -142,7 +142,8 @@ class DiskIndex:
             return True
 
     def publish(self, file: PageFile) -> None:
-        """Lets lookups find the pages of a file that was claimed and is now written.
+        """Lets lookups find the pages of a file that is now written. Before, `claim` must have counted the file's
+        bytes.
 
         If an older file contains the same pages, lookups no longer find them there.
         """
@@ -159,10 +160,10 @@ class DiskIndex:
             self._publish(file)
 
     def retire(self, file: PageFile) -> bool:
-        """Prepares the removal of a published file (one whose pages lookups find).
+        """Prepares a published file for removal from the disk.
 
-        From now on lookups do not find these pages, but the file's bytes stay counted. Returns False if the file is not
-        published.
+        Before this call, lookups find the file's pages. After it, they do not, but the file's bytes stay counted.
+        Returns False if the file is not published.
         """
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
@@ -262,8 +263,9 @@ class DiskIndex:
             return {self._locations[key][0].name for key in keys if key in self._locations}
 
     def empty_files(self) -> list[PageFile]:
-        """Returns the published files in which lookups find no page: each page was forgotten or is also in a newer
-        file.
+        """Returns the files in which lookups find no page any more, so that these files can be removed.
+
+        Each of their pages was forgotten, or lookups find it in a newer file.
         """
         with self._lock:
             return list(self._empty.values())

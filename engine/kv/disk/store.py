@@ -203,9 +203,7 @@ class DiskStore:
         return self._index.forget_domain(domain)
 
     def sweep(self) -> None:
-        """Removes the files from the disk whose pages the store has all forgotten, so that none of them is found any
-        more.
-        """
+        """Removes each file from the disk if `forget` or `forget_domain` was called for all pages in it."""
         with self._writing:
             self._remove_all(self._index.empty_files())
 

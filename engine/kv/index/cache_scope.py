@@ -18,8 +18,9 @@ _PUBLIC_TAG = b"graftwork/public-scope/1"
 
 
 def framed_digest(tag: bytes, *parts: bytes) -> bytes:
-    """Returns the SHA-256 of `tag` and `parts`. Each of them is preceded by its length in 8 bytes, so that lists of
-    parts with different borders give different digests.
+    """Returns the SHA-256 of `tag` and `parts`, each preceded by its length in 8 bytes.
+
+    Without the lengths, the parts (ab, c) and (a, bc) would give the same digest.
     """
     digest = hashlib.sha256()
     for part in (tag, *parts):

@@ -82,11 +82,10 @@ class EvictionQueue:
         return self._reserved_pages // max(len(self._used), 1)
 
     def protected_pages(self) -> int:
-        """Returns how many cached pages on this tier, at most, cannot be evicted to make room for another domain
-        (tenant).
+        """Returns how many cached pages on this tier may be impossible to evict for a domain (tenant) that needs room.
 
-        This counts the pages of each domain up to its reserve, and all public pages (shared by all tenants), because
-        other pages may follow them in the prefix tree.
+        This is an upper bound. It counts the pages of each domain up to the domain's reserve, which others cannot take.
+        It also counts all public pages (shared by all tenants), because other pages may follow them in the prefix tree.
         """
         reserve = self.reserve_pages()
         return sum(used if domain == PUBLIC else min(used, reserve) for domain, used in self._used.items())
@@ -318,7 +317,7 @@ class NoFrameUser:
 
 
 def evict_one(candidates: Sequence[Evictable]) -> bool:
-    """Evicts one page or one adapter: the one with the lowest rank among all `candidates`.
+    """Evicts one page or one adapter: the one with the lowest eviction rank among all `candidates`.
 
     At a tie, the first of the candidates evicts. Returns False if no candidate can evict anything.
     """

@@ -33,7 +33,7 @@ class PagesExhausted(Exception):
 
 
 class Occupancy(NamedTuple):
-    """Tells for each page number whether the page must stay in its frame, and whether it holds KV that may be moved."""
+    """Tells for each page whether it must stay in its place in memory, and whether it contains KV that may be moved."""
 
     is_fixed: NDArray[np.bool_]  # [num_pages] lent or in flight: must stay where it is
     is_held: NDArray[np.bool_]  # [num_pages] has a holder and may be moved
@@ -63,22 +63,22 @@ class PagePool:
 
     @property
     def free_pages(self) -> int:
-        """The number of pages that have no holder and that no copy uses."""
+        """The number of free pages: nothing holds them, and no copy reads or writes them."""
         return self._num_free
 
     @property
     def idle_pages(self) -> int:
-        """The number of pages that only the prefix tree holds and that no copy uses."""
+        """The number of pages that only the prefix tree holds and that no copy reads or writes. They can be evicted."""
         return self._num_idle
 
     @property
     def in_flight_pages(self) -> int:
-        """The number of pages that a copy reads or writes, with or without holders."""
+        """The number of pages that a copy reads or writes now, even if nothing else uses them any more."""
         return self._num_in_flight
 
     @property
     def active_pages(self) -> int:
-        """The number of pages that a request or a transfer holds and that no copy uses."""
+        """The number of pages that a request or a transfer holds and that no copy reads or writes now."""
         return self.num_pages - self._num_free - self._num_idle - self._num_in_flight - self._num_lent
 
     @property
@@ -115,14 +115,14 @@ class PagePool:
         return taken
 
     def hold(self, pages: Iterable[PageId]) -> None:
-        """Adds one holder to each page, which keeps the page allocated. The pages must have a holder already."""
+        """Adds one holder to each page. A holder keeps the page allocated. The pages must have a holder already."""
         for page in pages:
             assert self._holders[page] > 0, f"page {page} is free and cannot be shared"
             self._num_idle -= self.is_idle(page)
             self._holders[page] += 1
 
     def release(self, pages: Iterable[PageId]) -> list[PageId]:
-        """Removes one holder from each page. Frees the pages that then have no holder.
+        """Removes one holder from each page. A holder keeps the page allocated: a page without holders becomes free.
 
         Returns the pages that are now idle, which means that only the prefix tree holds them.
         """
@@ -138,13 +138,15 @@ class PagePool:
         return became_num_idle
 
     def enter_tree(self, page: PageId) -> None:
-        """Makes the prefix tree a holder of the page. The page must have a holder already."""
+        """Records that the prefix tree holds the page, which keeps the page allocated. The page must have a holder
+        already.
+        """
         assert not self._in_tree[page], f"page {page} is in the tree already"
         self.hold([page])
         self._in_tree[page] = True
 
     def leave_tree(self, page: PageId) -> None:
-        """Records that the prefix tree no longer holds the page."""
+        """Records that the prefix tree no longer holds the page. Without other holders, the page becomes free."""
         assert self._in_tree[page], f"page {page} is not in the tree"
         self._num_idle -= self.is_idle(page)
         self._in_tree[page] = False
@@ -152,7 +154,7 @@ class PagePool:
         self._free_if_unused(page)
 
     def begin_copy(self, pages: Iterable[PageId]) -> None:
-        """Records that one more copy reads or writes each page. The pages must have a holder.
+        """Records that one more copy reads or writes each page. The pages must be allocated.
 
         None of these pages is allocated again before the copy ends.
         """
@@ -197,7 +199,8 @@ class PagePool:
             self._set_free(page)
 
     def relocate(self, source: PageId, target: PageId) -> None:
-        """Gives all holders of page `source` to the free page `target`, and makes `source` free.
+        """Moves a page from number `source` to the free number `target`: its users now hold `target`, and `source` is
+        free.
 
         The caller has copied the content already. No other copy may use `source`.
         """
@@ -210,7 +213,7 @@ class PagePool:
         self._set_free(source)
 
     def occupancy(self) -> Occupancy:
-        """Returns, for each page number, whether the page must stay in its frame, and whether it holds KV that may be
+        """Returns, for each page, whether it must stay in its place in memory, and whether it contains KV that may be
         moved.
         """
         in_flight = np.frombuffer(self._num_copies, dtype=np.intc) > 0

@@ -52,7 +52,7 @@ class DiskPages(Protocol):
     def forget(self, key: PageKey) -> None:
         """Makes the disk store forget a page at once, so that the page is no longer found.
 
-        `DiskStore.sweep` later removes each file whose pages were all forgotten.
+        `DiskStore.sweep` later removes the page's file, if all pages in this file were forgotten.
         """
         ...
 
@@ -198,9 +198,9 @@ class PageStore:
         """Evicts pages and adapters until `num_pages` pages of memory are free for an adapter. Returns whether this
         succeeded.
 
-        `frame_user` chooses and evicts the adapters. First, only domains (tenants) above their reserve lose pages. This
-        can free too little, because a public page stays while reserved pages follow it in the prefix tree. Then, if no
-        request uses a page, the reserves are ignored. KvSizes leaves enough pages for KV in every case.
+        Adapters are evicted through `frame_user`. At first, every domain (usually one tenant) keeps its reserve. If
+        this frees too little and no request uses a page, the reserves are ignored: a public page may be impossible to
+        evict, because reserved pages follow it in the prefix tree. KvSizes leaves enough pages for KV in every case.
         """
         queue, pool = self._queues[tier], self.pool(tier)
         self._make_room(tier, num_pages, [_IdlePages(self, tier, lambda: queue.victim_domain(None)), frame_user])
@@ -231,9 +231,9 @@ class PageStore:
     def could_allocate(self, tier: Tier, num_pages: int) -> bool:
         """Returns whether `num_pages` pages of `tier` are free, idle, or used by adapters that can be evicted.
 
-        If adapters have waited too long for memory, the pages that they wait for do not count, and neither do pages
-        that a reserve of a domain (tenant) protects. Even if the result is True, a reserve may still prevent the
-        allocation.
+        If adapters have waited too long for memory, two kinds of pages do not count: those that these adapters wait
+        for, and those that are reserved for domains (tenants). Even if the result is True, a reserve may still prevent
+        the allocation.
         """
         pool, frame_user = self.pool(tier), self.frame_users[tier]
         claimed = frame_user.claimed_pages and frame_user.claimed_pages + self._queues[tier].protected_pages()

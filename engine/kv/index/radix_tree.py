@@ -1,8 +1,9 @@
 """Maps token prefixes to the pages that hold their KV, on the device and on the host.
 
 Owns the nodes. A node stands for one page of tokens after a certain prefix. An edge is one whole page in one cache
-scope, so nodes are never split. A node has a copy of its page on the device, on the host or on both. The tree is one
-holder of each copy. Never decides which page is evicted, and never contains a partial page.
+scope (requests with the same scope may share KV), so nodes are never split. A node has a copy of its page on the
+device, on the host or on both. The tree is one holder of each copy. It never decides which page is evicted, and never
+contains a partial page.
 
 Invariants: if a node has a copy on a tier, all its ancestors have one there (a copy that is being loaded counts). A
 node without copies is not in the tree. So leaves are evicted first, and every node that `walk` finds is usable.
@@ -151,8 +152,9 @@ class RadixTree:
         return node
 
     def add_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Makes `page` the page of `node` on `tier`. The page must have a holder already. The tree becomes one more
-        holder.
+        """Makes `page` the page of `node` on `tier`. From now on, the tree keeps this page allocated.
+
+        The page must be allocated already, for example to a request.
         """
         self._pools[tier].enter_tree(page)
         self._nodes[tier][page] = node
@@ -160,7 +162,9 @@ class RadixTree:
         self.on_copy_changed(node, tier, 1)
 
     def move_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Sets the new page number of a node on `tier`, after the page's content and holders were moved to page `page`."""
+        """Records that the page of `node` on `tier` now has the number `page`, because its content and holders were
+        moved there.
+        """
         former = node.page(tier)
         assert former is not None, f"the node has no copy on the {tier}"
         del self._nodes[tier][former]

@@ -67,9 +67,7 @@ class DiskIO(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Removes the files from the disk whose pages the store has all forgotten, so that none of them is found any
-        more.
-        """
+        """Removes each file from the disk if the store has forgotten all pages in it."""
         ...
 
     def close(self) -> None:
@@ -109,7 +107,7 @@ class PageCopier:
         thread.put(_Priority.URGENT if is_waited_for else _Priority.BACKGROUND, lambda: self._carry_out(plan))
 
     def sweep(self) -> None:
-        """Queues the removal of files from the disk whose pages were all forgotten. Writes that are queued already come
+        """Queues a cleanup of the disk, which removes the files whose pages were all forgotten. Queued writes come
         first.
         """
         if self._disk is not None:

@@ -46,9 +46,9 @@ class DeviceMemory:
         return -(-num_bytes // self.frame_bytes)
 
     def block(self, first_frame: int, num_bytes: int) -> torch.Tensor:
-        """Returns the memory that starts at frame `first_frame` and has `num_bytes` bytes.  # [num_bytes] uint8
+        """Returns `num_bytes` bytes of device memory, from the start of frame `first_frame` on.  # [num_bytes] uint8
 
-        Writing to the result changes the content of the frames.
+        A frame is the memory of one page. Writing to the result changes the content of the frames.
         """
         start = first_frame * self.frame_bytes
         return self.frames.flatten()[start : start + num_bytes]

@@ -63,8 +63,8 @@ class PageLoader:
         self._in_flight: dict[Node, TransferPlan] = {}
 
     def allocate(self, path: TokenPath, match: PrefixMatch, num_tokens: int) -> PageAllocation | None:
-        """Allocates device pages for the first `num_tokens` tokens of a path: first the cached pages of `match`, then
-        new pages.
+        """Allocates device pages for the first `num_tokens` tokens of the prompt `path`: the cached pages of `match`,
+        then new pages.
 
         The caller becomes one holder of each page. Loads cached pages if this is faster than computing them again.
         Returns None and allocates nothing if there is no room.
@@ -88,7 +88,7 @@ class PageLoader:
         return PageAllocation(held + pages, tuple(tiers), pending)
 
     def prefetch(self, path: TokenPath, match: PrefixMatch) -> list[Node]:
-        """Starts to load the cached pages of a path to the device, as many as there is room for.
+        """Starts to load the cached pages of the prompt `path` to the device, as many as there is room for.
 
         The caller does not become a holder of these pages, so they can be evicted once they are loaded. Returns the
         nodes that are on the device or being loaded.

@@ -3,7 +3,7 @@
 Owns the queues of pages that wait for a copy. A session's pages are copied when its turn ends. Other pages are copied
 in the background when few pages are free. So most evicted pages already have a copy on a lower tier.
 
-Invariant: a page is on the host only if its parent page is on the host.
+Invariant: a page is on the host only if the page before it in the prompt is on the host too.
 """
 
 from collections import OrderedDict
@@ -44,9 +44,9 @@ class PageOffloader:
         self._saves = self._stores = 0
 
     def mark_dirty(self, nodes: Iterable[Node]) -> None:
-        """Queues the pages of a path that are not on the host yet, so that they are copied there later.
+        """Queues the pages of `nodes` that are not on the host yet, so that they are copied there later.
 
-        `nodes` are the nodes of the path, from the root of the prefix tree on.
+        `nodes` are a path of the prefix tree, from the root on.
         """
         if not self._page_store.host.num_pages:
             return
@@ -55,18 +55,25 @@ class PageOffloader:
             self._dirty = OrderedDict((node, None) for node in self._dirty if _can_be_saved(node))
 
     def start_background_copies(self) -> None:
-        """Starts to copy some idle pages to a lower tier, if few pages are free and no such copy is running."""
+        """Starts to copy some idle pages to a lower tier, if few pages of their tier are free and no such copy is
+        running.
+        """
         if not self._saves and self._dirty and _runs_short(self._page_store, Tier.DEVICE):
             self._save_oldest()
         self._begin_store()
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Starts to copy pages of a path to the host: those that are not there yet, first page first, as many as fit."""
+        """Starts to copy the pages of `nodes` to the host: those that are not there yet, in this order, as many as fit.
+
+        `nodes` are a path of the prefix tree.
+        """
         self._save([node for node in nodes if _can_be_saved(node)])
 
     def suspend(self, nodes: Sequence[Node]) -> None:
-        """Starts to copy the pages of a path to the host. Removes each page from the device as soon as the host has a
+        """Starts to copy the pages of `nodes` to the host. Removes each page from the device as soon as the host has a
         copy.
+
+        `nodes` are a path of the prefix tree.
         """
         self._suspending.update(nodes)
         self.save(nodes)
@@ -77,7 +84,11 @@ class PageOffloader:
         self._suspending.difference_update(nodes)
 
     def store(self, nodes: Iterable[Node]) -> None:
-        """Starts to copy pages of a session's history to disk, so that they remain after a restart of the engine."""
+        """Starts to copy those pages of `nodes` that are on the host to disk, so that they remain after a restart of
+        the engine.
+
+        Does nothing on an engine without a disk tier.
+        """
         if self._has_disk:
             self._queue_store(nodes)
             self.start_background_copies()

@@ -46,8 +46,7 @@ class _OpenLayers:
 
 
 class LayerGate:
-    """Records which layers of one load of KV have been copied, so that a step may read them. These layers are called
-    open.
+    """Records which layers of one load of KV a step may read already. These layers are called open.
 
     The copier's thread opens the layers in order. The thread of the engine's loop waits for them.
     """
@@ -76,9 +75,10 @@ class LayerGate:
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Waits until the KV of `layer` is copied. Work that the calling thread starts after this call may read it.
+        """Waits until work that the calling thread starts after this call may read the KV of `layer`.
 
-        Raises LoadFailed if the load failed before it copied this layer.
+        On CUDA, the thread's stream waits for the end of the copy, not the thread. Raises LoadFailed if the load failed
+        before it copied this layer.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._end > layer or self._has_failed)
@@ -99,7 +99,7 @@ class LayerGate:
 
 
 class LayerGates:
-    """Owns one gate for each running load. A gate records which layers of the load have been copied.
+    """Owns one gate for each running load. A gate records which layers of the load a step may read already.
 
     Selects the gates that the next step waits for. Only the thread of the engine's loop may use this class.
     """
@@ -109,26 +109,33 @@ class LayerGates:
         self._selected: tuple[LayerGate, ...] = ()
 
     def add(self, load: Hashable, gate: LayerGate) -> None:
-        """Adds the gate of a running load. A gate records which layers of the load have been copied."""
+        """Adds the gate of a running load. A gate records which layers of the load a step may read already."""
         self._gates[load] = gate
 
     def remove(self, load: Hashable) -> None:
-        """Removes the gate of a load that has ended. Does nothing if the load has no gate."""
+        """Removes the gate of a load that has ended. Does nothing if the load has no gate.
+
+        A gate records which layers of a load a step may read already.
+        """
         self._gates.pop(load, None)
 
     def select(self, loads: Iterable[Hashable]) -> None:
-        """Chooses the loads that the next step waits for, layer by layer. Loads without a gate are ignored."""
+        """Chooses the loads that the next step waits for in each layer: those of `loads` that have a gate.
+
+        A gate records which layers of a load a step may read already.
+        """
         self._selected = tuple(self._gates[load] for load in loads if load in self._gates)
 
     def wait(self, layer: int) -> None:
-        """Waits until the KV of `layer` may be read from every selected load. Raises LoadFailed if one of these loads
-        failed.
+        """Waits until the KV of `layer` may be read in all loads that `select` has chosen.
+
+        Raises LoadFailed if one of these loads failed before it copied this layer.
         """
         for gate in self._selected:
             gate.wait(layer)
 
     def check_integrity(self) -> None:
-        """Checks the gate of every running load. A gate records which layers of the load have been copied."""
+        """Checks the gate of every running load. A gate records which layers of the load a step may read already."""
         for gate in {*self._gates.values(), *self._selected}:
             gate.check_integrity()
 
@@ -212,9 +219,9 @@ class CopyEngine(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Starts to remove files from the disk whose pages were all forgotten. Returns at once.
+        """Starts a cleanup of the disk, which removes the files whose pages were all forgotten. Returns at once.
 
-        The removal happens after all writes to disk that are queued already.
+        The cleanup happens after all writes to disk that are queued already.
         """
         ...
 
