@@ -78,7 +78,7 @@ class LatencyDistribution:
         return float(np.interp(math.log(seconds), _LOG_EDGES, self.cdf))
 
     def quantile(self, share: float) -> float:
-        """Returns the time in seconds that is not exceeded with probability `share`. `share` is in [0, 1].
+        """Returns a quantile: the time in seconds that is not exceeded with probability `share`, which is in [0, 1].
 
         Returns infinity if this time is above the last edge of the histogram.
         """

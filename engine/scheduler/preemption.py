@@ -77,7 +77,7 @@ class PageGrower:
         self._page_tokens = page_tokens
         self._preempt = preempt
         self.starved: set[RequestId] = set()
-        """Running requests without the page that their next token needs."""
+        """Running requests that lack a page for their next token."""
 
     def grow(self, state: RequestState, num_tokens: int, planned: set[RequestId]) -> bool:
         """Allocates the pages that a request lacks for its next `num_tokens` tokens. If needed, preempts other

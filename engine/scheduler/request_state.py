@@ -42,18 +42,20 @@ class RequestState:
     arrived_at: float
     stop_token_ids: frozenset[int]
     max_total_tokens: int
-    """The most tokens of prompt and answer together: as requested, but at most the context."""
+    """The most tokens of prompt and answer together: what the request allows, but at most the context length of the
+    engine.
+    """
     token_ids: list[int] = field(default_factory=list)
     """The prompt, then the answer so far."""
     pages: list[PageId] = field(default_factory=list)
     num_computed: int = 0
-    """Tokens whose KV is in `pages`, or will be once `pending_loads` have ended."""
+    """The number of tokens whose KV is in `pages`, or will be there once `pending_loads` have ended."""
     pending_loads: set[TransferPlan] = field(default_factory=set)
     """Loads into `pages` that must end, or become readable layer by layer, before a step can compute this request."""
     overlapped_loads: set[TransferPlan] = field(default_factory=set)
     """Loads into `pages` that still run while steps compute this request. Each layer waits for its own KV."""
     tiers: tuple[Tier, ...] = ()
-    """The tier on which each of the first pages was found."""
+    """The tiers on which the KV of the first pages was found, one tier for each page."""
     miss_reason: MissReason | None = None
     priority: int = 0
     """The priority at admission; 0 is the highest. See FairShare.priority."""

@@ -64,7 +64,7 @@ class Speculator:
         self._backoff = DraftBackoff()
         self._cache = AnswerCache(limits.cache_bytes)
         self._step: tuple[int, float] | None = None
-        """Rows and start time of the step that runs."""
+        """The number of rows and the start time of the running step; None if it is not measured."""
         self.counts = DraftCounts()
 
     def draft(self, states: list[RequestState], spare_rows: int) -> dict[RequestId, TokenIds]:

@@ -22,7 +22,7 @@ class PredictionFollower:
     def __init__(self, token_ids: list[int], prediction: tuple[int, ...]) -> None:
         """`token_ids` is the request's own list, which grows; so far it holds the prompt."""
         self.num_matched = 0
-        """Tokens of the prediction that are part of the answer, each counted once."""
+        """The number of tokens of the prediction that are part of the answer, each counted once."""
         self._token_ids = token_ids
         self._num_prompt = self._num_seen = len(token_ids)
         self._prediction = prediction

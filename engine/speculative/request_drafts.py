@@ -100,11 +100,11 @@ class DraftCounts:
     """How many draft tokens were verified and accepted, for one request or for all requests."""
 
     drafted: int = 0
-    """Draft tokens that were verified."""
+    """The number of draft tokens that steps have verified."""
     accepted: int = 0
-    """Draft tokens that became part of the answer."""
+    """The number of draft tokens that became part of the answer."""
     forced: int = 0
-    """Accepted draft tokens that a grammar dictated."""
+    """The number of accepted draft tokens that a grammar forced."""
 
     def add(self, other: "DraftCounts") -> None:
         self.drafted += other.drafted
@@ -126,11 +126,11 @@ class RequestDrafts:
     rates: AcceptanceRates
     lookups: tuple[Drafter, ...]
     prediction: PredictionFollower | None = None
-    """The member of `lookups` that follows the client's prediction; None without a prediction."""
+    """The drafter in `lookups` that drafts from the client's prediction; None without a prediction."""
     constraint: DraftConstraint | None = None
     counts: DraftCounts = field(default_factory=DraftCounts)
     draft: Draft = NO_DRAFT
-    """The present draft. The next step verifies a prefix of it."""
+    """The draft that was chosen last. The next step verifies its first tokens."""
 
     def propose(self, max_tokens: int) -> list[float]:
         """Chooses a draft of up to `max_tokens` tokens and stores it in `draft`.

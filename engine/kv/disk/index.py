@@ -35,17 +35,19 @@ class DiskCounters:
     """Counts what the disk store has done since it was created."""
 
     written: int = 0
-    """Pages written."""
+    """The number of pages written to disk."""
     read: int = 0
-    """Pages read with a correct checksum."""
+    """The number of pages read from disk with a correct checksum."""
     evicted: int = 0
-    """Pages removed to make room or to enforce a limit."""
+    """The number of pages removed from disk to make room or to enforce a limit."""
     corrupt: int = 0
-    """Files removed because a checksum or a length was wrong."""
+    """The number of files removed because a checksum or a length was wrong."""
     foreign: int = 0
-    """Files that could not be used at start: they have another layout or version, or other programs made them."""
+    """The number of files that could not be used at start: they have another layout or version, or other programs made
+    them.
+    """
     failed: int = 0
-    """Operations that failed in the file system, for example because the disk was full."""
+    """The number of operations that failed in the file system, for example because the disk was full."""
 
 
 class DiskMonitor:

@@ -70,9 +70,9 @@ class FrameAllocator:
     def allocate(self, num_frames: int) -> FrameRun | None:
         """Allocates and returns `num_frames` consecutive frames (device memory of one page each) for an adapter.
 
-        At least `num_frames` frames must be free, anywhere on the device. Returns None and changes nothing if pages
-        that are being copied are in the way everywhere. Then try again after the next message to the engine's loop,
-        because a message reports the end of a copy.
+        At least `num_frames` frames must be free, anywhere on the device. Returns None and changes nothing if every
+        possible choice of frames contains a page that is being copied. Then try again after the next message to the
+        engine's loop, because a message reports the end of a copy.
         """
         pool = self._page_store.device
         assert num_frames <= pool.free_pages, f"{num_frames} frames wanted, {pool.free_pages} free"

@@ -154,9 +154,9 @@ class PagePool:
         self._free_if_unused(page)
 
     def begin_copy(self, pages: Iterable[PageId]) -> None:
-        """Records that one more copy reads or writes each page. The pages must be allocated.
+        """Records that a copy operation, which reads or writes each page, has begun. The pages must be allocated.
 
-        None of these pages is allocated again before the copy ends.
+        None of these pages is allocated again before the operation ends. A page may take part in several operations.
         """
         for page in pages:
             assert self._holders[page] > 0, f"page {page} is free and cannot be copied"
@@ -165,7 +165,7 @@ class PagePool:
             self._num_copies[page] += 1
 
     def end_copy(self, pages: Iterable[PageId]) -> list[PageId]:
-        """Records that one copy of each page has ended.
+        """Records that a copy operation, which has read or written each page, has ended.
 
         Returns the pages that are now idle, which means that only the prefix tree holds them.
         """

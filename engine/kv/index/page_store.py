@@ -160,7 +160,7 @@ class PageStore:
             Tier.HOST: EvictionQueue(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
         }
         self.frame_users: dict[Tier, FrameUser] = {Tier.DEVICE: NoFrameUser(), Tier.HOST: NoFrameUser()}
-        """The users of frames besides KV pages, by tier: the adapters on the device, and none on the host."""
+        """The users of memory besides KV pages, by tier: the adapters on the device, and none on the host."""
         self._clock = clock
         self._lease_expiries = LeaseExpiryQueue()
         self._limits: dict[Domain, KvLimits] = {}
@@ -293,7 +293,7 @@ class PageStore:
         self._queue_pages(tier, self.pool(tier).release(pages))
 
     def end_copy(self, tier: Tier, pages: Iterable[PageId]) -> None:
-        """Records that one copy of each page has ended. Queues the pages that are now idle for eviction."""
+        """Records that one copy operation of each page has ended. Queues the pages that are now idle for eviction."""
         self._queue_pages(tier, self.pool(tier).end_copy(pages))
 
     def requeue(self, keys: Iterable[PageKey]) -> None:

@@ -34,7 +34,7 @@ class Node:
     tokens: PageTokens
     key: PageKey
     depth: int
-    """The number of pages before this page."""
+    """The number of pages before this page in the prompt."""
     domain: Domain
     last_used: int
     device: PageId | None = None

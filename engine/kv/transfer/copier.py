@@ -107,8 +107,9 @@ class PageCopier:
         thread.put(_Priority.URGENT if is_waited_for else _Priority.BACKGROUND, lambda: self._carry_out(plan))
 
     def sweep(self) -> None:
-        """Queues a cleanup of the disk, which removes the files whose pages were all forgotten. Queued writes come
-        first.
+        """Queues a cleanup of the disk: it removes the files of which the disk store has forgotten all pages.
+
+        The cleanup happens after all writes that are queued already.
         """
         if self._disk is not None:
             self._disk_thread.put(_Priority.BACKGROUND, self._disk.sweep)

@@ -219,7 +219,8 @@ class CopyEngine(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Starts a cleanup of the disk, which removes the files whose pages were all forgotten. Returns at once.
+        """Starts a cleanup of the disk, and returns at once. It removes the files of which the disk store has forgotten
+        all pages.
 
         The cleanup happens after all writes to disk that are queued already.
         """
