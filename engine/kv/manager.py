@@ -92,7 +92,7 @@ class KvCacheManager:
         """Returns whether enough device pages are free or can be evicted.
 
         Enough means: pages for the first `num_tokens` tokens of a prompt, and `spare_pages` more. Pages of `match` that
-        requests use already are not needed again.
+        other requests use now are not counted, because the new request can share them.
         """
         pool = self.page_store.device
         in_use = sum(node.device is not None and not pool.is_idle(node.device) for node in match.nodes)

@@ -97,9 +97,7 @@ class Scheduler:
     # ---- submit and cancel ------------------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest) -> None:
-        """Queues a request. If the request cannot be served or the queue is full, raises a GraftworkError and changes
-        nothing.
-        """
+        """Queues a request. If it cannot be served or the queue is full, raises a GraftworkError and changes nothing."""
         if request.request_id in self._by_id:
             raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
         self._validator.check(request)
@@ -117,9 +115,7 @@ class Scheduler:
         self._waiting.enqueue(state)
 
     def cancel(self, request_id: RequestId) -> None:
-        """Ends a request without a result and frees its pages and adapters. Does nothing if the request has ended
-        already.
-        """
+        """Ends a request without a result, and frees its pages and adapters. Does nothing if it has ended already."""
         state = self._by_id.pop(request_id, None)
         if state is None:
             return
@@ -129,7 +125,7 @@ class Scheduler:
             self._waiting.remove(state)
 
     def fail_waiting_for(self, digest: str, error: GraftworkError) -> list[RequestOutput]:
-        """Ends, with `error`, every waiting request that needs the adapter `digest`. This adapter could not be loaded."""
+        """Ends, with `error`, every waiting request that needs the adapter `digest`, which could not be loaded."""
         failed = [one.request_id for one in self._waiting if digest in one.request.adapter_digests]
         return self.fail(failed, error)
 
@@ -228,7 +224,7 @@ class Scheduler:
         return [RequestOutput(state.request_id, PromptAdmitted(report))]
 
     def renumber_pages(self, moves: Mapping[PageId, PageId]) -> None:
-        """Updates page numbers after pages were moved on the device. `moves` maps old numbers to new ones."""
+        """Updates the page numbers of running requests after pages were moved. `moves` maps old to new numbers."""
         for state in self._running.values():
             state.pages = [moves.get(page, page) for page in state.pages]
 

@@ -112,7 +112,7 @@ class VictimSearch:
         self._oldest = {domain: next(rest, None) for domain, rest in self._rest.items()}
 
     def make_room(self, domain: FileDomain, num_bytes: int, max_bytes: int) -> bool:
-        """Adds files to `victims` until `domain` (usually one tenant) can store a new file of `num_bytes`.
+        """Adds files to `victims` until `domain` (usually one tenant) can store a new file of `num_bytes` bytes.
 
         After that, the domain is within its limit, and all files together take at most `max_bytes`. Returns False if
         this is impossible.

@@ -166,7 +166,7 @@ class PageFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """Consecutive pages of one file that one read operation reads."""
+    """Consecutive pages of one file. One read operation reads all of them."""
 
     file: PageFile
     header: PageFileHeader

@@ -31,7 +31,7 @@ class FileSystem(Protocol):
     """The file operations of one folder. Every operation may raise OSError."""
 
     def entries(self) -> list[FileEntry]:
-        """Returns all regular files of the folder."""
+        """Returns the name, size and time of last use of each regular file in the folder."""
         ...
 
     def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
@@ -130,7 +130,7 @@ class FaultTolerantFiles:
         self._monitor = monitor
 
     def entries(self) -> list[FileEntry]:
-        """Returns all regular files of the folder.
+        """Returns the name, size and time of last use of each regular file in the folder.
 
         Raises InvalidRequest if the folder cannot be listed, because the store must know the size of the files in it.
         """

@@ -273,7 +273,7 @@ class DiskIndex:
             return list(self._empty.values())
 
     def victims_for(self, domain: bytes | None, num_bytes: int, kept: Collection[str]) -> list[PageFile] | None:
-        """Returns the files to remove so that `domain` (usually one tenant) can store `num_bytes` more.
+        """Returns the files to remove so that `domain` (usually one tenant) can store `num_bytes` more bytes.
 
         Returns None if that is impossible. Does not choose files named in `kept`. Changes nothing.
         """
@@ -289,7 +289,7 @@ class DiskIndex:
             return choice.victims
 
     def check_integrity(self) -> None:
-        """Recounts the bytes, the pages and the files without pages. Checks the order of the files by their time of
+        """Recounts the bytes, the pages and the files without pages. Checks that files are ordered by their time of
         last use.
         """
         with self._lock:

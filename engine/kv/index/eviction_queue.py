@@ -277,11 +277,13 @@ class Evictable(Protocol):
     """Something that can evict a page or an adapter to free memory: the KV cache or the adapter cache."""
 
     def next_rank(self) -> EvictionRank | None:
-        """Returns the rank of the page or adapter that `evict_next` would evict; None if nothing can be evicted."""
+        """Returns the eviction rank of the page or adapter that `evict_next` would evict; None if nothing can be
+        evicted.
+        """
         ...
 
     def evict_next(self) -> None:
-        """Evicts the page or adapter whose rank the last `next_rank` returned."""
+        """Evicts the page or adapter whose eviction rank the last call of `next_rank` returned."""
         ...
 
 
@@ -350,9 +352,7 @@ class EvictionClass(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EvictionPolicy:
-    """Computes the eviction rank of a page from its use by sessions, its copies on lower tiers, its lease and its last
-    use.
-    """
+    """Computes the eviction rank of a page from its copies on lower tiers, its lease, and its use by sessions."""
 
     clock: Clock
     costs: CostTracker
@@ -380,8 +380,8 @@ class EvictionPolicy:
         return EvictionClass.VALUED if tier is Tier.DEVICE and self._is_leased(node) else EvictionClass.LAPSED
 
     def has_copy_below(self, node: Node, tier: Tier) -> bool:
-        """Returns whether a tier below `tier` has a copy of the node's page, so that evicting the page from `tier`
-        loses no KV.
+        """Returns whether a tier below `tier` has a copy of the node's page, so that eviction from `tier` loses
+        nothing.
         """
         return (tier is Tier.DEVICE and node.host is not None) or self.is_on_disk(node.key)
 

@@ -176,7 +176,7 @@ class RadixTree:
 
     @property
     def ticks(self) -> int:
-        """The current value of a counter that rises by one when nodes are used. `Node.last_used` contains such values."""
+        """The number of calls of `touch` so far. `Node.last_used` is this number when the node was used last."""
         return self._ticks
 
     def remove_copy(self, node: Node, tier: Tier) -> None:

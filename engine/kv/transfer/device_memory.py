@@ -142,9 +142,10 @@ class KvCache:
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns two tensors: the keys and the values of one layer.  # each [frames, page_tokens, kv_heads, head_dim]
+        """Returns two tensors: the keys and the values of one layer.  # each [num_frames, page_tokens, kv_heads,
+        head_dim]
 
-        Writing to these tensors changes the content of the frames.
+        Writing to these tensors changes the pages.
         """
         return self._pages[:, 0, layer], self._pages[:, 1, layer]
 
