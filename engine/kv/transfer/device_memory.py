@@ -142,8 +142,7 @@ class KvCache:
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns two tensors: the keys and the values of one layer.  # each [num_frames, page_tokens, kv_heads,
-        head_dim]
+        """Returns the keys and the values of one layer.  # each [num_frames + 2, page_tokens, kv_heads, head_dim]
 
         Writing to these tensors changes the pages.
         """
