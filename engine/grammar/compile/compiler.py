@@ -1,8 +1,9 @@
 """Compiles grammars and caches the results.
 
-GrammarCompiler alone says whether a grammar is ready. Each source (a grammar's text) is compiled once, and the time is
-charged to the domain that asks first. The compile server does the work, and results return to the engine loop as
-messages. Refusals are cached too, so that a hostile grammar is compiled only once.
+GrammarCompiler alone says whether a grammar is ready. Each source (a grammar's text) is compiled once. The compile
+counts against the compile time of the isolation domain (group of callers) that asked first. The compile server does the
+work, and its results return to the engine loop as messages. Refusals are cached too, so that a hostile grammar is
+compiled only once.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ _PASSING = (InternalFailure, CapacityContended)
 
 @dataclass(frozen=True, slots=True)
 class GrammarCompiled:
-    """The result of a compile, as a message to the loop."""
+    """The message with which the result of a compile reaches the engine loop."""
 
     key: GrammarKey
     seconds: float
@@ -103,9 +104,10 @@ class GrammarCompiler:
         self._shown_failures = [key for key, outcome in self._ready.items() if isinstance(outcome, _PASSING)]
 
     def want(self, key: GrammarKey, source: GrammarSource, domain: str) -> GraftworkError | None:
-        """Queues a compile, unless the grammar is cached, queued or being compiled.
+        """Queues a grammar for compiling, unless it is cached, queued or being compiled already.
 
-        Returns an error if the domain has used up its compile time, or has too many grammars in the queue.
+        `domain` is the isolation domain (group of callers) that pays for the compile. Returns an error if this domain
+        has used up its compile time, or has too many grammars in the queue. Returns None if there is no error.
         """
         if key in self._ready or key in self._queued or key in self._running:
             return None
@@ -127,14 +129,16 @@ class GrammarCompiler:
         return None
 
     def get(self, key: GrammarKey) -> CompiledPair | GraftworkError | None:
-        """Returns the compiled grammar, or the error if it was refused or failed. None while no result is known."""
+        """Returns the compiled grammar, or the error with which its compile ended. None while the compile has not
+        ended.
+        """
         found = self._ready.get(key)
         if found is not None:
             self._ready.move_to_end(key)
         return found
 
     def close(self) -> None:
-        """Stops the compile server and the threads."""
+        """Stops the compile server, and ends the compiler's own threads."""
         self._server.close()
         self._loading.shutdown(wait=True, cancel_futures=True)
 
@@ -195,7 +199,7 @@ class GrammarCompiler:
         return InvalidRequest(answer.refusal, param=answer.param, code=answer.code)
 
     def absorb(self, compiled: GrammarCompiled) -> None:
-        """Caches the result of a compile, and starts the next compile."""
+        """Caches the result of a compile, and starts the next queued compile."""
         job = self._running.pop(compiled.key)
         self._budget.charge(job.domain, compiled.seconds)
         self.num_compiles += 1

@@ -15,11 +15,12 @@ Written = tuple[dict[str, Any], tuple[Goal, ...]]
 
 
 def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written]:
-    """Returns the array schemas of one branch. With `contains`, there is one for each position at which its items may
-    begin.
+    """Returns the array schemas of one branch (one alternative of a schema).
 
-    Each schema is a pair (keywords, goals). A goal is a set of claims about a value. If no value can meet one of these
-    goals, no array fits the schema. Arrays in `barred` are excluded as far as possible.
+    There may be several, because of the keyword `contains`: its fitting items are taken to be adjacent, and each
+    position at which they may begin gives one schema. Each result is a pair (keywords, goals). A goal is a set of
+    claims about a value. If no value can meet one of these goals, no array fits the schema. The arrays in `barred` must
+    not fit. If that cannot be enforced, it is recorded in `gaps`.
     """
     lengths = [one for one in branch.of(Length) if one.of == ARRAY]
     least = max((one.least for one in lengths), default=0)

@@ -1,9 +1,9 @@
 """Defines the data types for what a schema demands of a value. Unions, negations and references are resolved before.
 
 A claim says that a value fits, or does not fit, the subschema at one JSON pointer. A goal is a set of claims that must
-all hold. A branch is one alternative of a claim: a set of types, and demands on values of these types. A value fits a
-branch if the branch has its type and the value meets every demand on that type. A value fits a claim if it fits one of
-the claim's branches.
+all hold. A branch is one alternative of a claim. A branch consists of types and of demands, each on values of one type.
+A value fits a branch if its type is one of the branch's types and it meets every demand on that type. A value fits a
+claim if it fits one of the claim's branches.
 
 This module holds only data. It reads no schema and checks no value.
 """
@@ -63,9 +63,10 @@ class MultipleOf:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Demands a length from `least` to `most`; `most` is None without an upper limit. `of` is the type of the value.
+    """Demands that a value of type `of` has a length from `least` to `most`. A `most` of None sets no upper limit.
 
-    The length of a string counts characters, of an array items, and of an object properties.
+    The length of a string counts its characters, the length of an array its items, and that of an object its
+    properties.
     """
 
     of: str
@@ -92,8 +93,10 @@ class HasFormat:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Demands that the items of an array meet claims: one claim for each of the first items, and `rest` for all others.
-    None demands nothing.
+    """Demands that the items of an array meet claims: `first` has one claim for each of the first items, and `rest` is
+    the claim for every later item.
+
+    A claim of None demands nothing of its items.
     """
 
     first: tuple[Claim | None, ...]
@@ -104,7 +107,9 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """Demands that `least` to `most` items of an array fit a claim. `most` is None without an upper limit."""
+    """Demands that at least `least` and at most `most` items of an array fit a claim. A `most` of None sets no upper
+    limit.
+    """
 
     claim: Claim
     least: int
@@ -114,10 +119,10 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """Demands that the properties of an object meet claims: those in `named`, those that match a pattern, and all
-    others.
+    """Demands that the properties of an object meet claims.
 
-    None demands nothing.
+    `named` has the claims by property name, and `patterns` has those by pattern of the name. `rest` is the claim for
+    every other property. A claim of None demands nothing.
     """
 
     named: Mapping[str, Claim | None] = field(hash=False)
@@ -140,7 +145,7 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Demands that a property of an object is present, or absent if `required` is False."""
+    """Demands that an object has the property `name`. If `required` is False, the object must not have it."""
 
     name: str
     required: bool
@@ -173,11 +178,13 @@ Demand = (
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One alternative of a claim: a set of types, and demands on values of these types."""
+    """One alternative of a claim (a statement that a value fits a subschema): a set of types, and demands on values of
+    these types.
+    """
 
     types: frozenset[str]
     demands: tuple[Demand, ...] = ()
 
     def of(self, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
-        """Returns the branch's demands that are of one class."""
+        """Returns the branch's demands that are instances of `kind`, for example all `Length` demands."""
         return [demand for demand in self.demands if isinstance(demand, kind)]

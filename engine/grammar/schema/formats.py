@@ -44,9 +44,10 @@ _WITHOUT_EFFECT = frozenset({"float", "double"})
 
 
 def demands_of(name: object, pointer: str) -> tuple[Demand, ...] | None:
-    """Returns the demands that enforce a format.
+    """Returns what a value of the JSON Schema keyword `format` demands of a string or number.
 
-    Empty if the format allows everything; None if it cannot be enforced.
+    The result is empty if the format allows every value, and None if the format cannot be enforced. `pointer` is the
+    JSON pointer of the keyword.
     """
     if not isinstance(name, str):
         return None

@@ -1,4 +1,4 @@
-"""Drops from a branch (an alternative of a schema) the types that its own demands exclude."""
+"""Removes from a branch (one alternative of a schema) the types whose values can never meet the branch's demands."""
 
 from typing import Any
 
@@ -11,7 +11,10 @@ def required_names(branch: Branch) -> list[str]:
 
 
 def narrowed(branch: Branch) -> Branch | None:
-    """Returns the branch without the types that its demands exclude. None if no type is left, so that no value fits."""
+    """Returns a branch (alternative of a schema) without the types whose values can never meet its demands.
+
+    Returns None if no type is left: then no value fits the branch.
+    """
     types = set(branch.types & _possible_types(branch))
     lengths: dict[str, list[Length]] = {}
     for length in branch.of(Length):
@@ -33,7 +36,10 @@ def _possible_types(branch: Branch) -> frozenset[str]:
 
 
 def listed_values(branch: Branch) -> list[Any] | None:
-    """Returns the values that all lists (`enum`, `const`) of a branch allow. None if the branch has no list."""
+    """Returns the values that `enum` and `const` allow in a branch (one alternative of a schema).
+
+    Every such keyword of the branch must allow the value. Returns None if the branch has neither keyword.
+    """
     among = branch.of(Among)
     listed = [demand for demand in among if demand.holds]
     if not listed:

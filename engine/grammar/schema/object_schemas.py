@@ -30,10 +30,12 @@ Written = tuple[dict[str, Any], tuple[Goal, ...]]
 def object_schemas(
     branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps
 ) -> list[Written]:
-    """Returns one object schema of a branch, or an empty list if a required property is impossible.
+    """Returns one object schema of a branch (one alternative of a schema), or an empty list if a required property can
+    have no value.
 
-    The schema is a pair (keywords, goals). A goal is a set of claims about a value. If no value can meet one of these
-    goals, no object fits the schema. Objects in `barred` are excluded as far as possible.
+    The result is a pair (keywords, goals). A goal is a set of claims about a value. If no value can meet one of these
+    goals, no object fits the schema. The objects in `barred` must not fit. If that cannot be enforced, it is recorded
+    in `gaps`.
     """
     try:
         return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()

@@ -27,7 +27,7 @@ class PatternError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """Matches one character of a class."""
+    """Matches one character that is in a set of characters."""
 
     ranges: Ranges
 
@@ -65,7 +65,7 @@ def normalise(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Returns the ranges of all other characters. Surrogates are not characters and are never in the result."""
+    """Returns the ranges of all characters that are not in `ranges`. Surrogates never are in the result."""
     left, start = [], 0
     for low, high in normalise([*ranges, _SURROGATES]):
         if start < low:
@@ -300,12 +300,12 @@ def _joined(alternatives: list[_Alternative], around: tuple[Node, ...]) -> Node:
 
 
 def length_between(least: int, most: int | None) -> Node:
-    """Returns a pattern of every text with `least` to `most` characters; `most` None sets no upper limit."""
+    """Returns a pattern that matches every text of `least` to `most` characters. A `most` of None sets no upper limit."""
     return Repeat(ANY, least, most)
 
 
 def none_of(texts: Iterable[str]) -> Node:
-    """Returns a pattern of every text except the given texts."""
+    """Returns a pattern that matches every text except the given ones."""
     by_first: dict[str, list[str]] = {}
     texts = list(texts)
     for text in texts:
@@ -318,7 +318,10 @@ def none_of(texts: Iterable[str]) -> Node:
 
 
 def is_universal(node: Node) -> bool:
-    """Returns True if every text certainly matches: one part matches any text, and all other parts may be empty."""
+    """Returns True only if the pattern matches every text. False does not mean that it does not.
+
+    A pattern is recognised if one of its parts matches any text and all its other parts may be empty.
+    """
     match node:
         case Either(choices):
             return any(is_universal(choice) for choice in choices)
@@ -329,7 +332,10 @@ def is_universal(node: Node) -> bool:
 
 
 def repeats(node: Node) -> int:
-    """Returns the largest product of nested counted repeats: `(a{3}){4}` has 12 copies of `a`."""
+    """Returns how often the most repeated part of a pattern is copied if all counted repeats are written out.
+
+    For `(a{3}){4}` the result is 12.
+    """
     match node:
         case Chars():
             return 1
@@ -358,20 +364,22 @@ def _written_range(low: int, high: int) -> str:
 
 
 class Fuel:
-    """Counts the units of work that matches may still use. A unit is about a microsecond."""
+    """Limits the work of matching patterns. `left` is the number of units that may still be used; a unit is about a
+    microsecond.
+    """
 
     def __init__(self, units: int = 200_000) -> None:
         self.left = units
 
     def spend(self, units: int) -> None:
-        """Uses up units of work. Raises PatternError if too few are left."""
+        """Takes units of work from those that are left. Raises PatternError if too few are left."""
         self.left -= units
         if self.left < 0:
             raise PatternError("it takes too long to match")
 
 
 def matches(node: Node, text: str, fuel: Fuel | None = None) -> bool:
-    """Returns whether the whole text matches. Raises PatternError if the match takes too long."""
+    """Returns whether a pattern matches the whole text. Raises PatternError if matching takes too long."""
     return len(text) in _ends(node, text, frozenset({0}), fuel or Fuel())
 
 
