@@ -24,7 +24,10 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseModules, dtype: torch.dtype) -> None:
-    """Tests one adapter. Raises ValidationFailed, which names the group of projections whose output is wrong."""
+    """Tests that the engine applies an adapter as its matrices define it.
+
+    Raises ValidationFailed, which names the group of projections (such as qkv) whose output is wrong.
+    """
     generator = torch.Generator().manual_seed(_SEED)
     segment = Segment(1, _NUM_ROWS, AdapterMix(((adapter, 1.0),)))
     rules = BatchInvariance.of(dtype)
