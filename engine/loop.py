@@ -219,7 +219,7 @@ class EngineLoop:
         )
 
     def check_integrity(self) -> None:
-        """Checks the scheduler, the adapters and the grammars. Call it between two steps."""
+        """Checks the invariants of the scheduler, the adapter pool and the grammars. Call it between two steps."""
         self._scheduler.check_integrity()
         self._adapters.check_integrity()
         self._grammars.check_integrity(self._scheduler.running_ids)

@@ -49,7 +49,7 @@ from graftwork.platform.clock import Clock, SystemClock
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine that is ready to run, and its parts. Only the loop's thread may use the parts."""
+    """An engine that is ready to run, and its parts. Only the engine loop's thread may use the parts."""
 
     loop: EngineLoop
     description: EngineDescription

@@ -1,6 +1,6 @@
 """Allocates the KV memory of one engine on all tiers (device, host, disk), and builds the KV cache over it.
 
-Owns the sizes of the tiers. Never moves a page: the KV cache does.
+Owns the sizes of the tiers. Never moves a page between tiers: the KV cache does that.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class EngineClient(Protocol):
-    """Talks to one engine process for a gateway."""
+    """A gateway's connection to one engine process."""
 
     async def describe(self) -> EngineDescription:
         """Returns a description of the served model. Raises Unavailable while no engine answers."""

@@ -36,9 +36,9 @@ class MissReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """The tiers (device, host, disk) on which the cached KV of a prompt was found, in tokens of the prompt.
+    """How many tokens of a prompt had cached KV on each tier (device, host, disk), and how many must be computed.
 
-    Each token counts once: on one tier, or as recomputed.
+    Each token counts once. `cached_tokens` is the sum over the tiers.
     """
 
     device_tokens: int = 0

@@ -4,8 +4,8 @@ Owns the format of page keys and the counts. Never holds KV, text or draft token
 
 A cache scope is a digest of everything, besides tokens, that two requests must have in common to share KV. A page's key
 is a digest of its cache scope and of all tokens up to the end of the page. Each key is made from the key of the page
-before. Invariant: two pages with the same key hold the same KV, in any process and on any tier. Every part of a digest
-is preceded by its length, and the whole by a tag, so two different prefixes never hash the same bytes.
+before. Invariant: two pages with the same key hold the same KV, in any process and on any tier. The bytes that are
+hashed begin with a tag, and each part has its length before it, so two different prefixes never hash the same bytes.
 
 A TokenHistory counts the known tokens of one request. It extends two flat arrays token by token, so a step never counts
 a context again. Draft tokens are counted only in the copy that a step makes.

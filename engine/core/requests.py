@@ -1,7 +1,8 @@
 """Defines the request that a gateway sends to the engine.
 
-Owns the request and its parts, and the limits of a mixture (several adapters in one request). Holds tokens and digests,
-never text or tenants. Invariant: a request never changes. The scheduler keeps its progress in a RequestState.
+Owns the request and its parts, and the limits of a mixture (several adapters in one request). Holds token ids and
+adapter digests, never text or tenants. Invariant: a request never changes. The scheduler records in a RequestState how
+far a request has got.
 """
 
 from dataclasses import dataclass

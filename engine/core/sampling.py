@@ -1,7 +1,7 @@
 """Defines how the next token of a request is chosen.
 
 Owns the sampling fields: their defaults, ranges, descriptions and checks. Never depends on a vocabulary.
-The gRPC wire carries the fields that are defined here, and the HTTP API takes its ranges from here.
+gRPC messages carry the fields that are defined here, and the HTTP API takes its ranges from here.
 """
 
 import math

@@ -28,7 +28,7 @@ class SessionVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolWait:
-    """A tool that a session waits for."""
+    """A tool whose answer a session waits for."""
 
     tool: str
     expected_ms: float | None = None
@@ -55,9 +55,9 @@ class SessionCommand:
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """The tiers (device, host, disk) on which the KV of a session's history is.
+    """How many tokens of a session's history have their KV on each tier (device, host, disk).
 
-    Each token counts once, on the tier nearest to the model.
+    A token counts once, on the tier nearest to the model. The sizes in bytes count every copy.
     """
 
     device_tokens: int = 0

@@ -1,7 +1,7 @@
 """Defines what an engine reports about itself: a fixed description, counters and gauges.
 
-Owns the definition of every figure: its name, kind and help text. The wire and `/metrics` carry what is defined here.
-Never counts anything: the scheduler, the adapters and the KV cache count, and the engine's loop reads the figures.
+Owns the definition of every figure: its name, kind and help text. gRPC messages and `/metrics` carry what is defined
+here. Never counts anything: the scheduler, the adapters and the KV cache count, and the engine loop reads the figures.
 """
 
 from dataclasses import dataclass, field

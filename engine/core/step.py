@@ -1,7 +1,7 @@
 """Defines the plan of one forward pass and its result.
 
 Owns the contract between the scheduler, which makes the plan, and the runner, which executes it. Never imports torch.
-Invariant: a plan has at most one slice of each request.
+Invariant: a plan has at most one slice (part) of each request.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,8 @@ class MaskRow(Protocol):
     """The tokens that a grammar allows at one position of an answer. `fill` computes them during the forward pass."""
 
     def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
-        """Sets the bits of the allowed tokens in `words`, which is a bitmask of 32 tokens a word, lowest bit first.
+        """Sets the bits of the allowed tokens in `words`, a bitmask. A word has the bits of 32 tokens, the lowest bit
+        first.
 
         Sets no bit if the answer is complete. Returns the error that ends the request, or None.
         """

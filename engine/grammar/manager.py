@@ -139,8 +139,8 @@ class GrammarManager:
         return None if cursor is None else cursor.row(drafted, banned)
 
     def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
-        """Returns the object that proposes drafts from a running request's grammar, and cuts other drafts to what it
-        allows.
+        """Returns the GrammarDrafts of a running request: it proposes draft tokens, and counts how many tokens of
+        another draft the grammar allows.
 
         Returns None if the request has no grammar.
         """

@@ -49,7 +49,7 @@ class StepLora(Protocol):
 
 
 class LoraBackend(Protocol):
-    """Applies adapters. Only the engine loop's thread calls it."""
+    """Applies adapters to the rows of each step. Only the engine loop's thread calls it."""
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
         """Makes an adapter ready to be applied, after its weights were copied to the device or moved on it.

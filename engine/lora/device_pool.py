@@ -110,8 +110,8 @@ class DeviceAdapterPool:
     # ---- coming and going -------------------------------------------------------------------------------------
 
     def why_never(self, adapters: Sequence[ResidentAdapter]) -> str | None:
-        """Returns the reason if these adapters can never be on the device together, and what to change. None if they
-        can.
+        """Returns None if these adapters can be on the device together. Else returns why they never can, and what to
+        change.
         """
         num_bytes = sum(adapter.num_bytes for adapter in adapters)
         if self._most_bytes is not None and num_bytes > self._most_bytes:

@@ -29,13 +29,13 @@ Module = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class BaseModules(Protocol):
-    """Gives access to the base model's linear layers, whose weights some adapters need.
+    """Gives access to the base model's linear layers, which some adapters need.
 
-    DoRA rescales the outputs of a layer by its weights, and a trained bias replaces the layer's own bias.
+    DoRA needs a layer's weight to rescale its outputs. A trained bias replaces the layer's own bias.
     """
 
     def module(self, layer: int, target: str) -> Module:
-        """Returns the weight and the bias of one linear layer of the base model, which may be copies.
+        """Returns the weight and the bias of one linear layer of the base model. Both may be copies.
 
         `target` is the layer's name, such as "q_proj". HEAD_LAYER and "lm_head" name the output head.
         """

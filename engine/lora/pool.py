@@ -158,7 +158,9 @@ class LoraPool:
         self._loader.probe(digest, answer)
 
     def forget(self, digest: str) -> None:
-        """Drops an adapter from host and device. If requests use it, it leaves the device when the last one ends."""
+        """Drops an adapter from host and device. While requests use the adapter, it stays on the device until the last
+        one ends.
+        """
         self._drop_from_host(digest)
         self._claims = {group: since for group, since in self._claims.items() if digest not in group}
         if self._device.is_pinned(digest):
@@ -184,7 +186,7 @@ class LoraPool:
         return None
 
     def close(self) -> None:
-        """Ends the loading threads."""
+        """Waits for the loads that run, and ends the loading threads."""
         self._loader.close()
 
     def check_integrity(self) -> None:

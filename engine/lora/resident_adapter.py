@@ -2,8 +2,8 @@
 
 Projections with the same input, such as q, k and v, form a group and are applied together. One block needs only one
 copy between host and device, and its number of bytes is exact in every budget. All tensors are views of the block.
-Ranks are padded with zeros to pages of eight. So an adapter of rank 8 costs eight ranks beside one of rank 128, and
-equal rows give equal bits wherever their ranks are (see packs.py).
+Ranks are padded with zeros to pages of eight. So in a batch with an adapter of rank 128, an adapter of rank 8 still
+costs only eight ranks, and equal rows give equal bits wherever their ranks are (see packs.py).
 """
 
 from collections.abc import Callable
@@ -212,5 +212,8 @@ def compacted(
 
 
 def pages_of_ranks(rank: int) -> int:
-    """Returns `rank` rounded up to a multiple of eight. So many ranks are stored; the added ones are zeros."""
+    """Returns the number of ranks that are stored for an adapter of rank `rank`: rounded up to a multiple of eight.
+
+    The added ranks are zeros.
+    """
     return -(-rank // RANK_PAGE) * RANK_PAGE

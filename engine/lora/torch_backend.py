@@ -1,13 +1,13 @@
 """Applies LoRA deltas to a mixed batch, in plain torch.
 
 The rows of a batch are ordered by mix (one adapter, or a mixture of a few), so the rows of a mix are one run
-[start, end): a segment. Segments are made once a step and serve all layers. Rows of the bare base are in no segment.
+[start, end): a segment. Segments are made once a step and serve all layers. Rows of the base model are in no segment.
 
 Long segments are multiplied one by one, from the adapter itself. Short segments are multiplied together, from packs
 (see packs.py). Both give a row the same bits, so its output does not depend on its neighbours.
 
-On a CPU this path serves the rows of chunks, and rows that decode if the kernel does not work (cpu_backend.py). On
-CUDA it serves what the Triton kernels do not, and it is their reference.
+On a CPU this path serves the rows of prefill chunks, and also rows that decode if the kernel does not work
+(cpu_backend.py). On CUDA it serves what the Triton kernels do not, and it is their reference.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -197,7 +197,7 @@ class TorchProducts:
 
 
 class LoraBatch:
-    """Applies the adapters of one step in every layer, in the products that were planned for this step."""
+    """Applies the adapters of one step in every layer. The matrix products are planned once, when the object is made."""
 
     def __init__(
         self, segments: Sequence[Segment], make_lanes: ProductPlanner, rules: BatchInvariance, num_rows: int

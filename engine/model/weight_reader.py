@@ -1,4 +1,4 @@
-"""Reads the weight files of a model folder, memory-mapped safetensors.
+"""Reads the weight files of a model folder. The files are safetensors, which are memory-mapped.
 
 Owns the record of which tensors have been read. Never loads a tensor before `read` is called for it.
 """

@@ -22,7 +22,7 @@ CHILDREN = 2
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """The order to compile one grammar, with the limits of this compile."""
+    """The task to compile one grammar, with the limits of this compile."""
 
     number: int
     source: GrammarSource

@@ -192,7 +192,9 @@ class Speller:
 
 
 class GrammarDrafts:
-    """Proposes drafts from the grammar of one running request, and limits other drafts to what the grammar allows."""
+    """Proposes draft tokens from the grammar of one running request, and counts how many tokens of another draft it
+    allows.
+    """
 
     def __init__(self, cursor: GrammarCursor, compact: Matcher | None, speller: Speller) -> None:
         """`compact` follows the answer in the grammar with only one spelling of each answer. If it is None, the grammar
@@ -206,7 +208,7 @@ class GrammarDrafts:
         """Tells the compact grammar (the one that allows only one spelling of each answer) the next token of the
         answer.
 
-        If the compact grammar does not allow this token, it proposes no more drafts.
+        If the compact grammar does not allow this token, no more drafts are taken from this grammar.
         """
         if self._compact is not None and not self._compact.accept(token_id):
             self._compact = None

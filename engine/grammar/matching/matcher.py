@@ -1,5 +1,5 @@
-"""Defines the interfaces of a grammar engine: a backend that compiles a grammar, and a matcher that follows tokens in
-it.
+"""Defines the interfaces of a grammar engine: a backend compiles grammars, and a matcher follows one answer in a
+grammar.
 """
 
 from dataclasses import dataclass
@@ -77,5 +77,7 @@ class GrammarBackend(Protocol):
         ...
 
     def load(self, payload: bytes) -> Compiled:
-        """Makes a grammar that matchers can use from the bytes that `compile` returned, in this or another process."""
+        """Makes the grammar that matchers can use from the bytes that `compile` returned. They may come from another
+        process.
+        """
         ...

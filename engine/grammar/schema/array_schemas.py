@@ -1,4 +1,6 @@
-"""Writes the array schemas of one branch (one alternative of a schema), in the keywords of core_schema.py."""
+"""Writes the array schemas of one branch (one alternative of a schema), with only the keywords that core_schema.py
+lists.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,10 +19,12 @@ Written = tuple[dict[str, Any], tuple[Goal, ...]]
 def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written]:
     """Returns the array schemas of one branch (one alternative of a schema).
 
-    There may be several, because of the keyword `contains`: its fitting items are taken to be adjacent, and each
-    position at which they may begin gives one schema. Each result is a pair (keywords, goals). A goal is a set of
-    claims about a value. If no value can meet one of these goals, no array fits the schema. The arrays in `barred` must
-    not fit. If that cannot be enforced, it is recorded in `gaps`.
+    Without the keyword `contains` there is one. With it there are several: the items that fit `contains` are taken to
+    be adjacent, and each position at which they may begin gives one schema.
+
+    Each result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
+    does not. If no value can meet one of these goals, no array fits the schema. The arrays in `barred` must not fit. If
+    that cannot be enforced, it is recorded in `gaps`.
     """
     lengths = [one for one in branch.of(Length) if one.of == ARRAY]
     least = max((one.least for one in lengths), default=0)

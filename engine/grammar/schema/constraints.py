@@ -22,7 +22,8 @@ class Claim:
     pointer: str
     holds: bool = True
     silent: bool = False
-    """Whether the claim stands under a negation. Then `unevaluated…` keywords outside ignore what the claim evaluates.
+    """Whether the claim stands under a negation. Then `unevaluated…` keywords outside the negation ignore what the
+    claim evaluates.
     """
 
     def negated(self) -> "Claim":
@@ -154,7 +155,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Demands that the name of every property of an object fits a claim."""
+    """Demands that the name of every property of an object fits a claim (fits, or does not fit, a subschema)."""
 
     claim: Claim
     pointer: str

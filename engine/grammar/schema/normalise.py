@@ -78,7 +78,8 @@ class Brancher:
             return ANYTHING
 
     def is_possible(self, goal: Goal, depth: int = 0) -> bool:
-        """Returns False if certainly no value meets a goal (a set of claims that must all hold).
+        """Returns False if certainly no value meets a goal (a set of claims that a value fits, or does not fit, a
+        subschema).
 
         True is not certain, because only a few levels of required properties are examined.
         """
@@ -101,7 +102,7 @@ class Brancher:
     def property_goal(self, branch: Branch, name: str) -> Goal:
         """Returns the claims that a branch (one alternative of a schema) makes on the value of the property `name`.
 
-        Claims that a pattern of names makes are left out.
+        A claim says that a value fits a subschema, or does not. Claims that a pattern of names makes are left out.
         """
         claims: set[Claim] = {demand.claim for demand in branch.of(Property) if demand.name == name}
         for demand in branch.of(Properties):

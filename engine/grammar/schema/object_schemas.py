@@ -1,4 +1,6 @@
-"""Writes the object schemas of one branch (one alternative of a schema), in the keywords of core_schema.py."""
+"""Writes the object schemas of one branch (one alternative of a schema), with only the keywords that core_schema.py
+lists.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -33,9 +35,9 @@ def object_schemas(
     """Returns one object schema of a branch (one alternative of a schema), or an empty list if a required property can
     have no value.
 
-    The result is a pair (keywords, goals). A goal is a set of claims about a value. If no value can meet one of these
-    goals, no object fits the schema. The objects in `barred` must not fit. If that cannot be enforced, it is recorded
-    in `gaps`.
+    The result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
+    does not. If no value can meet one of these goals, no object fits the schema. The objects in `barred` must not fit.
+    If that cannot be enforced, it is recorded in `gaps`.
     """
     try:
         return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()

@@ -34,7 +34,7 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Matches its parts one after another. An empty run matches the empty string."""
+    """Matches several patterns one after another. A run of no patterns matches the empty string."""
 
     parts: tuple["Node", ...]
 
@@ -282,7 +282,7 @@ def _is_one(ranges: Ranges) -> bool:
 
 
 def read_search(pattern: str) -> Node:
-    """Reads a pattern that may match anywhere in the text unless it is anchored, as in JSON Schema.
+    """Reads a pattern that may match anywhere in a text, unless it has anchors. So JSON Schema reads `pattern`.
 
     Raises PatternError if the pattern cannot be enforced.
     """
@@ -318,9 +318,8 @@ def none_of(texts: Iterable[str]) -> Node:
 
 
 def is_universal(node: Node) -> bool:
-    """Returns True only if the pattern matches every text. False does not mean that it does not.
-
-    A pattern is recognised if one of its parts matches any text and all its other parts may be empty.
+    """Returns True if it is easy to see that a pattern matches every text: one part matches any text, and all others
+    may be empty. Other patterns give False, even if they match every text.
     """
     match node:
         case Either(choices):

@@ -1,4 +1,6 @@
-"""Writes the number and string schemas of one branch (one alternative), in the keywords of core_schema.py."""
+"""Writes the number and string schemas of one branch (one alternative of a schema), with only the keywords that
+core_schema.py lists.
+"""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context

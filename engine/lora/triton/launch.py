@@ -1,7 +1,7 @@
 """Launches the Triton kernels that add every adapter's delta to the output of one fused layer: shrink, then expand.
 
-    v = x @ A.T                                              shrink: fp32, written to planes (partial sums of v)
-    y = column_scale * y + column_shift + scale * v @ B.T    expand: all projections in one launch, one rounding at the end
+    v = x @ A.T                                            shrink: fp32, written to planes (partial sums of v)
+    y = column_scale * y + column_shift + scale * v @ B.T  expand: all projections in one launch, rounded once at the end
 
 There are two pairs of kernels: for tiles of many rows (tile_kernels.py) and for single rows (row_kernels.py). The
 segments decide which pair runs. A program is launched for each tile (see tiles.py) and finds weights by address (see
@@ -68,8 +68,8 @@ def apply_lora(
 
 
 def bounds_of(table: SliceTable) -> LaunchBounds:
-    """Returns launch bounds that cover every adapter: the largest rank that the table allows, and whether any adapter
-    that is now in it scales or shifts output columns.
+    """Returns launch bounds that cover every adapter in the table: the largest rank that the table allows, and whether
+    any adapter in it scales or shifts output columns.
     """
     return LaunchBounds(table.max_rank, table.has_columns)
 
@@ -90,8 +90,8 @@ def lora_shrink(
 ) -> None:
     """Computes x @ A.T for all rows with an adapter, and writes it to `planes`.
 
-    x: [num_rows, in_features]. Each plane gets the sum over one span of the input features, so the planes must be added
-    up. The rows of a plane are in the order of the tiles (see tiles.py).
+    x: [num_rows, in_features]. Each plane gets the sum over one span (part of the input features), so the planes must
+    be added up. The rows of a plane are in the order of the tiles (see tiles.py).
     """
     shrink_launch(x, planes, table, segments, plan).run()
 

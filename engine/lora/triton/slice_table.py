@@ -24,8 +24,9 @@ class SliceTerms:
         y = column_scale * y + column_shift + scale * (x @ A.T) @ B.T
 
     A, B and `scale` are those of `pair`. For DoRA, column_scale is magnitude / norm(W + scale * B @ A) for each output,
-    B is already multiplied by it, and column_shift restores the base model's bias. column_scale and column_shift are
-    fp32: column_scale is near 1, and rounding it to bf16 can be as large an error as the whole delta of an adapter.
+    where W is the base model's weight. B is already multiplied by column_scale, and column_shift restores the base
+    model's bias. Both are fp32: column_scale is near 1, and rounding it to bf16 can be as large an error as the whole
+    delta of an adapter.
     """
 
     pair: LoraPair | None = None
@@ -120,8 +121,7 @@ class SliceTable:
         return all(size % _ALIGNED_ELEMENTS == 0 for size in (self.in_features, *self.slice_widths))
 
     def replace_slot(self, slot: int, pairs: SlotPairs) -> None:
-        """Replaces the adapter in a slot: writes the addresses of the new adapter's weights. The table keeps its own
-        address.
+        """Replaces the adapter in a slot: writes the addresses of the new adapter's weights into the table's memory.
 
         The write is queued on the current CUDA stream. The caller must make sure that no later step uses this slot for
         the old adapter. Raises ValueError, and changes nothing, if a shape or rank does not fit the table.

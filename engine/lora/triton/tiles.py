@@ -7,11 +7,12 @@ no tile, so no kernel reads or writes them.
     sorted    2  6 | 0  3  5             permutation = 2 6 0 3 5
     tiles    [0 : 2) slot 0, [2 : 4) slot 2, [4 : 5) slot 2            ( with two rows a tile )
 
-A row may mix up to four adapters with weights. The rows of one mixture have their own tiles, whose parts are its pairs
-(slot, weight) in the given order. One program adds all parts to its rows, in that order, so two programs never write
-the same row. In a step without mixtures, a tile has one part.
+A slot holds one adapter. A row may mix up to four adapters with weights. The owner of a row is its adapter or its
+mixture, and a tile has rows of one owner only. The parts of a tile are the pairs (slot, weight) of its adapters. One
+program adds all parts to the rows of its tile, in the order of the mixture, so two programs never write the same row. In
+a step without mixtures, a tile has one part.
 
-Invariant: every row with an owner is in exactly one tile, in batch order within its owner. No tile mixes owners.
+Invariant: every row with an owner is in exactly one tile. The rows of one owner are in the order of the batch.
 """
 
 from collections.abc import Sequence
@@ -90,7 +91,7 @@ class LoraSegments:
         return self.part_slot.shape[1]
 
     def refill(self, fresh: "LoraSegments") -> None:
-        """Copies the content of `fresh` into these arrays, whose addresses a captured CUDA graph reads.
+        """Copies the arrays of `fresh` into the arrays of this object, whose addresses a captured CUDA graph reads.
 
         Raises ValueError if `fresh` has another capacity.
         """
@@ -163,7 +164,7 @@ def _check_fits(num_rows: int, runs: Sequence[tuple[Parts, list[int]]], capacity
 
 
 Tile = tuple[int, int, Parts]
-"""The first position of a tile, its number of rows, and its parts."""
+"""The first position of a tile in the sorted rows, its number of rows, and the pairs (slot, weight) of its adapters."""
 
 
 def _cut(runs: Sequence[tuple[Parts, list[int]]], tile_rows: int) -> list[Tile]:
