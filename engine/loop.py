@@ -77,7 +77,9 @@ class EngineLoop:
         self._stopping = False
 
     def run(self) -> None:
-        """Handles messages and runs steps until a Stop message arrives. Then stops the threads of the engine's parts."""
+        """Handles messages and runs steps until a Stop message arrives. Then stops the threads of the engine's
+        parts.
+        """
         worked = False
         while True:
             self._receive(wait=not worked)

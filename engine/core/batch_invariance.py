@@ -10,8 +10,8 @@ class BatchInvariance:
     """The smallest sizes of a matrix product for which the bits of one row do not depend on the other rows.
 
     Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 are always invariant. Products in fp32
-    with fewer than 4 rows or 16 columns are computed in other ways, and the order of fp32 sums in attention depends on
-    the padded length.
+    with fewer than 4 rows or 16 columns take other code paths, which give other bits. The order of fp32 sums in
+    attention depends on the padded length.
     """
 
     min_rows: int

@@ -113,7 +113,9 @@ def edges(scope: PrefixScope, token_ids: Sequence[int], page_tokens: int) -> Ite
 
 
 def page_key(scope: PrefixScope, index: int, parent: PageKey | None, tokens: PageTokens) -> PageKey:
-    """Returns the key of page `index` of a prompt. The page holds `tokens`, and `parent` is the key of the page before."""
+    """Returns the key of page `index` of a prompt. The page holds `tokens`, and `parent` is the key of the page
+    before.
+    """
     return child_key(scope.base_key(index, parent), tokens)
 
 
@@ -158,7 +160,9 @@ class TokenHistory:
             self.num_generated_tokens += 1
 
     def check_integrity(self) -> None:
-        """Checks that the counts add up to the number of generated tokens, and that each token has exactly one count."""
+        """Checks that the counts add up to the number of generated tokens, and that each token has exactly one
+        count.
+        """
         assert len(self._counted.token_ids) == len(self._counted.counts) == len(self._places)
         assert all(self._places[token] == place for place, token in enumerate(self._counted.token_ids))
         assert sum(self._counted.counts) == self.num_generated_tokens, "generated tokens were counted wrongly"

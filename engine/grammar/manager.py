@@ -121,7 +121,9 @@ class GrammarManager:
         del self._keys[request.request_id]
 
     def close(self, request_id: RequestId) -> None:
-        """Drops the cursor (position in the grammar) of a request that no longer runs. Does nothing if there is none."""
+        """Drops the cursor (position in the grammar) of a request that no longer runs. Does nothing if there is
+        none.
+        """
         self._cursors.pop(request_id, None)
         self._drafts.pop(request_id, None)
 

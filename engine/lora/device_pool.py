@@ -1,12 +1,11 @@
-"""Keeps adapters in device memory. Each adapter is in a run of consecutive frames (a frame is the memory of one KV
-page).
+"""Keeps adapters in device memory. Each adapter has a run of consecutive frames. A frame is the memory of one KV page.
 
 Owns where each adapter is, who uses it, and when it was last used. A pinned adapter is never evicted. Idle adapters and
 KV pages share one eviction order. In this order an idle adapter is treated like a page whose lease (reserved time) is
 over, because the host still has the adapter's weights.
 
 Invariant: KV pages cannot take the part of device memory that is reserved for adapters. Adapters cannot take the part
-that KV needs for one full context and its reserve (see KvSizes).
+that is reserved for KV pages (see KvSizes).
 """
 
 from collections import OrderedDict
@@ -259,7 +258,9 @@ class DeviceAdapterPool:
         return self._slots[digest].last_used
 
     def check_integrity(self) -> None:
-        """Checks the counts of bytes and frames, and that each adapter's tensors are in the frames that belong to it."""
+        """Checks the counts of bytes and frames, and that each adapter's tensors are in the frames that belong
+        to it.
+        """
         self.frame_allocator.check_integrity()
         self._lora.check_integrity()
         assert self.num_bytes == sum(slot.adapter.num_bytes for slot in self._slots.values())

@@ -57,10 +57,10 @@ Block = Sequence[AdapterMix]
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """The B matrices of some ranks (a window) and of one projection, for all blocks of rows.
+    """The B matrices of one projection for a range of ranks (a window), one matrix for each block of rows.
 
-    The ranks [rank_start, rank_end) of x @ A.T are multiplied by `B`. The product is added to the output columns
-    [out_start, out_end).
+    In each block, the ranks [rank_start, rank_end) of x @ A.T are multiplied by `B`. The product is added to the output
+    columns [out_start, out_end).
     """
 
     B: torch.Tensor  # [blocks, ranks, out_features]

@@ -75,7 +75,9 @@ class GroupDelta:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether the change consists of low-rank factors only. Only such a change may be part of a weighted mixture."""
+        """Whether the change consists of low-rank factors only. Only such a change may be part of a weighted
+        mixture.
+        """
         return self.column_scale is None and self.column_shift is None
 
 

@@ -197,7 +197,7 @@ class TorchProducts:
 
 
 class LoraBatch:
-    """Applies the adapters of one step in every layer. The matrix products are planned once, when the object is made."""
+    """Applies the adapters of one step in every layer. The matrix products are planned once, for all layers."""
 
     def __init__(
         self, segments: Sequence[Segment], make_lanes: ProductPlanner, rules: BatchInvariance, num_rows: int

@@ -1,7 +1,8 @@
-"""Tests an adapter before it is served: the engine's own path must add what plain torch computes.
+"""Tests an adapter before it is served: the engine must add to the base model's outputs what plain torch computes.
 
-The test runs every group of projections of every layer on a few random rows, beside a row without an
-adapter, which must not change. It tests the torch path on the host. The kernels have self-tests of their own (cpu_selftest.py, triton/selftest.py).
+The test runs every group of projections of every layer on a few random rows, beside a row without an adapter, which
+must not change. It tests the torch path on the host. The kernels have self-tests of their own (cpu_selftest.py,
+triton/selftest.py).
 """
 
 from collections.abc import Iterator

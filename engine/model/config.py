@@ -67,7 +67,9 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Reads config.json from a model folder. Raises InvalidRequest if it is missing, or if the model is not supported."""
+    """Reads config.json from a model folder. Raises InvalidRequest if it is missing, or if the model is not
+    supported.
+    """
     found = _read_json(folder / "config.json")
     variant = _variant(found)
     raw = {**COMMON_DEFAULTS, **variant.defaults, **found}

@@ -3,8 +3,9 @@
 Owns the weight and the bias of each linear layer, and the table of cosines and sines. A weight is stored either as a
 plain matrix or in blocks, whichever is faster on this machine. Invariant: both give results with the same bits.
 
-The rotary embedding has the half-split form of Hugging Face's Llama (RoFormer, Su et al. 2021, arXiv 2104.09864). Frequencies
-are computed by the same fp32 operations in the same order as in transformers, so that they are equal to the bit.
+The rotary embedding has the half-split form of Hugging Face's Llama (RoFormer, Su et al. 2021, arXiv 2104.09864).
+Frequencies are computed by the same fp32 operations in the same order as in transformers, so that they are equal to the
+bit.
 """
 
 import math

@@ -14,7 +14,9 @@ HEAD_LAYER = -1
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroup:
-    """Linear layers of a decoder layer that read the same input, by the names of their LoRA targets."""
+    """A group of linear layers that read the same input. `targets` are their names as LoRA targets, such as
+    "q_proj".
+    """
 
     name: str
     targets: tuple[str, ...]

@@ -1,9 +1,9 @@
 """Builds the tensors of one step from its StepPlan. The tensors are built once, and every layer reads them.
 
-A row is one token of the step. A decoding row has attention computed for it alone; a chunk is several rows of one
-prompt whose attention is computed together.
+A row is one token of the step. For a decoding row, attention is computed for this row alone. A chunk is several rows of
+one prompt whose attention is computed together.
 
-Owns the order of rows: by adapter, and within an adapter the decoding rows before the chunks.
+Owns the order of rows: sorted by adapter, and for each adapter first the decoding rows, then the chunks.
 
 Invariant: the bits of a row depend on its own request alone.
 

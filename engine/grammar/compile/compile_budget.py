@@ -34,7 +34,9 @@ class CompileBudget:
             self._spent.popitem(last=False)
 
     def seconds_until_credit(self, domain: str) -> float:
-        """Returns how many seconds an isolation domain must wait before it may compile again. 0 if it may compile now."""
+        """Returns how many seconds an isolation domain must wait before it may compile again. 0 if it may
+        compile now.
+        """
         return max(0.0, (self._debt(domain) - self._whole) * 60 / self._whole)
 
     def _debt(self, domain: str) -> float:

@@ -81,7 +81,9 @@ class GrammarCompiler:
         self.num_compiles = 0
 
     def key(self, source: GrammarSource) -> GrammarKey:
-        """Returns the cache key of a source: a hash of everything that a compiled grammar depends on."""
+        """Returns the cache key of a grammar: a hash of its text and of everything else that the compiled grammar
+        depends on.
+        """
         parts = [source.kind, source.text, str(source.strict), self._vocabulary.fingerprint, *_versions()]
         return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
@@ -93,7 +95,8 @@ class GrammarCompiler:
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def forget_failures(self) -> None:
-        """Removes from the cache the failures that are the server's fault and not the grammar's.
+        """Removes from the cache the failures whose cause was the compile server or a busy machine, and not the
+        grammar.
 
         The engine loop calls this in every iteration. A failure stays until the second call after it was cached, so
         that the waiting requests get their errors first. A later request compiles the grammar again.

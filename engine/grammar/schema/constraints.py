@@ -45,7 +45,7 @@ class Among:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Demands that a number is not below `limit`, or not above it.
+    """Demands that a number is at least `limit` if `is_lower`, and at most `limit` if not.
 
     If `exclusive`, the number must not equal the limit.
     """
@@ -78,7 +78,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Demands that the whole of a string matches a pattern."""
+    """Demands that a pattern matches the whole of a string."""
 
     pattern: Node = field(hash=False)
     pointer: str
@@ -86,7 +86,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class HasFormat:
-    """Demands that a string has a format."""
+    """Demands that a string has a format: `format` is a value of the JSON Schema keyword `format`, such as "date"."""
 
     format: str
     pointer: str

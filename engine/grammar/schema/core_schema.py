@@ -1,8 +1,8 @@
 """Rewrites a schema as a core schema, which has only the few keywords that the grammar engines enforce exactly.
 
-CoreWriter first builds a graph of goals. A goal is a set of claims, each of which says that a value fits a subschema, or
-does not (see constraints.py). Each goal becomes a union of typed schemas. A typed schema has one type, and its parts, such as the items of an array, are goals
-again.
+CoreWriter first builds a graph of goals. A goal is a set of claims, each of which says that a value fits a subschema,
+or does not (see constraints.py). Each goal becomes a union of typed schemas. A typed schema has one type, and its
+parts, such as the items of an array, are goals again.
 
 A typed schema uses only `type`, `enum`; number bounds and `multipleOf`; lengths, `pattern`, `format` and `allOf` of
 these for strings; `prefixItems` and `items`; `properties`, `required`, `patternProperties`, `additionalProperties` and

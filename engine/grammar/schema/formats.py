@@ -1,8 +1,8 @@
-"""Defines which values of `format` are enforced, and how.
+"""Defines which values of the JSON Schema keyword `format` are enforced, and how.
 
-Most formats are enforced by patterns in this file. Where the standard is not regular, the pattern allows less: no leap
-seconds, no punycode. llguidance enforces the other formats, and accepts nothing that the test suite of formats calls
-invalid.
+Most formats are enforced by patterns in this file. Where no pattern can express the standard, the pattern allows less:
+no leap seconds, no punycode. llguidance enforces the other formats, and accepts nothing that the test suite of formats
+calls invalid.
 """
 
 from graftwork.engine.grammar.schema.constraints import Bound, Demand, HasFormat, Length, Matches

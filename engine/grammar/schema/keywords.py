@@ -178,7 +178,9 @@ LEAF_KEYWORDS = tuple(_KEYWORDS)
 
 
 def whole_number(value: object, at: str) -> int:
-    """Returns the value as a non-negative whole number. Raises InvalidRequest for any other value."""
+    """Returns a value as an int, after checking that it is a whole number from 0. Raises InvalidRequest if it
+    is not.
+    """
     if not _is_number(value) or value != int(value) or value < 0:
         raise refused(at, "a count is a whole number from 0.")
     return int(value)

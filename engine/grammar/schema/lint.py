@@ -86,9 +86,9 @@ def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """Parses JSON.
+    """Parses a text as JSON.
 
-    Raises InvalidRequest if the text is not JSON, is nested too deep, or has a number beyond a double.
+    Raises InvalidRequest if the text is not JSON, is nested too deep, or has a number that is too large for a double.
     """
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite)

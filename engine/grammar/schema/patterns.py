@@ -300,7 +300,9 @@ def _joined(alternatives: list[_Alternative], around: tuple[Node, ...]) -> Node:
 
 
 def length_between(least: int, most: int | None) -> Node:
-    """Returns a pattern that matches every text of `least` to `most` characters. A `most` of None sets no upper limit."""
+    """Returns a pattern that matches every text of `least` to `most` characters. A `most` of None sets no upper
+    limit.
+    """
     return Repeat(ANY, least, most)
 
 

@@ -1,6 +1,6 @@
 r"""Reads structural tags, and writes them as grammars. A structural tag describes an answer with tool calls.
 
-A tag allows one of three kinds of answer: text with calls in it; only calls; either calls or a value that fits a schema.
+A tag allows one of three kinds of answer: text with calls in it; only calls; calls or else a value that fits a schema.
 This module never checks an answer itself.
 
 The text of a structural tag is JSON:

@@ -95,7 +95,9 @@ class FusedLora:
 
     @property
     def has_columns(self) -> bool:
-        """Whether any adapter that is now in a slot multiplies or shifts whole output columns, as DoRA and biases do."""
+        """Whether any adapter that is now in a slot multiplies or shifts whole output columns, as DoRA and
+        biases do.
+        """
         return any(resident is not None and resident.has_columns for resident in self._residents)
 
     # ---- slots ------------------------------------------------------------------------------------------------

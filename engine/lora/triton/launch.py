@@ -1,7 +1,7 @@
 """Launches the Triton kernels that add every adapter's delta to the output of one fused layer: shrink, then expand.
 
     v = x @ A.T                                            shrink: fp32, written to planes (partial sums of v)
-    y = column_scale * y + column_shift + scale * v @ B.T  expand: all projections in one launch, rounded once at the end
+    y = column_scale * y + column_shift + scale * v @ B.T  expand: all projections in one launch, one rounding at end
 
 There are two pairs of kernels: for tiles of many rows (tile_kernels.py) and for single rows (row_kernels.py). The
 segments decide which pair runs. A program is launched for each tile (see tiles.py) and finds weights by address (see

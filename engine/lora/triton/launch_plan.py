@@ -52,10 +52,9 @@ class StepShape:
 def tile_rows_for(step: StepShape, batch_invariant: bool = False) -> int:
     """Returns the number of rows of a tile: ROW_WISE for the row-wise kernels, or one of GROUPED_TILE_ROWS.
 
-    Row-wise kernels read an adapter again for each row, grouped kernels for each tile. Both take it from memory only
-    once, because one layer's part of an adapter stays in the L2 cache. So row-wise is chosen if adapters have so few
-    rows that tiles would be almost empty, or if the repeated reads are small. The limits come from published bandwidths
-    and have not been measured.
+    Row-wise kernels load an adapter once for each row, grouped kernels once for each tile. Repeated loads come from the
+    L2 cache and not from memory. Row-wise is chosen if adapters have so few rows that tiles would be almost empty, or
+    if the repeated loads are small. The limits come from published bandwidths and have not been measured.
 
     The two kinds of kernel give different bits. With `batch_invariant` every batch is grouped, so that a row's bits do
     not depend on the batch.
@@ -81,9 +80,10 @@ def grouped_tile_rows(num_rows: int, num_adapters: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaunchBounds:
-    """The largest rank of the adapters in a step, and whether any of them scales or shifts output columns.
+    """Bounds for all adapters of a step: no rank is larger than `rank`. If `has_columns` is False, none scales or
+    shifts columns.
 
-    The real values may be smaller. The bounds decide how many programs are launched, and change no bits.
+    The bounds decide how many programs are launched, and change no bits.
     """
 
     rank: int

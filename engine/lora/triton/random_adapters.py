@@ -45,7 +45,7 @@ def random_slots(
 def with_random_columns(
     pairs: Sequence[LoraPair | None], slice_widths: Sequence[int], generator: torch.Generator
 ) -> list[SliceTerms]:
-    """Returns an adapter that also scales and shifts output columns, as DoRA and biases do.
+    """Returns an adapter with the factors `pairs` that also scales and shifts output columns, as DoRA and biases do.
 
     The random scales are near 1, and the random shifts near 0.
     """

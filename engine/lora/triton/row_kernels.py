@@ -6,9 +6,9 @@
     expand_rows  one (row, block of output columns of one slice)
 
 A slice is one projection of a fused layer. A program loads weights once, in whole vectors, into registers, and sums
-products there in fp32. It needs no shared memory and no matrix unit. The order of sums does not depend on the batch:
-elements of a block side by side, then blocks, then spans, then lanes in a tree. A tile has one row here, so tile t is
-at position t.
+products there in fp32. It needs no shared memory and no matrix unit. The order of sums does not depend on the batch: a
+lane adds up its elements of all blocks of a span, then the lanes are added in a tree, then the spans in order. A tile
+has one row here, so tile t is at position t.
 """
 
 import triton

@@ -9,8 +9,8 @@ no tile, so no kernel reads or writes them.
 
 A slot holds one adapter. A row may mix up to four adapters with weights. The owner of a row is its adapter or its
 mixture, and a tile has rows of one owner only. The parts of a tile are the pairs (slot, weight) of its adapters. One
-program adds all parts to the rows of its tile, in the order of the mixture, so two programs never write the same row. In
-a step without mixtures, a tile has one part.
+program adds all parts to the rows of its tile, in the order of the mixture, so two programs never write the same row.
+In a step without mixtures, a tile has one part.
 
 Invariant: every row with an owner is in exactly one tile. The rows of one owner are in the order of the batch.
 """
