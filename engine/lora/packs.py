@@ -1,15 +1,19 @@
 """Copies several adapters side by side into one stack of matrices (a pack), so that many short segments need few
 products.
 
-The rows of a product are cut into blocks. Each block has the adapters that its rows use:
+A and B are the low-rank factors of an adapter. The rows of a product are cut into blocks. Each block has the adapters
+that its rows use:
 
     block 0    rows of a, a, b, …    @    [A of a | A of b | 0]    →    v, other adapters' ranks set to 0    @    B's
     block 1    rows of b, c, c, …    @    [A of b | A of c | A of d]
 
-For a row, other adapters' ranks are exact zeros, and adding exact zeros keeps the bits of a sum. What else the bits of
-a sum depend on was measured (benchmarks/row_bits.py). They do not depend on the other rows or columns, if there are at
-least `min_rows` and `min_columns`. They do not depend on the number of zeros before or after a row's own ranks, if
-those start at a multiple of eight and the sum has at most `WINDOW_RANKS` ranks. This file keeps these rules.
+For a row, other adapters' ranks are exact zeros, and adding exact zeros keeps the bits of a sum. Measurements
+(benchmarks/row_bits.py) gave two rules under which a row gets the same bits in every pack. This file keeps them:
+
+- A product has at least `min_rows` rows and `min_columns` columns (see BatchInvariance). Then the other rows and columns
+  do not matter.
+- The ranks of a row start at a multiple of eight, and a sum has at most `WINDOW_RANKS` ranks. Then the number of zeros
+  before and after the row's own ranks does not matter.
 """
 
 from collections import OrderedDict

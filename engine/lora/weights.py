@@ -1,6 +1,6 @@
 """Defines a LoRA adapter as it is read from its files: pairs of matrices by layer and target, with their scales.
 
-Never reads a file. The engine asks an `AdapterSource` for the adapter with a digest.
+Never reads a file. The engine asks an `AdapterSource` for an adapter, by its digest.
 """
 
 from dataclasses import dataclass, field

@@ -23,8 +23,9 @@ def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written
     be adjacent, and each position at which they may begin gives one schema.
 
     Each result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
-    does not. If no value can meet one of these goals, no array fits the schema. The arrays in `barred` must not fit. If
-    that cannot be enforced, it is recorded in `gaps`.
+    does not. If no value can meet one of these goals, no array fits the schema.
+
+    The schemas exclude the arrays in `barred`. If this exclusion cannot be enforced, a gap is recorded in `gaps`.
     """
     lengths = [one for one in branch.of(Length) if one.of == ARRAY]
     least = max((one.least for one in lengths), default=0)

@@ -1,7 +1,7 @@
 r"""Reads structural tags, and writes them as grammars. A structural tag describes an answer with tool calls.
 
-A tag allows one of three kinds of answer: text with calls in it; only calls; calls or else a value that fits a schema.
-This module never checks an answer itself.
+There are three kinds of tags. The first allows text with calls in it. The second allows calls without text. The third
+allows either calls without text, or a value that fits a schema. This module never checks an answer itself.
 
 The text of a structural tag is JSON:
 

@@ -110,8 +110,9 @@ class SliceTable:
 
     @property
     def has_columns(self) -> bool:
-        """Whether any adapter now in the table scales or shifts output columns. If none does, kernels are compiled
-        without that.
+        """Whether any adapter that is now in the table scales or shifts output columns.
+
+        If there is none, the kernels are compiled without scales and shifts.
         """
         return any(row.has_columns for row in self.rows)
 
