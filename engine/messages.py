@@ -1,7 +1,7 @@
 """Defines the messages that other threads put into the engine loop's inbox.
 
 Owns the messages from gateways. Messages from background threads (about loads, compiled grammars and copies) are
-defined beside these threads.
+defined in the files of these threads.
 
 Invariant: a callback in a message only passes its argument on. It must not block the thread that calls it.
 """

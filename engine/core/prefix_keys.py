@@ -69,9 +69,11 @@ Edge = tuple[CacheScope, PageTokens]
 
 @dataclass(frozen=True, slots=True)
 class PrefixScope:
-    """The cache scopes of the pages of one prompt. Two prompts can share a page only if it has the same scope in both.
+    """The cache scopes of the pages of one prompt. Two prompts can share a page only if the page has the same scope in
+    both.
 
-    The first `public_pages` pages have the scope `public`, which all isolation domains share. The others have `own`.
+    A cache scope is a digest of everything, besides tokens, that must be equal to share KV. The first `public_pages`
+    pages have the scope `public`, which all isolation domains share. The others have `own`.
     """
 
     own: CacheScope
@@ -80,16 +82,17 @@ class PrefixScope:
     public_pages: int = 0
 
     def at(self, index: int) -> CacheScope:
-        """Returns the cache scope of page `index` of the prompt: `public` for the first `public_pages` pages, else
-        `own`.
+        """Returns the cache scope (which requests may share the page) of page `index` of the prompt.
+
+        It is `public` for the first `public_pages` pages, else `own`.
         """
         return self.public if self.public is not None and index < self.public_pages else self.own
 
     def base_key(self, index: int, parent: PageKey | None) -> PageKey:
-        """Returns the key that page `index` of the prompt takes as its parent when its own key is derived.
+        """Returns the key from which the key of page `index` of the prompt is made.
 
-        This is `parent`, the key of the page before. For the first page of a cache scope, it is a root key, made from
-        the scope and `parent`.
+        This is `parent`, the key of the page before. Only for the first page of a cache scope it is a root key, which
+        is made from the scope and `parent`.
         """
         begins = index == 0 or (self.public is not None and index == self.public_pages)
         if not begins:
@@ -106,7 +109,8 @@ def pages_for(num_tokens: int, page_tokens: int) -> int:
 def edges(scope: PrefixScope, token_ids: Sequence[int], page_tokens: int) -> Iterator[Edge]:
     """Yields one edge of the prefix tree for each full page of `token_ids`, in order.
 
-    An edge is the pair (cache scope of the page, tokens of the page).
+    An edge is the pair (cache scope of the page, tokens of the page). Only requests with the same cache scope share a
+    page.
     """
     for index in range(len(token_ids) // page_tokens):
         yield scope.at(index), tuple(token_ids[index * page_tokens : (index + 1) * page_tokens])

@@ -83,9 +83,10 @@ class RequestSlice:
 
     @property
     def known_end(self) -> int:
-        """The end of the known tokens: the position of the first draft token, or the end of the slice if it has none.
+        """The end of the known tokens (those that are not drafts) in this part of the request.
 
-        Positions count tokens of the request. The prompt starts at 0.
+        This is the position of the first draft token, or the end of the part if it has none. The prompt starts at
+        position 0.
         """
         return self.end - self.num_drafts
 

@@ -149,7 +149,8 @@ class GrammarManager:
         return self._drafts.get(request_id)
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
-        """Tells the grammar which token was sampled for a running request. The request's cursor moves past this token.
+        """Tells the grammar which token was sampled for a running request, and moves the position in the grammar past
+        this token.
 
         Returns an internal error if the grammar does not allow the token, because the mask should have excluded it.
         Returns None if there is no error, or if the request has no grammar.

@@ -258,8 +258,8 @@ class DeviceAdapterPool:
         return self._slots[digest].last_used
 
     def check_integrity(self) -> None:
-        """Checks the counts of bytes and frames, and that each adapter's tensors are in the frames that belong
-        to it.
+        """Checks the counts of bytes and frames (the memory of one KV page each), and that each adapter's tensors are
+        in its own frames.
         """
         self.frame_allocator.check_integrity()
         self._lora.check_integrity()

@@ -10,8 +10,8 @@ that its rows use:
 For a row, other adapters' ranks are exact zeros, and adding exact zeros keeps the bits of a sum. Measurements
 (benchmarks/row_bits.py) gave two rules under which a row gets the same bits in every pack. This file keeps them:
 
-- A product has at least `min_rows` rows and `min_columns` columns (see BatchInvariance). Then the other rows and columns
-  do not matter.
+- A product has at least `min_rows` rows and `min_columns` columns (see BatchInvariance). Then the other rows and
+  columns do not matter.
 - The ranks of a row start at a multiple of eight, and a sum has at most `WINDOW_RANKS` ranks. Then the number of zeros
   before and after the row's own ranks does not matter.
 """
@@ -127,7 +127,7 @@ class Pack:
         self.num_bytes = 0
 
     def group(self, layer: int, name: str) -> PackedGroup | None:
-        """Returns the packed factors of one group of projections in one layer. None if no adapter of the pack changes
+        """Returns the packed factors of one group of projections in one layer. None if none of the adapters changes
         this group.
         """
         key = layer, name
@@ -279,11 +279,13 @@ class PackCache:
         return pack
 
     def forget(self, digest: str) -> None:
-        """Drops every pack that contains an adapter which leaves the device."""
+        """Drops every pack (copies of adapters side by side) that contains this adapter, because the adapter leaves the
+        device.
+        """
         held = [key for key in self._packs if any(digest == name for block in key for mix in block for name, _ in mix)]
         for key in held:
             del self._packs[key]
 
     def check_integrity(self) -> None:
-        """Checks that all packs together fit `budget_bytes`. A single pack may be larger."""
+        """Checks that all packs (copies of adapters) together fit `budget_bytes`. A single pack may be larger."""
         assert len(self._packs) <= 1 or self.num_bytes <= self._budget_bytes

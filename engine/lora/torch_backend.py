@@ -53,7 +53,7 @@ class Segment:
         return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
 
     def of_chunks(self) -> list["Segment"]:
-        """Returns the parts of this segment that belong to prefill chunks, each as a segment of its own.
+        """Returns the ranges of rows in this segment that belong to prefill chunks, each as a segment of its own.
 
         The rows that decode are in none of them.
         """
@@ -90,7 +90,9 @@ ProductPlanner = Callable[[Sequence[Segment], int], Sequence[LoraProduct]]
 
 @dataclass(frozen=True, slots=True)
 class SegmentProduct:
-    """Multiplies one long segment by the matrices of its one adapter, without a packed copy."""
+    """Multiplies many rows that use the same adapter (a long segment) by the adapter's own matrices, without a packed
+    copy.
+    """
 
     start: int
     num_rows: int
@@ -156,9 +158,10 @@ class PackedProduct:
 
 
 class TorchProducts:
-    """Plans the matrix products of a step.
+    """Plans the matrix products of a step. A segment is a range of rows that use the same adapter or mixture.
 
-    Each long segment gets a product of its own. Short segments that are neighbours share a product over packed copies.
+    Each long segment gets a product of its own. Short segments that are neighbours share a product over packed copies
+    of their adapters.
     """
 
     def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:

@@ -104,8 +104,8 @@ class GrammarCursor:
         return _CursorRow(self, tuple(drafts), tuple(banned))
 
     def fill(self, drafts: tuple[int, ...], banned: tuple[int, ...], words: Words) -> GraftworkError | None:
-        """Computes which tokens may follow the draft tokens `drafts`, and sets their bits in `words`. The cursor does
-        not move.
+        """Computes which tokens may follow the draft tokens `drafts`, and sets their bits in `words`. Does not move the
+        position.
 
         The bits of `banned` tokens are not set. Returns the error that ends the request: the mask took too long, or no
         token may follow although the answer is not complete. Returns None if there is no error.

@@ -25,7 +25,7 @@ def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written
     Each result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
     does not. If no value can meet one of these goals, no array fits the schema.
 
-    The schemas exclude the arrays in `barred`. If this exclusion cannot be enforced, a gap is recorded in `gaps`.
+    The schemas exclude the arrays in `barred`. What cannot be excluded is recorded in `gaps`.
     """
     lengths = [one for one in branch.of(Length) if one.of == ARRAY]
     least = max((one.least for one in lengths), default=0)

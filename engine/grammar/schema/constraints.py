@@ -94,10 +94,10 @@ class HasFormat:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Demands that the items of an array meet claims: `first` has one claim for each of the first items, and `rest` is
-    the claim for every later item.
+    """Demands that the items of an array meet claims (fit, or do not fit, a subschema).
 
-    A claim of None demands nothing of its items.
+    `first` has one claim for each of the first items, and `rest` is the claim for every later item. None demands
+    nothing of these items.
     """
 
     first: tuple[Claim | None, ...]
@@ -108,8 +108,10 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """Demands that at least `least` and at most `most` items of an array fit a claim. A `most` of None sets no upper
-    limit.
+    """Demands that at least `least` and at most `most` items of an array meet a claim (fit, or do not fit, a
+    subschema).
+
+    A `most` of None sets no upper limit.
     """
 
     claim: Claim
@@ -120,7 +122,7 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """Demands that the properties of an object meet claims.
+    """Demands that the properties of an object meet claims (fit, or do not fit, a subschema).
 
     `named` has the claims by property name, and `patterns` has those by pattern of the name. `rest` is the claim for
     every other property. A claim of None demands nothing.
@@ -155,7 +157,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Demands that the name of every property of an object fits a claim (fits, or does not fit, a subschema)."""
+    """Demands that the name of every property of an object meets a claim (fits, or does not fit, a subschema)."""
 
     claim: Claim
     pointer: str
@@ -187,5 +189,7 @@ class Branch:
     demands: tuple[Demand, ...] = ()
 
     def of(self, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
-        """Returns the branch's demands that are instances of `kind`, for example all `Length` demands."""
+        """Returns those demands of this branch (one alternative of a schema) that are instances of `kind`, such as
+        `Length`.
+        """
         return [demand for demand in self.demands if isinstance(demand, kind)]

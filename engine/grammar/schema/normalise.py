@@ -66,7 +66,7 @@ class Brancher:
     # ---- goals ------------------------------------------------------------------------------------------------
 
     def branches_of(self, goal: Goal, pointer: str) -> list[Branch]:
-        """Returns the branches (alternatives) of the values for which every claim of `goal` holds.
+        """Returns the branches (alternatives) of the values that meet `goal`, a set of claims that must all hold.
 
         A claim says that a value fits a subschema, or does not. Raises InvalidRequest, which names `pointer`, if there
         are too many branches.
@@ -112,9 +112,9 @@ class Brancher:
     # ---- claims -----------------------------------------------------------------------------------------------
 
     def branches(self, claim: Claim) -> list[Branch]:
-        """Returns the branches (alternatives) of the values for which one claim holds, and caches them.
+        """Returns the branches (alternatives) of the values for which a claim holds, and caches them.
 
-        Raises `_Loop` if the claim refers to itself.
+        A claim says that a value fits a subschema, or does not. Raises `_Loop` if the claim refers to itself.
         """
         if claim not in self._known:
             if claim in self._open:

@@ -38,7 +38,7 @@ def object_schemas(
     The result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
     does not. If no value can meet one of these goals, no object fits the schema.
 
-    The schema excludes the objects in `barred`. If this exclusion cannot be enforced, a gap is recorded in `gaps`.
+    The schema excludes the objects in `barred`. What cannot be excluded is recorded in `gaps`.
     """
     try:
         return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()

@@ -28,10 +28,10 @@ _LEAST_INTEGER = -(2**63 - 1024)
 
 
 def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """Returns the number schemas of one branch (one alternative of a schema), which exclude the numbers in `barred`.
+    """Returns the number schemas of one branch (one alternative of a schema).
 
-    The excluded numbers cut the allowed range into several ranges, and each range gives one schema. If this exclusion
-    cannot be enforced, a gap is recorded in `gaps`.
+    The schemas exclude the numbers in `barred`. These numbers cut the allowed range into several ranges, and each range
+    gives one schema. What cannot be excluded is recorded in `gaps`.
 
     The result is empty if the branch does not allow whole numbers, because no schema can say that a number must have a
     fraction.
@@ -180,8 +180,8 @@ def _is_empty(keywords: dict[str, Any]) -> bool:
 def string_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
     """Returns a list with the string schema of one branch (one alternative of a schema).
 
-    A string must match all patterns of the branch. The schema excludes the strings in `barred`. If this exclusion
-    cannot be enforced, a gap is recorded in `gaps`.
+    A string must match all patterns of the branch. The schema excludes the strings in `barred`. What cannot be excluded
+    is recorded in `gaps`.
     """
     keywords: dict[str, Any] = {"type": STRING}
     lengths = [one for one in branch.of(Length) if one.of == STRING]

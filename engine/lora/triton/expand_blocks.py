@@ -63,11 +63,11 @@ def is_changed(
 
 @triton.jit
 def change_columns(y_block, column_scales, column_shifts, entry, columns, width):
-    """Returns column_scale * y_block + column_shift in fp32, where scale and shift are those of one adapter and one
-    slice.
+    """Returns column_scale * y_block + column_shift in fp32. Scale and shift are those of one adapter and one
+    projection.
 
     `entry` is the index of their addresses in `column_scales` and `column_shifts`. An absent scale counts as 1, an
-    absent shift as 0. `columns` are the numbers of the columns within the slice. They must broadcast with y_block.
+    absent shift as 0. `columns` are the numbers of the columns within the projection. They must broadcast with y_block.
     """
     scale_address = tl.load(column_scales + entry)
     shift_address = tl.load(column_shifts + entry)

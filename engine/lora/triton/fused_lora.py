@@ -4,8 +4,9 @@
     begin_step          once in each step: tell which adapter each row of the batch uses
     add_deltas          once for each fused layer
 
-The tables of all layers are one allocation, in which all parts of a slot are adjacent. So adding an adapter is one
-copy. The adapter's own tensors stay where they are. FusedLora keeps them alive until the slot is released.
+A slot is a row in a table of addresses, through which the kernels find an adapter's matrices. Each fused layer has a
+table. All tables are one allocation, in which everything about a slot is adjacent, so adding an adapter is one copy.
+The adapter's own tensors stay where they are. FusedLora keeps them alive until the slot is released.
 
 Invariant: a row gets the delta of the adapter that was in its slot when the step began, and of no other. A slot must be
 released before it is assigned again, an empty slot cannot be used, and every change of slots ends the step.
@@ -52,7 +53,10 @@ class _Step:
 
 
 class FusedLora:
-    """Owns which adapter is in which slot, and the tiles of the current step. Not thread-safe."""
+    """Owns which adapter is in which slot (place for one adapter), and how the rows of the current step use the slots.
+
+    Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -185,8 +189,8 @@ class FusedLora:
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Adds each row's LoRA delta to the base model's output of one fused layer, in place.
 
-        x: [num_rows, in_features], y: [num_rows, sum of the slices' widths]. In both, the features of a row must be
-        adjacent in memory.
+        x: [num_rows, in_features], y: [num_rows, out_features], where out_features is the sum over the joined
+        projections. In both, the features of a row must be adjacent in memory.
 
         Raises ValueError if the shapes do not fit, and RuntimeError if slots have changed since `begin_step`.
         """

@@ -41,8 +41,8 @@ def apply_lora(
 ) -> None:
     """Adds each row's LoRA delta to the base model's output of one fused layer, in place.
 
-    x: [num_rows, in_features], y: [num_rows, sum of the slices' widths]; both may be views with any stride between
-    rows.
+    x: [num_rows, in_features], y: [num_rows, out_features], where out_features is the sum over the joined projections.
+    Both may be views with any stride between rows.
 
     `bounds` must cover the adapters of all rows. By default the bounds cover every adapter in the table. Raises
     ValueError if the shapes do not fit.
@@ -104,7 +104,7 @@ def lora_expand(
     plan: LoraPlan,
     has_columns: bool,
 ) -> None:
-    """Applies the adapters to y, in place, after `lora_shrink` has written x @ A.T to `planes`.
+    """Applies the adapters to y, in place. `planes` hold x @ A.T, as partial sums that `lora_shrink` has written.
 
     First y is multiplied by column_scale, and column_shift is added (DoRA, biases). If `has_columns` is False, neither
     is read. Then scale * (x @ A.T) @ B.T of each adapter is added. Sums are fp32 and are rounded once, to y's dtype.
@@ -127,7 +127,7 @@ class Launch:
 def shrink_launch(
     x: torch.Tensor, planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> Launch:
-    """Returns the launch of the shrink kernel, which writes x @ A.T to `planes`."""
+    """Returns the launch of the shrink kernel, which writes x @ A.T to `planes` as partial sums."""
     arguments = _common_arguments(planes, table, segments, plan)
     grid = (segments.num_tiles * segments.num_parts * table.num_slices * arguments["rank_blocks"], plan.num_planes)
     arguments |= {
@@ -154,7 +154,9 @@ def expand_launch(
     plan: LoraPlan,
     has_columns: bool,
 ) -> Launch:
-    """Returns the launch of the expand kernel, which multiplies `planes` by B.T and adds the result to y."""
+    """Returns the launch of the expand kernel, which applies the adapters to y. `planes` hold x @ A.T as
+    partial sums.
+    """
     out_blocks = sum(-(-width // plan.block_out) for width in table.slice_widths)
     grid = (segments.num_tiles * out_blocks,)
     arguments = _common_arguments(planes, table, segments, plan) | {

@@ -8,7 +8,7 @@
 A slice is one projection of a fused layer. A program loads weights once, in whole vectors, into registers, and sums
 products there in fp32. It needs no shared memory and no matrix unit. The order of sums does not depend on the batch: a
 lane adds up its elements of all blocks of a span, then the lanes are added in a tree, then the spans in order. A tile
-has one row here, so tile t is at position t.
+has one row here: tile t is the t-th row in the order of the tiles (see tiles.py).
 """
 
 import triton
@@ -144,8 +144,8 @@ def expand_rows_kernel(
 ):
     """Applies the adapters of one row to one block of output columns of y.
 
-    First scales and shifts y (DoRA, biases). Then adds scale * (x @ A.T) @ B.T of each adapter in turn; the planes hold
-    x @ A.T.
+    First scales and shifts y (DoRA, biases). Then adds scale * (x @ A.T) @ B.T of each adapter in turn. The planes hold
+    x @ A.T, as partial sums that must be added up.
     """
     position = tl.program_id(0) // out_blocks
     block = tl.program_id(0) % out_blocks

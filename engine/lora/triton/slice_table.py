@@ -199,7 +199,10 @@ class _Entry:
 
 
 def num_words(num_slices: int) -> int:
-    """Returns how many 64-bit words one slot of a table has: for addresses, then ranks, then scales."""
+    """Returns how many 64-bit words a table has for one adapter: for addresses, then ranks, then scales.
+
+    `num_slices` is the number of projections in the fused layer.
+    """
     return _NUM_ADDRESSES * num_slices + 2 * -(-num_slices // 2)
 
 
@@ -235,8 +238,9 @@ def empty_table(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> SliceTable:
-    """Returns a table of `num_slots` empty slots for one fused layer. In y, the columns of the slices follow one
-    another.
+    """Returns a table without adapters for one fused layer, with room for `num_slots` adapters.
+
+    `slice_widths` are the output features of the layer's projections, in the order of their columns in y.
     """
     words = torch.zeros(num_slots, num_words(len(slice_widths)), dtype=torch.int64, device=device)
     return table_over(words, slice_widths, in_features, max_rank, dtype)
@@ -245,9 +249,9 @@ def empty_table(
 def table_over(
     words: torch.Tensor, slice_widths: Sequence[int], in_features: int, max_rank: int, dtype: torch.dtype
 ) -> SliceTable:
-    """Returns an empty table whose memory is `words`, which the caller has set to zero.
+    """Returns a table without adapters whose memory is `words`, which the caller has set to zero.
 
-    words: [num_slots, num_words(number of slices)] int64; the rows may have any stride.
+    words: [num_slots, num_words(number of projections)] int64; the rows may have any stride.
     """
     num_slices = len(slice_widths)
     offsets = [sum(slice_widths[:index]) for index in range(num_slices)]

@@ -28,7 +28,7 @@ def sum_span(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Returns x @ A.T for one tile and one block of ranks, over the input features [first, last).
+    """Returns x @ A.T for one tile (several rows of x) and one block of ranks, over the input features [first, last).
 
     The result is fp32 [BLOCK_ROWS, BLOCK_RANK].
     """
@@ -197,8 +197,8 @@ def expand_tiles_kernel(
 ):
     """Applies the adapters of one tile of rows to one block of output columns of y.
 
-    First scales and shifts y (DoRA, biases). Then adds scale * (x @ A.T) @ B.T of each adapter in turn; the planes hold
-    x @ A.T.
+    First scales and shifts y (DoRA, biases). Then adds scale * (x @ A.T) @ B.T of each adapter in turn. The planes hold
+    x @ A.T, as partial sums that must be added up.
     """
     tile = tl.program_id(0) // out_blocks
     block = tl.program_id(0) % out_blocks

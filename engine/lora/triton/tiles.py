@@ -82,12 +82,12 @@ class LoraSegments:
 
     @property
     def num_tiles(self) -> int:
-        """The number of tiles for which a kernel is launched, including empty tiles."""
+        """The number of tiles (groups of rows) for which a kernel is launched, including empty tiles."""
         return self.tile_start.shape[0]
 
     @property
     def num_parts(self) -> int:
-        """The most adapters that a tile may have: 1, or MAX_PARTS if the step has mixtures."""
+        """The most adapters that the rows of a tile may mix: 1, or MAX_PARTS if the step has mixtures."""
         return self.part_slot.shape[1]
 
     def refill(self, fresh: "LoraSegments") -> None:
