@@ -82,9 +82,10 @@ class PrefixScope:
     public_pages: int = 0
 
     def at(self, index: int) -> CacheScope:
-        """Returns the cache scope (which requests may share the page) of page `index` of the prompt.
+        """Returns the cache scope of page `index` of the prompt: `public` for the first `public_pages` pages, else
+        `own`.
 
-        It is `public` for the first `public_pages` pages, else `own`.
+        The scope decides which requests may share the page.
         """
         return self.public if self.public is not None and index < self.public_pages else self.own
 

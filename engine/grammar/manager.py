@@ -141,8 +141,8 @@ class GrammarManager:
         return None if cursor is None else cursor.row(drafted, banned)
 
     def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
-        """Returns the GrammarDrafts of a running request: it proposes draft tokens, and counts how many tokens of
-        another draft the grammar allows.
+        """Returns the GrammarDrafts of a running request. This object proposes draft tokens from the request's grammar,
+        and counts how many tokens of a draft from another source the grammar allows.
 
         Returns None if the request has no grammar.
         """

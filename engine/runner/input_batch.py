@@ -9,7 +9,7 @@ Invariant: the bits of a row depend on its own request alone.
 
 - Small batches are padded with unused rows. Rows decode together only if their page tables have the same padded length,
   which follows from a row's own position (see BatchInvariance).
-- Attention over several queries sums in another order than over one (benchmarks/row_bits.py). So a draft token is never
+- Attention for several queries sums in another order than for one (benchmarks/row_bits.py). So a draft token is never
   part of a chunk: it decodes over the same pages as if the tokens before it had come one by one.
 """
 

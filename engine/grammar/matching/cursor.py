@@ -192,8 +192,9 @@ class Speller:
 
 
 class GrammarDrafts:
-    """Proposes draft tokens from the grammar of one running request, and counts how many tokens of another draft it
-    allows.
+    """Proposes draft tokens from the grammar of one running request.
+
+    Also counts how many tokens of a draft from another source this grammar allows.
     """
 
     def __init__(self, cursor: GrammarCursor, compact: Matcher | None, speller: Speller) -> None:

@@ -155,8 +155,9 @@ class FusedLora:
     # ---- steps ------------------------------------------------------------------------------------------------
 
     def begin_step(self, owners: Sequence[RowOwner | None], capacity: SegmentCapacity | None = None) -> GraphKey | None:
-        """Starts a step. `owners` says for each row which adapters it uses: a slot, up to four pairs (slot, weight), or
-        None.
+        """Starts a step. `owners` has an entry for each row of the batch, which names the adapters of the row.
+
+        An entry is a slot, or up to four pairs (slot, weight), or None for the base model.
 
         With `capacity`, the step uses a set of arrays with fixed sizes and addresses, one set for each capacity, and a
         GraphKey is returned. A CUDA graph that was captured after `begin_step` may be replayed after any `begin_step`

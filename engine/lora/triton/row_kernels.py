@@ -2,13 +2,14 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Defines the row-wise pair of kernels, for decoding: one program takes one row, and each row may have another adapter.
 
-    shrink_rows  one (row, adapter, slice, block of ranks, span of the input features or all of them)
-    expand_rows  one (row, block of output columns of one slice)
+    shrink_rows  a program computes one row, adapter, projection and block of ranks
+    expand_rows  a program computes one row and one block of output columns of one projection
 
-A slice is one projection of a fused layer. A program loads weights once, in whole vectors, into registers, and sums
-products there in fp32. It needs no shared memory and no matrix unit. The order of sums does not depend on the batch: a
-lane adds up its elements of all blocks of a span, then the lanes are added in a tree, then the spans in order. A tile
-has one row here: tile t is the t-th row in the order of the tiles (see tiles.py).
+If the input features are cut into spans, which are summed in parallel, shrink_rows has a program for each span. A
+program loads weights once, in whole vectors, into registers, and sums products there in fp32. It needs no shared memory
+and no matrix unit. The order of sums does not depend on the batch: a lane adds up its elements of all blocks of a span,
+then the lanes are added in a tree, then the spans in order. A tile has one row here: tile t is the t-th row in the
+order of the tiles (see tiles.py).
 """
 
 import triton
@@ -70,8 +71,8 @@ def shrink_rows_kernel(
 ):
     """Computes x @ A.T for one row of x and one block of ranks, for one adapter and one projection.
 
-    With PARALLEL_SPANS, each program computes the sum over one span (part of the input features), and writes it to that
-    span's plane. Otherwise one program computes all spans.
+    With PARALLEL_SPANS, each program sums over one span (part of the input features), and writes the result to the
+    plane (array of partial sums) of this span. Otherwise one program sums over all spans, and there is one plane.
     """
     blocks_a_row = NUM_PARTS * NUM_SLICES * rank_blocks
     position = tl.program_id(0) // blocks_a_row

@@ -46,7 +46,7 @@ _NUM_ADDRESSES = 4  # of an entry: A, B, column_scale, column_shift
 
 
 def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
-    """Returns an entry of SlotPairs as SliceTerms.
+    """Returns one adapter's change of one slice (projection) as SliceTerms. An `entry` of None means no change.
 
     Raises ValueError for a LoraPair with a magnitude or bias, because their effect depends on the base model's weights.
     """

@@ -2,11 +2,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Defines the grouped pair of kernels: one program takes a tile of rows of one adapter and multiplies on matrix units.
 
-    shrink_tiles  one (tile, adapter, slice, block of ranks, span of the input features or all of them)
-    expand_tiles  one (tile, block of output columns of one slice)
+    shrink_tiles  a program computes one tile, adapter, projection and block of ranks
+    expand_tiles  a program computes one tile and one block of output columns of one projection
 
-A slice is one projection of a fused layer. Shrink writes x @ A.T for expand, with rows in the order of the tiles and
-not of the batch.
+If the input features are cut into spans, which are summed in parallel, shrink_tiles has a program for each span. It
+writes x @ A.T for expand_tiles, with rows in the order of the tiles and not of the batch.
 """
 
 import triton
@@ -74,10 +74,10 @@ def shrink_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Computes x @ A.T for one tile of rows and one block of ranks, for one adapter and one projection.
+    """Computes x @ A.T for one tile (several rows of x) and one block of ranks, for one adapter and one projection.
 
-    With PARALLEL_SPANS, each program computes the sum over one span (part of the input features), and writes it to that
-    span's plane. Otherwise one program computes all spans.
+    With PARALLEL_SPANS, each program sums over one span (part of the input features), and writes the result to the
+    plane (array of partial sums) of this span. Otherwise one program sums over all spans, and there is one plane.
     """
     blocks_a_tile = NUM_PARTS * NUM_SLICES * rank_blocks
     tile = tl.program_id(0) // blocks_a_tile

@@ -51,8 +51,9 @@ class SegmentCapacity:
 
     @property
     def num_tiles(self) -> int:
-        """The most tiles that a batch of this capacity can need: one partly filled tile for each adapter or mixture,
-        and full tiles for the other rows.
+        """The most tiles (groups of rows that a kernel computes together) that a batch of this capacity can need.
+
+        These are one partly filled tile for each adapter or mixture, and full tiles for the other rows.
         """
         owners = self.num_rows if self.has_mixtures else min(self.num_rows, self.num_slots)
         return owners + (self.num_rows - owners) // self.tile_rows
@@ -104,7 +105,7 @@ class LoraSegments:
 
 
 def parts_of(owner: RowOwner) -> Parts:
-    """Returns the adapters of a row as pairs (slot, weight).
+    """Returns the adapters of a row as pairs (slot of the adapter, weight).
 
     Raises ValueError if a mixture has no adapter, or more than MAX_PARTS.
     """
