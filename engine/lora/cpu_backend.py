@@ -5,9 +5,9 @@ Each group of projections (linear layers with the same input) has a table with a
 The entry holds the addresses of the adapter's matrices, so the kernel reads the matrices where they are. A step copies
 nothing and builds only a list of its rows, so it costs the same for any mix of adapters.
 
-The kernel and torch round differently, so a row's neighbours must never decide which of them serves it. Only the row's
-own slice of its request decides (see runner/input_batch.py): a draft or a single known token decodes, several known
-tokens are a chunk. The output head sees only sampled rows. There the kernel serves all rows.
+The kernel and torch round differently. So the choice between them for a row must never depend on the other rows of the
+batch. It depends only on the tokens of the row's own request in this step (see runner/input_batch.py): a draft or a
+single known token decodes, several known tokens are a chunk. At the output head the kernel serves all rows.
 
 Invariant: an entry holds addresses only between `place` and `forget`. An unused entry is all zeros and adds nothing.
 """

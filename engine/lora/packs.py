@@ -1,5 +1,5 @@
-"""Copies several adapters side by side into one stack of matrices (a pack), so that many short segments need few
-products.
+"""Copies several adapters side by side into one stack of matrices (a pack). Then few products serve many adapters with
+few rows each.
 
 A and B are the low-rank factors of an adapter. The rows of a product are cut into blocks. Each block has the adapters
 that its rows use:

@@ -74,7 +74,7 @@ product better.
 
 
 class LoraProduct(Protocol):
-    """Adds the LoRA deltas of some rows of the batch, which are computed in one product."""
+    """Computes the LoRA deltas of some rows of the batch in one matrix product, and adds them to the outputs."""
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Adds the LoRA deltas of one group of projections to y, in place, but only to the rows of this product.

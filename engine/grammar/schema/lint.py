@@ -35,7 +35,9 @@ class GrammarEngine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LintedGrammar:
-    """A grammar as the grammar engine compiles it, and its gaps: the keywords that this text does not enforce."""
+    """A grammar in the form that the grammar engine compiles, and its gaps: the keywords that this form does not
+    enforce.
+    """
 
     engine: GrammarEngine
     kind: GrammarKind
