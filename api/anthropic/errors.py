@@ -1,7 +1,6 @@
-"""Builds errors in Anthropic's form, for the routes of its API.
+"""Builds errors in Anthropic's form, for the routes of Anthropic's API.
 
-The statuses are the same as on OpenAI-compatible routes. Only the body has another form. The header `request-id` also
-has the request's id.
+Owns the body and the header `request-id`. Never changes a status: the statuses are those of OpenAI-compatible routes.
 """
 
 from collections.abc import Callable, Coroutine
@@ -32,13 +31,13 @@ _TYPES = {
 
 
 def anthropic_error(error: GraftworkError) -> dict[str, Any]:
-    """Return the body for an error. It is also the data of an `error` event."""
+    """Returns the body of an error. The `error` event of a stream has the same body as its data."""
     message = _too_long(error) if isinstance(error, ContextLengthExceeded) else error.message
     return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": message}}
 
 
 def _too_long(error: ContextLengthExceeded) -> str:
-    """Return Anthropic's own message for a prompt that leaves no room for an answer. Clients read its numbers."""
+    """Returns Anthropic's own message for a prompt that leaves no room for an answer. Clients read its numbers."""
     prompt, most, asked = (error.details.get(name) for name in ("prompt_tokens", "context_tokens", "max_tokens"))
     if prompt is None or most is None:
         return error.message
@@ -48,7 +47,10 @@ def _too_long(error: ContextLengthExceeded) -> str:
 
 
 class AnthropicRoute(OpenAiRoute):
-    """A tenant's route that follows Anthropic's API. It accepts the same keys as OpenAiRoute, and uses its statuses."""
+    """A tenant's route that follows Anthropic's API.
+
+    It accepts the same keys as OpenAiRoute, and uses the same statuses.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -51,7 +51,7 @@ async def create_chat_completion(
 async def chat_inference(
     body: ChatCompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
-    """Build the inference request for a chat. Raises NotFound, InvalidRequest or ContextLengthExceeded."""
+    """Builds the inference request for a chat completion. Raises NotFound, InvalidRequest or ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
@@ -74,7 +74,7 @@ async def chat_inference(
 
 
 def chat_prompt(body: ChatCompletionRequest) -> ConversationPrompt:
-    """Return the messages and tools of a chat as a prompt. Raises InvalidRequest, which names the field."""
+    """Returns the messages and tools of a chat as a prompt. Raises InvalidRequest, which names the field."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return ConversationPrompt(messages_from_chat(body.messages), tools or None)
 
@@ -82,7 +82,7 @@ def chat_prompt(body: ChatCompletionRequest) -> ConversationPrompt:
 async def _encode_prediction(
     body: ChatCompletionRequest, resources: InferenceResources, principal: Principal
 ) -> tuple[int, ...]:
-    """Encode the predicted text in the form in which the model would write it, with control tokens."""
+    """Encodes the text that the client expects as the answer, as the model would write it, with control tokens."""
     if body.prediction is None:
         return ()
     text = TextPrompt(body.prediction.text, continues=True, param="prediction")

@@ -77,7 +77,7 @@ async def _inference_request(
 async def _encode_prompt(
     prompt: Prompt, body: CompletionRequest, resources: InferenceResources, principal: Principal
 ) -> tuple[int, ...]:
-    """Encode one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
+    """Encodes one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
     if isinstance(prompt, str):
         text = TextPrompt(prompt, add_special_tokens=body.add_special_tokens is not False)
         token_ids = await resources.accounting.encode(principal.tenant_id, resources.encoding, text)

@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 @router.post("/tokenize", responses=also(404, 429))
 async def tokenize(body: TokenizeRequest, resources: ForInference, principal: InferenceKey) -> TokenizedPrompt:
-    """Encode a prompt to token ids. It encodes messages in the same way as chat.completions.
+    """Encode a prompt to token ids. Messages are encoded in the same way as for chat completions.
 
     The request counts in the tenant's limits of requests. A prompt that is longer than the context is refused.
     """

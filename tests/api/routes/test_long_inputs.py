@@ -11,9 +11,9 @@ import pytest
 from graftwork.api.http.request import LONG_JSON_BYTES, BoundedRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.sessions.text.encoding import LONG_CHARACTERS
-from tests.api.fakes import CONTEXT_TOKENS
-from tests.api.harness import Gateway, TestTenant, chat
-from tests.sessions.fakes_text import prompt_encoder
+from tests.api.fake_engine import CONTEXT_TOKENS
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
+from tests.sessions.tokenizer_and_templates import prompt_encoder
 
 LONG = "weather " * (LONG_CHARACTERS // 8 + 1)
 MESSAGES = [{"role": "user", "content": LONG}]

@@ -25,7 +25,7 @@ from graftwork.sessions.text.prompts import (
 )
 from graftwork.sessions.text.token_density import TokenDensity
 from graftwork.sessions.text.tokenizer import TextTokenizer
-from tests.sessions.fakes_text import chat_template, text_tokenizer, tokenizer_json
+from tests.sessions.tokenizer_and_templates import chat_template, text_tokenizer, tokenizer_json
 
 CONTEXT = 100_000
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
