@@ -109,7 +109,7 @@ class Row:
 
 
 def attack(port: int, request: bytes, at_once: int, ends: Event, statuses: Any) -> None:
-    """Repeat a request on `at_once` connections until `ends` is set. Runs in a process of its own."""
+    """Repeats a request on `at_once` connections until `ends` is set. Runs in a process of its own."""
     import threading
 
     found: Counter[str] = Counter()
@@ -128,7 +128,7 @@ def attack(port: int, request: bytes, at_once: int, ends: Event, statuses: Any) 
 
 
 def _exchange(port: int, request: bytes) -> str:
-    """Send a request and return the status of its answer."""
+    """Sends a request and returns the status of its answer."""
     answer = b""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -164,19 +164,19 @@ class Target:
         return total / 1e6
 
     def request(self, path: str, body: bytes, *, by_attacker: bool) -> bytes:
-        """Return the bytes of an HTTP request."""
+        """Returns the bytes of an HTTP request."""
         key = self._attacker if by_attacker else self._victim
         head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
         return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
     async def first_token_s(self) -> float:
-        """Send one short streamed chat, and return the seconds until its first text arrives."""
+        """Sends one short streamed chat, and returns the seconds until its first text arrives."""
         body = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         request = self.request("/v1/chat/completions", json.dumps(body | {"stream": True}).encode(), by_attacker=False)
         return await self._seconds_until(request, b'"content":"')
 
     async def health_s(self) -> float:
-        """Return the seconds that /healthz takes."""
+        """Returns the seconds that /healthz takes."""
         request = b"GET /healthz HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n"
         return await self._seconds_until(request, b"\r\n\r\n")
 
@@ -196,7 +196,7 @@ class Target:
 
 
 async def measure(target: Target, name: str, seconds: float, statuses: Callable[[], dict[str, int]]) -> Row:
-    """Measure the victim and the operator for some seconds. `statuses` ends the attack and tells its answers."""
+    """Measures the victim and the operator for some seconds. `statuses` ends the attack and returns its answers."""
     ends_at = time.monotonic() + seconds
     chats: list[float] = []
     health: list[float] = []
@@ -241,7 +241,7 @@ def _at(ordered: Sequence[float], share: float) -> float:
 
 
 def measure_attack(target: Target, name: str, seconds: float) -> Row:
-    """Run one attack, and measure meanwhile."""
+    """Runs one attack, and measures meanwhile."""
     kind = ATTACKS[name]
     request = target.request(kind.path, kind.body(target.model), by_attacker=True)
     context = multiprocessing.get_context("spawn")
@@ -260,7 +260,7 @@ def measure_attack(target: Target, name: str, seconds: float) -> Row:
 
 
 def show(rows: Sequence[Row]) -> bool:
-    """Print the rows, and return whether all limits hold."""
+    """Prints the rows, and returns whether all limits hold."""
     table = Table("checkout", "attack", "TTFT ms p50", "p99", "max", "chats", "healthz p99", "max", "MB peak", "after")
     table.add_column("workers")
     table.add_column("answers")

@@ -78,7 +78,7 @@ class InvalidRequest(GraftworkError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The message has the form of OpenAI's message, because clients search it for that text."""
+    """The prompt leaves no room for an answer. The message is OpenAI's, because clients search for its words."""
 
     default_code = "context_length_exceeded"
 
@@ -94,8 +94,8 @@ class ContextLengthExceeded(InvalidRequest):
     ) -> Self:
         """Returns the error for a prompt that leaves no room for one token of an answer.
 
-        `param` is the field of the prompt, and `max_tokens` is the client's limit of the answer. If `is_exact` is
-        False, the prompt has `prompt_tokens` tokens or more.
+        `param` is the field of the prompt, and `max_tokens` is the client's limit on the answer. If `is_exact` is
+        False, the prompt has at least `prompt_tokens` tokens.
         """
         start = f"This model's maximum context length is {context_tokens} tokens. However, "
         asked = max_tokens or 1

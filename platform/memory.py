@@ -1,7 +1,7 @@
-"""Asks the C library to give freed memory back to the system. Does nothing where the library has no such function.
+"""Asks the C library to return freed memory to the system. Does nothing if the library has no such function.
 
-glibc raises its limit for blocks of their own up to 32 MB once such a block is freed. After that, freed bodies of
-megabytes stay in its heaps, among small blocks that live on, and a process never becomes small again.
+glibc maps large blocks on their own, and returns them when they are freed. But each such free raises the size that
+counts as large, up to 32 MB. Smaller blocks stay in the heap when they are freed, so the process stays large.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _LARGE_BYTES = 256 * 1024
 
 
 def free_large_blocks_at_once() -> None:
-    """Makes each block above 256 KiB return to the system when it is freed, for the rest of this process's life."""
+    """Makes the C library return each block above 256 KiB when it is freed, until this process ends."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
@@ -26,6 +26,6 @@ def give_memory_back() -> None:
 
 
 def resident_bytes() -> int:
-    """Returns the memory that this process holds; 0 where the system does not tell it."""
+    """Returns the resident memory of this process in bytes. Returns 0 on systems without /proc."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0

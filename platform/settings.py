@@ -257,5 +257,5 @@ def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
 
 
 def time_zone() -> dict[str, str]:
-    """Returns the variable that sets this process's time zone, if there is one, for a child's environment."""
+    """Returns the environment variable of the time zone, for a child process. Returns {} if it is not set."""
     return {"TZ": os.environ["TZ"]} if "TZ" in os.environ else {}

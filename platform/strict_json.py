@@ -1,9 +1,9 @@
 """Reads JSON from clients that are not trusted. Refuses text that could be understood in two ways.
 
 `read_object` reads the files of an upload, and refuses repeated keys. `parse_json` reads the body of a request, and
-bounds its depth and its number of values. Both refuse what Python could parse and a database or a tokenizer could not
-hold: NaN and Infinity, numbers of thousands of digits, and halves of surrogate pairs.
-Never yields to an event loop: `json_worker.py` parses long bodies in another process.
+limits its depth and its number of values. Refuses NaN, Infinity, integers with thousands of digits, and in bodies half
+of a surrogate pair. Python could parse most of these, but a database or a tokenizer would fail.
+Blocks its thread until it ends, so `json_worker.py` parses long bodies in another process.
 """
 
 import json
@@ -44,15 +44,15 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 
 MAX_DEPTH = 64
-"""The highest number of nested lists and objects. Real JSON Schemas have fewer than 20 levels."""
+"""The most levels of nested lists and objects in a body. Real JSON Schemas have fewer than 20 levels."""
 MAX_CONTAINERS = 50_000
-"""The highest number of lists and objects in a body. A conversation of 1000 tool calls has fewer than 10,000."""
+"""The most lists and objects in a body. A conversation of 1000 tool calls has fewer than 10,000."""
 MAX_VALUES = 300_000
-"""The highest number of values in all lists and objects of a body together."""
+"""The most values in all lists and objects of a body together."""
 
 
 def parse_json(body: bytes | bytearray) -> Any:
-    """Parses the body of a request. Raises InvalidRequest with the reason."""
+    """Parses the body of a request as strict JSON. Raises InvalidRequest with the reason."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError:
@@ -72,7 +72,10 @@ def _too_deep() -> InvalidRequest:
 
 
 def _check_shape(value: Any) -> None:
-    """Checks the depth and the numbers of containers and values. Uses no recursion, which could overflow the stack."""
+    """Checks the depth and the numbers of containers and values. Uses no recursion, which could overflow the stack.
+
+    Raises InvalidRequest.
+    """
     level = [value] if isinstance(value, (dict, list)) else []
     depth = num_containers = num_values = 0
     while level:

@@ -1,13 +1,13 @@
-"""Runs jobs in worker processes, so that long work neither holds the event loop nor leaves its memory behind.
+"""Runs jobs in worker processes, so that long jobs neither block the event loop nor enlarge this process.
 
-Owns the processes, their sockets and time limit, and the order of jobs: one job of each owner (a tenant) at a time, and
-owners in turn. Never runs a job in this process, and never starts a process before the first job.
-Invariant: after a job, a worker holds little more memory than before, or it ends and is replaced.
+Owns the processes, their sockets and their time limit. Runs one job of an owner (a tenant) at a time. Never runs a job
+in this process, and never starts a process before the first job.
+Invariant: a worker that has much more memory after a job than at its start ends, and the pool replaces it.
 
     length: u64 LE ‖ kind: u8 ‖ marshal, or bytes as they are       both ways, on a socket pair; the first is the setup
 
-`marshal` holds plain values only (texts, bytes, numbers, lists, objects), and loading them runs no code. Only this
-program writes frames.
+`marshal` contains plain values only (texts, bytes, numbers, lists, objects), and to load them runs no code. Both ends of
+the socket are this program.
 """
 
 import asyncio
@@ -39,17 +39,17 @@ _HEAD = struct.Struct("<QB")
 _PLAIN, _RAW = 0, 1
 _STARTED_WITHIN_S = 60.0
 _ATTEMPTS = 3
-"""How often a job is tried: a worker may end for a reason that has nothing to do with the job."""
+"""The most attempts of one job. A worker may end for a reason that has nothing to do with the job."""
 _NICENESS = 10
-"""A worker leaves the processor to the gateway and the engine when they need it."""
+"""The priority of a worker. The gateway and the engine use the processor first."""
 _IDLE_S = 60.0
-"""A worker that gets no job for this many seconds ends."""
+"""A worker ends after this many seconds without a job."""
 _KEPT_BYTES = 64 << 20
-"""A worker that holds this much more memory than at its start ends."""
+"""A worker ends if it has this many bytes more than at its start."""
 
 
 class WorkerPool:
-    """Worker processes of one kind. They start when jobs need them."""
+    """The worker processes of one kind. Each starts when a job needs it."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class WorkerPool:
         deadline_s: float = 30.0,
         most_waiting: int = 32,
     ) -> None:
-        """`module` is run as a program that calls `serve`; `setup` makes plain data for it.
+        """`module` is the program of the workers, which calls `serve`. `setup` returns the plain data that it prepares.
 
-        `deadline_s`: the most seconds of one job. `most_waiting`: the most jobs of one owner.
+        `deadline_s` is the most seconds of one job. `most_waiting` is the most unfinished jobs of one owner.
         """
         self._module = module
         self._setup = setup
@@ -80,17 +80,16 @@ class WorkerPool:
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """The processes that run now."""
+        """The ids of the processes that run now, in ascending order."""
         with self._lock:
             return tuple(sorted(worker.pid for worker in self._live))
 
     async def run(self, owner: str, job: Any, *, pause_s: float = 0.0) -> Any:
-        """Runs a job, which is plain data, and returns the worker's answer. Raises the worker's GraftworkError.
+        """Runs a job, which is plain data, and returns the worker's answer.
 
-        The owner's next job starts `pause_s` seconds after the end of this one.
-
-        Raises CapacityContended if too many jobs of this owner wait, PayloadTooLarge after the deadline, and
-        Unavailable if no worker can run the job.
+        The owner's next job starts at least `pause_s` seconds after the end of this job.
+        Raises the worker's GraftworkError. Raises CapacityContended if the owner has too many unfinished jobs,
+        PayloadTooLarge after the deadline, and Unavailable if no worker can run the job.
         """
         if self._is_closed:
             raise _closing()
@@ -111,7 +110,7 @@ class WorkerPool:
                 del self._num_jobs_by_owner[owner]
 
     async def close(self) -> None:
-        """Kills the workers. A running job fails. May be called again."""
+        """Kills the workers. A running job raises Unavailable. May be called more than once."""
         with self._lock:
             self._is_closed = True
             live = list(self._live)
@@ -122,7 +121,7 @@ class WorkerPool:
             self._discard(worker)
 
     def _run(self, job: Any) -> Any:
-        """Runs on one of the pool's threads. There are as many workers as threads."""
+        """Runs a job on one of the pool's threads. There are as many workers as threads."""
         message = _Frame.of(job)
         for _ in range(_ATTEMPTS):
             worker = self._slots.get()
@@ -133,7 +132,8 @@ class WorkerPool:
                 kept = worker
                 return _value(answer)
             except TimeoutError:
-                raise PayloadTooLarge(f"Reading this request took longer than {self._deadline_s:g} s: send less.")  # noqa: B904
+                message = f"Reading this request took longer than {self._deadline_s:g} s: send less."
+                raise PayloadTooLarge(message) from None
             except OSError:  # the worker has ended; the next attempt starts another
                 if self._is_closed:
                     raise _closing() from None
@@ -159,10 +159,10 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, on the side of the parent. Its calls block."""
+    """One worker process, as the pool sees it. Its methods block their thread."""
 
     def __init__(self, module: str, setup: "_Frame") -> None:
-        """Start the process and wait until it is ready. Raises Unavailable if that fails."""
+        """Starts the process and waits until it is ready. Raises Unavailable if that fails."""
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -186,27 +186,27 @@ class _Worker:
         return self._process.pid
 
     def ask(self, message: "_Frame", within_s: float) -> Any:
-        """Sends one frame and returns the answer. After an OSError the worker must not be used again."""
+        """Sends one frame and returns the answer. Raises TimeoutError or OSError; after either, the worker is unusable."""
         deadline = time.monotonic() + within_s
         self._connection.settimeout(within_s)
         _send(self._connection, message)
         return _receive(self._connection, deadline)
 
     def interrupt(self) -> None:
-        """Ends the process. The thread that waits for its answer gets an OSError."""
+        """Ends the process. A thread that waits for its answer gets an OSError."""
         self._process.kill()
 
     def kill(self) -> None:
-        """Ends the process, and frees what belongs to it. May be called again."""
+        """Ends the process and closes its socket. May be called more than once."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
 
 
 def serve(prepare: Callable[[Any], Callable[[Any], Any]]) -> None:
-    """The program of a worker: `prepare` turns the setup into the function that does the jobs.
+    """Runs a worker: receives the setup, and answers jobs with the function that `prepare` makes of the setup.
 
-    Returns when the parent has gone, when no job comes, or when a job has left too much memory behind.
+    Returns when the parent has ended, when no job comes in time, or when a job leaves too much memory in use.
     """
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -226,7 +226,7 @@ def serve(prepare: Callable[[Any], Callable[[Any], Any]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """A message on the socket. Bytes are sent as they are, so that a long body is not copied."""
+    """A message on the socket. Bytes are sent unchanged, so that a long body is not copied."""
 
     kind: int
     content: bytes
@@ -278,7 +278,7 @@ def _read(connection: socket.socket, length: int, deadline: float | None) -> byt
 
 
 def _environment() -> dict[str, str]:
-    """Returns a worker's environment: the path of the code, the time zone, and nothing else of the parent's."""
+    """Returns a worker's environment: the path of the code and the time zone, but nothing else of this process's."""
     path = str(Path(graftwork.__file__).parent.parent)
     return time_zone() | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
 

@@ -151,7 +151,7 @@ class ServerResources:
     telemetry: Telemetry
     engine: EngineClient
     json: JsonParsing
-    """Parses long bodies off the event loop."""
+    """Parses long bodies in another process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,8 @@ class AuthenticatedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
-            # No error that leaves may be a variable here: with its traceback it would keep the body in memory until
-            # the next collection of cycles.
+            # This function deletes its variables for errors before it raises them. An error refers to this frame by its
+            # traceback, so a variable would close a cycle that keeps the body in memory until the next collection.
             request.state.principal = await self.authenticate(request)
             bounded = self._bounded(request)
             try:

@@ -1,7 +1,8 @@
 """Reads a request's body and API key, and names the parts of its schemas that the server does not enforce.
 
 Owns the limit of the body in bytes. Counts the bytes as they arrive, so a false `content-length` has no effect.
-Never parses a long body itself: the function `parse_long` of the route does, in another process. Never checks a schema.
+Passes a long JSON body to the function `parse_long` of the route, which parses the body in another process. Never
+checks a schema.
 
 Each part that is not enforced is a field of the body and a JSON pointer into the field's schema. A header of at most
 2000 characters, which every client and proxy accepts, lists these parts:
@@ -54,7 +55,7 @@ UPLOAD_BODY_BYTES = 256 * 1024 * 1024
 
 
 LONG_JSON_BYTES = 64 * 1024
-"""A JSON body above this is parsed in another process, because parsing holds the interpreter's lock until it ends."""
+"""A longer JSON body is parsed in another process, because Python's parser blocks all threads until it ends."""
 
 ParseLong = Callable[[bytes], Awaitable[Any]]
 """Parses a long body off the event loop. Raises InvalidRequest with the reason."""

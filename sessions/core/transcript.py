@@ -24,7 +24,7 @@ ToolDefinition = dict[str, Any]
 
 
 class TurnEncoder(Protocol):
-    """What sessions use of the prompt encoder, besides encoding."""
+    """The members of the prompt encoder that sessions use. `PromptEncoding` encodes the prompts themselves."""
 
     template_digest: str
     tokenizer_digest: str

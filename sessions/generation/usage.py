@@ -93,35 +93,35 @@ class Accounting:
         return RequestAccount(self, charge, reservation)
 
     async def encode(self, tenant_id: TenantId, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
-        """Encodes a prompt. A long prompt holds a place in the tenant's quota meanwhile.
+        """Encodes a prompt. While a long prompt is encoded, it counts as one concurrent request of the tenant.
 
-        A refused prompt counts as a request. After an encoded prompt, the place is given back, because `open` takes one
-        for the whole request. Raises LimitExceeded, and the errors of `PromptEncoding.encode`.
+        A long prompt that is refused counts in the tenant's requests. A long prompt that is encoded does not, because
+        `open` counts the whole request. Raises LimitExceeded, and the errors of `PromptEncoding.encode`.
         """
         if not encoding.is_long(prompt):
             return await encoding.encode(tenant_id, prompt)
-        place = await self._reserve_place(tenant_id)
+        reservation = await self._reserve_request(tenant_id)
         try:
             token_ids = await encoding.encode(tenant_id, prompt)
         except BaseException:
-            await place.settle(0)
+            await reservation.settle(0)
             raise
-        await place.refund()
+        await reservation.refund()
         return token_ids
 
     @asynccontextmanager
     async def counted(self, tenant_id: TenantId) -> AsyncGenerator[None]:
-        """Counts a request that generates nothing in the tenant's quota, and holds a place while it runs.
+        """Counts a request that generates nothing in the tenant's requests, and as concurrent while it runs.
 
         Raises LimitExceeded.
         """
-        place = await self._reserve_place(tenant_id)
+        reservation = await self._reserve_request(tenant_id)
         try:
             yield
         finally:
-            await place.settle(0)
+            await reservation.settle(0)
 
-    async def _reserve_place(self, tenant_id: TenantId) -> Reservation:
+    async def _reserve_request(self, tenant_id: TenantId) -> Reservation:
         try:
             return await self.quotas.reserve(tenant_id, await self.quota_of(tenant_id), 0)
         except LimitExceeded:

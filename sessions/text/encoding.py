@@ -1,7 +1,8 @@
-"""Encodes prompts off the event loop: short ones on a thread, long ones in a worker process.
+"""Encodes prompts off the event loop: short prompts on a thread, long prompts in a worker process.
 
-Owns the choice between the two, and the worker processes. A long text takes the tokenizer seconds and a gigabyte, which
-a process gives back. Never encodes on the event loop, and never encodes a text that is too long in any case.
+Owns the choice between the two, and the worker processes. The tokenizer needs seconds and a gigabyte for a long text; a
+worker process that ends frees this memory. Never encodes on the event loop. Never encodes a text whose length proves
+that it is longer than the context.
 """
 
 import asyncio
@@ -32,17 +33,18 @@ _MODULE = "graftwork.sessions.text.encoding_worker"
 
 @dataclass(frozen=True, slots=True)
 class LocalEncoding:
-    """Encodes prompts in this process. Its methods take CPU time."""
+    """Encodes prompts in this process. Its methods block the thread that calls them."""
 
     tokenizer: TextTokenizer
     encoder: PromptEncoder | None
-    """None for a model without a chat template."""
+    """It is None for a model without a chat template."""
     context_tokens: int
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Returns the token ids of a prompt, which may be more than the context holds.
+        """Returns the token ids of a prompt. There may be more ids than the context has tokens.
 
-        Raises ContextLengthExceeded before it encodes a text that has more tokens than the context in any case.
+        Raises ContextLengthExceeded before encoding if the length of the text proves that it cannot fit in the context.
+        Raises InvalidRequest for messages that the template refuses.
         """
         if isinstance(prompt, TextPrompt):
             self.tokenizer.check_may_fit(prompt.text, self.context_tokens, prompt.param)
@@ -59,7 +61,7 @@ class LocalEncoding:
         return encode_with_template(self.encoder, prompt)
 
     def encode_fitting(self, prompt: Prompt) -> tuple[int, ...]:
-        """Returns the token ids of a prompt. Raises ContextLengthExceeded if the context holds fewer."""
+        """Returns the token ids of a prompt. Raises ContextLengthExceeded if the context has fewer tokens."""
         token_ids = self.encode(prompt)
         if len(token_ids) > self.context_tokens:
             raise ContextLengthExceeded.of_prompt(len(token_ids), self.context_tokens, prompt.param)
@@ -79,7 +81,7 @@ class PromptEncoding:
     """Encodes the prompts of one model for all tenants."""
 
     def __init__(self, local: LocalEncoding, clock: Clock, *, num_workers: int | None = None) -> None:
-        """`clock` is the time that templates may write. By default half of the cores may be workers."""
+        """`clock` gives the date that templates write. By default there is a worker for each two cores, at most four."""
         self._local = local
         self._clock = clock
         workers = num_workers or min(_MOST_WORKERS, max(1, (os.cpu_count() or 1) // 2))
@@ -90,10 +92,10 @@ class PromptEncoding:
         return has_more_characters(prompt, LONG_CHARACTERS)
 
     async def encode(self, owner: str, prompt: Prompt) -> tuple[int, ...]:
-        """Returns the token ids of a prompt of the tenant `owner`. Long prompts of one tenant wait for each other.
+        """Returns the token ids of a prompt of the tenant `owner`. Encodes one long prompt of a tenant at a time.
 
-        Raises ContextLengthExceeded if the prompt alone has more tokens than the context. Can also raise InvalidRequest
-        or CapacityContended.
+        Raises ContextLengthExceeded if the prompt has more tokens than the context. Can also raise InvalidRequest, and
+        for a long prompt the errors of `WorkerPool.run`.
         """
         if not self.is_long(prompt):
             return await asyncio.to_thread(self._local.encode_fitting, prompt)
@@ -102,9 +104,10 @@ class PromptEncoding:
         return tuple(packed)
 
     async def count(self, owner: str, prompt: Prompt) -> int:
-        """Returns the number of tokens of a prompt, which may be more than the context.
+        """Returns the number of tokens of a prompt, which may be larger than the context.
 
-        Raises ContextLengthExceeded if the prompt has so many characters that its tokens cannot fit.
+        Raises ContextLengthExceeded if the length of the text proves that it cannot fit in the context. Can also raise
+        InvalidRequest, and for a long prompt the errors of `WorkerPool.run`.
         """
         if not self.is_long(prompt):
             return len(await asyncio.to_thread(self._local.encode, prompt))
@@ -118,7 +121,7 @@ class PromptEncoding:
         return await self.workers.run(owner, {"verb": verb, "now": self._clock.now(), "prompt": as_plain(prompt)})
 
     def _setup(self) -> dict[str, Any]:
-        """Returns all that a worker needs to know of the model, as plain data."""
+        """Returns the tokenizer and the chat template of the model as plain data, for a worker."""
         local = self._local
         template = None if local.encoder is None else local.encoder.template
         return {

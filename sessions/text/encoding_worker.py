@@ -1,6 +1,7 @@
 """The process that encodes long prompts: `python -m graftwork.sessions.text.encoding_worker <socket>`.
 
-It gets the model's tokenizer and chat template, and nothing else of the gateway: no torch, no database, no keys.
+Receives the model's tokenizer and chat template, and nothing else of the gateway. Never loads torch, never opens a
+database, and never sees a key.
 
     {"verb": "encode" or "count", "now", "prompt"}  →  token ids as native int32, or their number
 """
@@ -19,7 +20,7 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 
 class _JobClock(SystemClock):
-    """Tells the time that the gateway sent with a job, so that a template writes the same date there and here."""
+    """Returns the time that the gateway sent with a job, so that templates write the same date in both processes."""
 
     def __init__(self) -> None:
         super().__init__()

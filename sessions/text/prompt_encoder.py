@@ -22,7 +22,7 @@ class PromptEncoder:
     """Encodes the prompts of one model."""
 
     def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer, context_tokens: int | None = None) -> None:
-        """`context_tokens` is the model's context. None encodes prompts of every length."""
+        """`context_tokens` is the length of the model's context. If it is None, prompts may have every length."""
         self.template = template
         self.tokenizer = tokenizer
         self._context_tokens = context_tokens

@@ -1,6 +1,7 @@
-"""Defines the prompts that can be encoded, and their form as plain data for a worker process.
+"""Defines the three kinds of prompts, and their form as plain data for a worker process.
 
-Owns the size of a prompt in characters, which decides where it is encoded. Never renders or encodes anything.
+Also measures prompts in characters, because the length decides which process encodes a prompt. Never renders a
+template, and never encodes a text.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,24 +13,24 @@ from graftwork.sessions.text.messages import Message, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A text without a template."""
+    """A text that is encoded without a template."""
 
     text: str
     add_special_tokens: bool = False
-    """Add the tokens that the tokenizer puts around a text."""
+    """Whether to add the special tokens that the tokenizer puts around a text."""
     continues: bool = False
-    """The text follows other text."""
+    """Whether the text follows other text of the same prompt."""
     param: str = "prompt"
-    """The field of the body that has the prompt, for errors."""
+    """The field of the request that errors name."""
 
     def texts(self) -> Iterable[Any]:
-        """Returns the values whose texts make the prompt's length."""
+        """Returns the values whose texts count in the prompt's length."""
         return (self.text,)
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationPrompt:
-    """A whole conversation."""
+    """A whole conversation, which the chat template renders."""
 
     messages: tuple[Message, ...]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -42,7 +43,7 @@ class ConversationPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ContinuationPrompt:
-    """The part of a session's prompt that new messages add after a generated message, `assistant`."""
+    """The part of a session's prompt that the messages `new` add after the generated message `assistant`."""
 
     assistant: Message
     new: tuple[Message, ...]
@@ -58,7 +59,7 @@ Prompt = TextPrompt | ConversationPrompt | ContinuationPrompt
 
 
 def has_more_characters(prompt: Prompt, limit: int) -> bool:
-    """Returns whether the texts of a prompt have more than `limit` characters together. Stops counting there."""
+    """Returns whether the texts of a prompt have more than `limit` characters together. Stops counting at the limit."""
     waiting = list(prompt.texts())
     left = limit
     while waiting:
@@ -82,7 +83,7 @@ def as_plain(prompt: Prompt) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any]) -> Prompt:
-    """Returns the prompt that `as_plain` has turned into plain data."""
+    """Returns the prompt from the plain data that `as_plain` made of it."""
     fields = dict(plain["fields"])
     match plain["kind"]:
         case "TextPrompt":

@@ -1,7 +1,7 @@
-"""Computes how few tokens a text can have, from its length and the longest token of the vocabulary.
+"""Computes the least number of tokens that a text can have, from its length and the vocabulary's longest token.
 
-Owns the list of tokenizers for which this is certain: those that keep every byte of a text. For every other tokenizer
-the answer is 0. Never encodes anything. Invariant: the answer is never more than the number of tokens of the text.
+Knows the tokenizers that keep every byte of a text, because the computation is valid only for them. For every other
+tokenizer the number is 0. Never encodes a text. Invariant: a text never has fewer tokens than the number.
 """
 
 import math
@@ -11,21 +11,21 @@ from typing import Any
 
 _WHOLE = 1.0
 _COMPOSED = 0.5
-"""NFC turns up to four characters into one, which then has three bytes."""
+"""NFC composes up to four characters into one character of three bytes; 0.5 is a safe bound below that."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDensity:
-    """How much of a text one token holds at most."""
+    """The most bytes of a text that one token can have."""
 
     longest_token_bytes: int | None
-    """None if a token may hold any number of bytes."""
+    """It is None if a token may have any number of bytes."""
     kept: float = _WHOLE
-    """The least bytes of a text that is encoded, for each character of the text that a client sends."""
+    """The least number of bytes that the normalizer makes of one character of the text."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> "TokenDensity":
-        """Reads it from tokenizer.json's content, and the vocabulary without added tokens."""
+        """Reads the content of tokenizer.json, and the vocabulary without added tokens."""
         kept = _kept(content.get("normalizer"))
         added = content.get("added_tokens") or []
         absorbs = any(token.get("lstrip") or token.get("rstrip") for token in added)
@@ -36,7 +36,7 @@ class TokenDensity:
         return cls(max([*spelled, *(len(token["content"].encode()) for token in added)]), kept)
 
     def least_tokens(self, text: str) -> int:
-        """Returns a number of tokens that the text has in any case."""
+        """Returns a number of tokens that every encoding of the text has at least."""
         if self.longest_token_bytes is None:
             return 0
         kept = _WHOLE if text.isascii() else self.kept
@@ -44,7 +44,7 @@ class TokenDensity:
 
 
 def _kept(normalizer: Mapping[str, Any] | None) -> float | None:
-    """Returns the least bytes that a normalizer makes of a character that is not ASCII; None if it may drop some."""
+    """Returns the least bytes that a normalizer makes of a character outside ASCII; None if it may drop characters."""
     if normalizer is None:
         return _WHOLE
     match normalizer["type"]:
@@ -73,7 +73,7 @@ def _is_byte_level(content: Mapping[str, Any]) -> bool:
 
 
 def _has_all_bytes(content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> bool:
-    """Returns whether each byte of a text becomes a part of a token."""
+    """Returns whether each byte of every text becomes part of a token."""
     for step in _steps(content.get("pre_tokenizer")):
         drops = step.get("behavior") == "Removed"
         if drops or step["type"] not in ("ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"):

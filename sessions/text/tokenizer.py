@@ -59,9 +59,9 @@ class TextTokenizer:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
     def check_may_fit(self, text: str, context_tokens: int, param: str) -> None:
-        """Raises ContextLengthExceeded if a text has more tokens than the context however it is split.
+        """Raises ContextLengthExceeded if the length of a text proves that it has more tokens than the context.
 
-        Takes little time for texts of any length. `param` is the text's field.
+        Encodes nothing, so it takes little time for texts of any length. `param` is the field that has the text.
         """
         least = self._density.least_tokens(text)
         if least > context_tokens:
@@ -146,7 +146,7 @@ class TextTokenizer:
 
     @staticmethod
     def _ids(backend: Tokenizer, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        """Encodes a batch of one text, because only for batches the library lets other threads run meanwhile."""
+        """Encodes a text as a batch of one, because the library lets other threads run only while it encodes a batch."""
         (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 

@@ -103,8 +103,9 @@ class TurnDependencies:
     log: EventLog
     kv: SessionKvClient
     encoder: TurnEncoder | None
-    """Tells how prompts are encoded; None for a model without a chat template."""
+    """Names the chat template and the tokenizer by digests. It is None for a model without a chat template."""
     encoding: PromptEncoding
+    """Encodes the prompts of turns."""
     clock: Clock
     pepper: bytes
     heartbeat_s: float

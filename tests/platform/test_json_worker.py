@@ -1,4 +1,4 @@
-"""Parsing of long bodies in another process, and the pool of worker processes."""
+"""Tests of long bodies that another process parses, and of the pool of worker processes."""
 
 import asyncio
 import json

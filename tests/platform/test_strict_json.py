@@ -1,4 +1,4 @@
-"""Parsing of JSON bodies."""
+"""Tests of the strict parser of JSON bodies."""
 
 import json
 from contextlib import suppress

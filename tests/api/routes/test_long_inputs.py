@@ -1,4 +1,4 @@
-"""Long bodies and long texts, over a fake engine: where they are read, and what they count as."""
+"""Tests of long bodies and long texts over a fake engine: which process reads them, and how the quota counts them."""
 
 import asyncio
 import gc
@@ -11,6 +11,7 @@ import pytest
 from graftwork.api.http.request import LONG_JSON_BYTES, BoundedRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.sessions.text.encoding import LONG_CHARACTERS
+from graftwork.sessions.text.messages import Message
 from tests.api.fake_engine import CONTEXT_TOKENS
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
 from tests.sessions.tokenizer_and_templates import prompt_encoder
@@ -120,15 +121,9 @@ async def test_token_counts_may_exceed_the_context(tenant: TestTenant) -> None:
         "/v1/messages/count_tokens", json={"model": "tiny", "messages": [{"role": "user", "content": content}]}
     )
 
-    expected = len(prompt_encoder().encode_messages(_messages(content)))
+    expected = len(prompt_encoder().encode_messages([Message("user", content)]))
     assert answer.json() == {"input_tokens": expected}
     assert expected > CONTEXT_TOKENS
-
-
-def _messages(content: str) -> list[Any]:
-    from graftwork.sessions.text.messages import Message
-
-    return [Message("user", content)]
 
 
 async def test_a_refused_body_is_freed_at_once(tenant: TestTenant) -> None:

@@ -1,5 +1,6 @@
-"""Where prompts are encoded, and which are refused before they are."""
+"""Tests of the encoding of prompts: which process encodes them, and which prompts are refused before."""
 
+import json
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -154,8 +155,6 @@ def test_tokenizers_that_drop_text_give_no_number() -> None:
 
 
 def _content(tokenizer: Tokenizer) -> dict[str, Any]:
-    import json
-
     found: dict[str, Any] = json.loads(tokenizer.to_str())
     return found
 
