@@ -113,6 +113,11 @@ class Database:
             connection = await session.connection()
             return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
 
+    async def check_writable(self) -> None:
+        """Writes and commits a row without changing it. Raises Unavailable if the database cannot store anything."""
+        async with self.write() as session:
+            await session.execute(text("UPDATE alembic_version SET version_num = version_num"))
+
     def head_revision(self) -> str | None:
         """Returns the revision of the schema that this code expects."""
         return ScriptDirectory.from_config(_alembic_config()).get_current_head()
