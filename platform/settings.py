@@ -84,9 +84,6 @@ class Settings:
     """How the model writes tool calls: `auto` is as its chat template shows; or `hermes`, `qwen`, `llama3_json`,
     `mistral` or `pythonic`.
     """
-    fleet: str = "static"
-    """`static` or `ray`."""
-    replicas: int = 1
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
 
@@ -121,20 +118,6 @@ class Settings:
     def resolved_engine_address(self) -> str:
         """Returns the address of the engine: the given address, or the embedded engine's socket."""
         return self.engine_address or f"unix:{self.data_dir.absolute() / 'engine.sock'}"
-
-    def check_served(self) -> None:
-        """Raises InvalidRequest for a setting that would have no effect yet."""
-        unserved = {
-            "fleet": self.fleet != "static",
-            "replicas": self.replicas != 1,
-        }
-        found = next((name for name, is_set in unserved.items() if is_set), None)
-        if found is not None:
-            flag = f"--{found.replace('_', '-')}"
-            raise InvalidRequest(
-                f"{flag} is not served yet: this version runs one engine. Leave it out.",
-                param=found,
-            )
 
 
 def async_database_url(url: str) -> str:
@@ -201,6 +184,12 @@ def _one_of(*choices: str) -> Callable[[object], str]:
     return parse
 
 
+def _device(value: object) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(value).lower()):
+        raise ValueError("give auto, cpu, cuda or cuda:N")
+    return str(value).lower()
+
+
 _FORMER_VARIABLES: Mapping[str, str] = {"device_bytes": "GRAFTWORK_DEVICE_KV_BYTES"}
 """The former name of a setting's variable, which is still read."""
 
@@ -217,8 +206,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "engine_address": _text,
     "admin_key": _text,
     "pepper": _text,
-    "device": _text,
-    "dtype": _text,
+    "device": _device,
+    "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
     "threads": _whole(1),
     "device_bytes": parse_bytes,
     "lora_pool_bytes": parse_bytes,
@@ -233,8 +222,6 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_waiting": _whole(1),
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
-    "fleet": _one_of("static", "ray"),
-    "replicas": _whole(1),
     "log_level": _one_of("debug", "info", "warning", "error"),
 }
 

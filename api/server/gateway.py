@@ -38,7 +38,6 @@ Process = Callable[[Settings, Console, SignalWatch], Awaitable[None]]
 
 def run_gateway(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Blocks. Raises a GraftworkError if it cannot start."""
-    settings.check_served()
     model_folder(settings)  # fails at once if a setting is missing
     if settings.engine_address is None:
         raise InvalidRequest("A gateway needs an engine: name it with --engine-address, or use `graftwork serve`.")

@@ -15,6 +15,7 @@ from graftwork.api.server.engine_supervisor import EngineChild
 from graftwork.api.server.gateway import run_until_signalled, serve_gateway
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import SignalWatch, bind
+from graftwork.engine.model.config import read_model_config
 from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.settings import Settings
@@ -25,8 +26,7 @@ _MAX_SOCKET_PATH = 100
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Blocks. Raises a GraftworkError if it cannot start."""
-    settings.check_served()
-    model_folder(settings)  # fails at once if a setting is missing
+    read_model_config(model_folder(settings))  # fails at once if the model cannot be served
     run_until_signalled(settings, _serve)
 
 

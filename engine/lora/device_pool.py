@@ -105,7 +105,10 @@ class DeviceAdapterPool:
     # ---- coming and going -------------------------------------------------------------------------------------
 
     def why_never(self, adapters: Sequence[ResidentAdapter]) -> str | None:
-        """Say why these adapters can never be on the device together, and what to change. None if they can."""
+        """Say why these adapters can never be on the device together, and what to change. None if they can.
+
+        Reads only sizes that never change, so any thread may call it.
+        """
         num_bytes = sum(adapter.num_bytes for adapter in adapters)
         if self._most_bytes is not None and num_bytes > self._most_bytes:
             return (

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.lora.device_pool import DeviceAdapterPool, PlacementResult
-from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader
+from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader, adapter_too_large
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
+from graftwork.platform.errors import GraftworkError, InvalidRequest
 
 _log = logging.getLogger(__name__)
 
@@ -139,8 +139,11 @@ class LoraPool:
             self._evict(digest)
 
     def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
-        """Test on a loading thread that an adapter is applied exactly. Requests in service are not disturbed."""
-        self._loader.probe(digest, answer)
+        """Test on a loading thread that an adapter is applied exactly, and that the device could ever hold it.
+
+        Requests in service are not disturbed.
+        """
+        self._loader.probe(digest, self._device.why_never, answer)
 
     def forget(self, digest: str) -> None:
         """Drop an adapter from host and device. If requests use it, it leaves the device when the last one ends."""
@@ -162,7 +165,7 @@ class LoraPool:
         adapter = loaded.outcome
         too_large = self._device.why_never([adapter])
         if too_large is not None:
-            return ValidationFailed(f"The weights of adapter {loaded.digest} {too_large}")
+            return adapter_too_large(f"The weights of adapter {loaded.digest} {too_large}")
         self.num_loads += 1
         self._keep_on_host(adapter)
         return None
