@@ -176,13 +176,16 @@ class AdapterRegistry:
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
-            if adapter is None:
+            if adapter is None or not adapter.versions:
                 raise unknown_adapter(name)
             await writer.delete_adapter(adapter.id)
         return await self._keeper.free({version.digest for version in adapter.versions})
 
     async def delete_version(self, scope: TenantScope, name: str, version: int) -> tuple[str, ...]:
-        """Removes one version, like `delete`. Raises Conflict while an alias points to it."""
+        """Removes one version, like `delete`. Raises Conflict while an alias points to it.
+
+        With its last version, the adapter is gone. If its name is used again, the numbers of versions go on.
+        """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
@@ -199,8 +202,7 @@ class AdapterRegistry:
             writer = AdapterWriter(session, scope)
             await writer.lock_tenant()
             adapters = await writer.all()
-            for adapter in adapters:
-                await writer.delete_adapter(adapter.id)
+            await writer.delete_all_adapters()
         return await self._keeper.free({version.digest for adapter in adapters for version in adapter.versions})
 
     async def sweep(self) -> tuple[str, ...]:
@@ -214,7 +216,7 @@ class AdapterRegistry:
         existing = await writer.lock(upload.name)
         if existing and _with_digest(existing, upload.digest):
             return existing
-        check_limits(await writer.usage(), upload, limits, is_new=existing is None)
+        check_limits(await writer.usage(), upload, limits, is_new=existing is None or not existing.versions)
         await self._keeper.claim(session, upload)
         now = self._clock.now()
         adapter = existing or Adapter(AdapterId(new_id("adp")), upload.name, now)

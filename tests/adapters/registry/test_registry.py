@@ -584,6 +584,23 @@ async def test_model_names_list_adapters_and_their_aliases(lab: Lab) -> None:
         await lab.registry.resolve(lab.a, "empty", "tiny")
 
 
+async def test_an_adapter_is_gone_with_its_last_version(lab: Lab) -> None:
+    """It is in no list, frees its place and its files, and is unknown; its name goes on with the next number."""
+    limits = Quota(max_adapters=1)
+    await lab.publish("bot", seed=0)
+    await lab.registry.delete_version(lab.a, "bot", 1)
+
+    listed = await lab.registry.list(lab.a)
+    for unknown in (lab.registry.get(lab.a, "bot"), lab.registry.delete(lab.a, "bot")):
+        with pytest.raises(NotFound, match="does not exist"):
+            await unknown
+    assert (listed.items, lab.stored) == ((), set())
+    other = await lab.publish("other", seed=1, limits=limits)
+    await lab.registry.delete(lab.a, other.name)
+    again = await lab.publish("bot", seed=2, limits=limits)
+    assert [version.version for version in again.versions] == [2]
+
+
 async def test_lists_go_by_age_in_pages(lab: Lab) -> None:
     """Following the last id of each page meets every adapter once, in either order; ids sort by age."""
     ids = sorted([(await lab.publish(f"n{seed}", seed=seed)).id for seed in range(5)])
