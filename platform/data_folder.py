@@ -19,17 +19,18 @@ _OTHERS = 0o077
 
 
 def prepare_data_folder(path: Path) -> None:
-    """Creates the folder with mode 0700 if it is missing. Logs a warning if other users can look into it.
-
-    Raises InvalidRequest if it cannot be created or written to.
-    """
+    """Creates the folder with mode 0700 if it is missing. Raises InvalidRequest if it cannot be written to."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = path.stat().st_mode & 0o777
     except OSError as error:
         raise _unusable(path, error.strerror) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise _unusable(path, "it is not writable")
+
+
+def warn_of_readers(path: Path) -> None:
+    """Logs a warning if other users can look into an existing data folder. Never changes its mode."""
+    mode = path.stat().st_mode & 0o777
     if mode & _OTHERS:
         _log.warning(
             "Other users can look into the data folder %s (mode %o), which holds keys and sessions: run chmod 700 %s",

@@ -53,7 +53,7 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 1
-    """CPU threads of one engine, at least 1."""
+    """CPU threads of one engine, 1 to 1024."""
     device_bytes: int | None = None
     """Bytes of device memory for KV and adapters together. None is the engine's default."""
     lora_pool_bytes: int | None = None
@@ -208,7 +208,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "pepper": _text,
     "device": _device,
     "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
-    "threads": _whole(1),
+    "threads": _whole(1, 1024),
     "device_bytes": parse_bytes,
     "lora_pool_bytes": parse_bytes,
     "lora_host_bytes": parse_bytes,

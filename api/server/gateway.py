@@ -20,7 +20,7 @@ from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
 from graftwork.api.server.wiring import open_resources
 from graftwork.engine.rpc.client import GrpcEngineClient
-from graftwork.platform.data_folder import prepare_data_folder
+from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
@@ -52,6 +52,7 @@ def run_until_signalled(settings: Settings, process: Process) -> None:
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     prepare_data_folder(settings.data_dir)
+    warn_of_readers(settings.data_dir)
 
     async def live() -> None:
         await process(settings, _console(), SignalWatch())

@@ -20,6 +20,7 @@ from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.data_folder import locked_data_folder
 from graftwork.platform.settings import Settings
+from graftwork.sessions.text.model_files import ModelFolder
 
 _MAX_SOCKET_PATH = 100
 """The longest path of a Unix socket, in bytes."""
@@ -27,7 +28,9 @@ _MAX_SOCKET_PATH = 100
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Blocks. Raises a GraftworkError if it cannot start."""
-    read_model_config(model_folder(settings))  # fails at once if the model cannot be served
+    folder = model_folder(settings)
+    read_model_config(folder)  # fails at once if the model cannot be served,
+    ModelFolder.load(folder)  # and not only when the engine has loaded its weights
     run_until_signalled(settings, _serve)
 
 

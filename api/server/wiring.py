@@ -159,7 +159,7 @@ async def _assemble(
             tasks=tasks,
         ),
         account=AccountResources(clock, tenancy, meter, registry, description),
-        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine),
+        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine, description),
         server=ServerResources(
             settings=settings,
             clock=clock,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.platform.data_folder import locked_data_folder, prepare_data_folder
+from graftwork.platform.data_folder import locked_data_folder, prepare_data_folder, warn_of_readers
 from graftwork.platform.errors import Conflict, InvalidRequest
 
 HOLDS = """
@@ -26,6 +26,7 @@ def test_a_new_folder_is_its_owners_alone(tmp_path: Path, caplog: pytest.LogCapt
     before = os.umask(0)
     try:
         prepare_data_folder(tmp_path / "data")
+        warn_of_readers(tmp_path / "data")
     finally:
         os.umask(before)
 
@@ -39,6 +40,7 @@ def test_a_folder_that_others_can_read_is_warned_of(tmp_path: Path, caplog: pyte
 
     with caplog.at_level(logging.WARNING):
         prepare_data_folder(tmp_path)
+        warn_of_readers(tmp_path)
 
     assert tmp_path.stat().st_mode & 0o777 == 0o755
     assert f"chmod 700 {tmp_path}" in caplog.text

@@ -46,6 +46,7 @@ def test_the_command_line_goes_before_the_environment(monkeypatch: pytest.Monkey
         ("GRAFTWORK_DEVICE_BYTES", "12 apples"),
         ("GRAFTWORK_DEVICE_KV_BYTES", "-5"),
         ("GRAFTWORK_DEVICE", "tpu"),
+        ("GRAFTWORK_THREADS", "1000000"),
         ("GRAFTWORK_DTYPE", "fp8"),
         ("GRAFTWORK_LORA_KERNELS", "cuda"),
     ],

@@ -15,6 +15,7 @@ from graftwork.api.sdk.chat import Completions
 from graftwork.api.sdk.client import AsyncGraftwork, Graftwork
 from graftwork.api.sdk.session import Session
 from graftwork.api.sdk.sessions import Sessions
+from graftwork.api.sdk.transport.errors import ConfigurationError
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.chat import ChatCompletion
@@ -51,6 +52,15 @@ def test_the_environment_fills_what_is_not_given(monkeypatch: pytest.MonkeyPatch
 def test_the_address_forgives_v1(url: str) -> None:
     """A base_url with /v1, as OpenAI's SDK needs it, works too."""
     assert Graftwork(url, "k").base_url == "http://host:8"
+
+
+def test_an_address_without_a_scheme_is_one_of_http() -> None:
+    """`localhost:8000`, as people write it, works; another scheme is told what to write."""
+    assert Graftwork("localhost:8000", "k").base_url == "http://localhost:8000"
+    assert Graftwork("gateway.internal/v1", "k").base_url == "http://gateway.internal"
+    for wrong in ("ftp://host:8", "http://", "http://host:port"):
+        with pytest.raises(ConfigurationError, match="http://HOST:PORT"):
+            Graftwork(wrong, "k")
 
 
 def test_none_is_not_sent_as_a_query() -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from graftwork.platform.errors import InvalidRequest
+
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -30,11 +32,22 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path, size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
-    """Read a model folder's tokenizer.json. None if there is no such file."""
+    """Read a model folder's tokenizer.json. None if there is no such file.
+
+    Raises InvalidRequest if it cannot be read, or holds no tokenizer.
+    """
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
-    content = path.read_bytes()
+    try:
+        return _read_vocabulary(path.read_bytes(), size, eos_token_ids)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"{path} holds no tokenizer ({type(error).__name__}: {error}): take the model's own file.", param="model"
+        ) from error
+
+
+def _read_vocabulary(content: bytes, size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
     tokenizer = json.loads(content)
     pieces: dict[str, int] = _pieces(tokenizer["model"]["vocab"])
     decode = _from_byte_level if "ByteLevel" in json.dumps(tokenizer.get("decoder")) else _from_byte_fallback
