@@ -125,21 +125,13 @@ def refuse_unserved_settings(config: dict[str, Any]) -> None:
             raise unserved(f"config.{setting.field}", setting.what)
     known = SERVED_FIELDS | TRAINING_FIELDS | {setting.field for setting in UNSERVED_SETTINGS}
     for field, value in config.items():
-        if field not in known and _switches_on(value):
+        if field not in known and _is_set(value):
             raise unserved(f"config.{shown(field)}", "a setting this server does not know")
 
 
 def describe_unserved_tensor(name: str) -> str | None:
     """Returns a description of this tensor if it is known but not supported."""
     return next((row.what for row in UNSERVED_TENSORS if row.pattern.search(name)), None)
-
-
-def _switches_on(value: object) -> bool:
-    """Returns whether a value switches on a variant of PEFT.
-
-    `true`, a list or an object does; a number or a text only tunes a variant.
-    """
-    return value is True or (isinstance(value, list | dict) and bool(value))
 
 
 def unserved(param: str, what: str) -> ValidationFailed:
