@@ -278,7 +278,9 @@ def test_a_pattern_can_exclude_modules() -> None:
 )
 def test_a_pattern_that_is_not_matched_here_is_refused_by_its_field(field: str, pattern: str) -> None:
     """Look-around, back-references, flags and what is malformed or too long are refused, never run and never ignored."""
-    error = refusal(**{field: pattern})
+    chosen: dict[str, Any] = {field: pattern}
+
+    error = refusal(**chosen)
 
     assert error.param == f"config.{field}"
     assert "list of module names" in error.message
