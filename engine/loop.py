@@ -1,7 +1,7 @@
 """Runs the engine's loop: receive messages, admit requests, plan a step, run it, store its tokens, deliver outputs.
 
-Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages.
-Never waits for anything but the forward pass, or for a message when it has no work.
+Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages. While
+there is work, the loop waits only for the forward pass. Without work, it waits for a message.
 """
 
 import logging
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """Carries out steps; ModelRunner is one."""
+    """Runs the forward pass of a step and samples its tokens. ModelRunner implements it."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
@@ -69,7 +69,7 @@ class EngineLoop:
         self._copies = copies
         self._gates = gates
         self.runner = runner
-        """Carries steps out. Between two steps it may be replaced, for example by one that records them."""
+        """Runs the steps. It may be replaced between two steps, for example by a runner that records them."""
         self._prefills = prefills
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
@@ -215,7 +215,7 @@ class EngineLoop:
         )
 
     def check_integrity(self) -> None:
-        """Checks every part. Call it between two steps."""
+        """Checks the scheduler, the adapters and the grammars. Call it between two steps."""
         self._scheduler.check_integrity()
         self._adapters.check_integrity()
         self._grammars.check_integrity(self._scheduler.running_ids)

@@ -2,7 +2,8 @@
 
 Owns the messages from gateways. Messages from background threads (about loads, compiled grammars and transfers) are
 defined beside these threads.
-Invariant: a callback in a message only passes its argument on; it must not block the thread that calls it.
+
+Invariant: a callback in a message only passes its argument on. It must not block the thread that calls it.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 Sink = Callable[[list[RequestOutput]], None]
-"""A callback that receives one gateway's outputs of one step. It is called on the loop's thread."""
+"""A callback that receives one gateway's outputs of one step. The loop's thread calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class CancelSink:
 
 @dataclass(frozen=True, slots=True)
 class ForgetAdapter:
-    """Asks the engine to free an adapter's memory, and to drop all KV and answers that were cached under it."""
+    """Asks the engine to free an adapter's memory, and to drop the earlier answers under it from which drafts are
+    taken.
+    """
 
     digest: str
 

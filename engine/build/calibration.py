@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 
 _UNAVAILABLE = TransferCost(fixed_s=1e6, page_s=1e6)
-"""The cost of a tier that does not exist."""
+"""The cost of loading from a tier that this engine does not have. The cost is so high that such a load is never chosen.
+"""
 
 
 _PAGE_COUNTS = (1, 4, 16)
@@ -44,11 +45,13 @@ _REPEATS = 3
 
 
 _SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, position=0)
-"""Every measured step samples one token, like the last step of a prefill. Reading the token waits for the device."""
+"""Each measured step samples one token, like the last step of a prefill. Reading the token waits for the device, so the
+measured time is complete.
+"""
 
 
 def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
-    """Measures the engine's own copies and steps."""
+    """Returns the measured costs of loads from the host, loads from disk, and prefills. Overwrites device pages."""
     host = measure_host(storage.cache, storage.host, storage.sizes.device_pages)
     return LoadCost(
         host,
@@ -58,7 +61,7 @@ def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: S
 
 
 def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCost:
-    """Measures copies from the host to the device."""
+    """Measures copies of 1 to 16 pages from the host to the device. Returns `_UNAVAILABLE` if there is no host tier."""
     if not host.num_pages:
         return _UNAVAILABLE
 
@@ -73,7 +76,9 @@ def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCo
 
 
 def measure_disk(disk: DiskStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
-    """Measures reads from disk and the copy to the device. Writes pages for this and forgets them again."""
+    """Measures reads from disk together with the copy to the device. Writes pages for this and forgets them again.
+    Returns `_UNAVAILABLE` if there is no disk tier, or if no page could be written.
+    """
     if disk is None:
         return _UNAVAILABLE
     domain = hashlib.sha256(b"calibration").digest()

@@ -1,4 +1,7 @@
-"""Builds one engine from its configuration."""
+"""Builds one engine from its configuration: loads the model, allocates memory and connects the parts.
+
+Owns the connections between the parts. Never serves a request: EngineLoop does that with the parts built here.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +63,7 @@ class Engine:
 
 
 SourceFor = Callable[[EngineDescription], AdapterSource]
-"""A function that makes the source of adapters for a model, given the model's description to check adapters against."""
+"""A function that returns the source of adapters for a model. Adapters are checked against the given description."""
 
 
 def build_engine(
@@ -70,7 +73,7 @@ def build_engine(
     costs: CostTracker | None = None,
     seeds: Random | None = None,
 ) -> Engine:
-    """Loads the model, allocates its memory and connects all parts.
+    """Loads the model, allocates memory for KV and adapters, and connects all parts.
 
     Measures the costs of loads and prefills on this device, unless `costs` are given. `seeds` draws a seed for each
     request that brings none. Raises InvalidRequest if the model or the sizes cannot be served.

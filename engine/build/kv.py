@@ -1,4 +1,7 @@
-"""Allocates the KV memory of one engine on all tiers, and builds the KV cache over it."""
+"""Allocates the KV memory of one engine on all tiers, and builds the KV cache over it.
+
+Owns the sizes of the tiers. Never moves a page: the KV cache does.
+"""
 
 import hashlib
 import os
@@ -27,7 +30,7 @@ from graftwork.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class KvStorage:
-    """The memory of one engine's KV on all tiers."""
+    """The KV memory of one engine on all tiers."""
 
     sizes: KvSizes
     device_memory: DeviceMemory
@@ -38,18 +41,18 @@ class KvStorage:
 
 
 _PREDECESSOR_TIMEOUT_S = 15.0
-"""Seconds to wait for the folder. An engine whose gateway was killed ends within ten seconds; its successor waits for
-it.
+"""Seconds to wait for the lock on the KV folder. An engine whose gateway was killed ends within ten seconds, and the
+next engine waits until then.
 """
 
 
 def allocate_kv_storage(
     config: EngineConfig, model: ModelConfig, fingerprint: str, device: torch.device, dtype: torch.dtype
 ) -> KvStorage:
-    """Allocates the memory.
+    """Allocates KV memory on the device and the host, and opens the disk tier.
 
     Raises InvalidRequest if a size is too large for this machine, or too small to be of use: for one context, for one
-    adapter beside it, or for one page of a lower tier. Raises InvalidRequest if the folder cannot be used.
+    adapter beside it, or for one page of a lower tier. Raises InvalidRequest if the KV folder cannot be used.
     """
     sizes = _sizes(config, model, dtype)
     _check_room_for_adapters(config, model, sizes, dtype)
@@ -66,7 +69,7 @@ def allocate_kv_storage(
 def build_kv_cache_manager(
     config: EngineConfig, storage: KvStorage, costs: CostTracker, report: Report, clock: Clock
 ) -> tuple[KvCacheManager, PageCopier]:
-    """Returns the KV cache over a storage, and the threads that copy for it."""
+    """Returns the KV cache manager of a storage, and the PageCopier that copies pages for it on its own threads."""
     overlaps = storage.device_memory.device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
     copier = PageCopier(storage.cache, storage.host, storage.disk, report, clock, overlaps_loads=overlaps)
     lower = LowerTiers(copier, costs, storage.disk or NoDisk())
@@ -151,7 +154,7 @@ def _check_memory(config: EngineConfig, device: torch.device) -> None:
 
 @contextmanager
 def _allocating(flag: str, num_bytes: int, where: str) -> Generator[None]:
-    """Turn torch's errors of a failed allocation into InvalidRequest."""
+    """Turns torch's errors of a failed allocation into InvalidRequest."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

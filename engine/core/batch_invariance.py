@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class BatchInvariance:
-    """The smallest sizes for which a row's bits do not depend on the other rows.
+    """The smallest sizes of a matrix product for which a row's bits do not depend on the other rows.
 
     Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 are always invariant. Products in fp32
     with fewer than 4 rows or 16 columns take other code paths, and the order of fp32 sums in attention depends on the

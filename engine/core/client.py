@@ -15,7 +15,7 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class EngineClient(Protocol):
-    """A client of one engine process."""
+    """Talks to one engine process for a gateway."""
 
     async def describe(self) -> EngineDescription:
         """Returns a description of the served model. Raises Unavailable while no engine answers."""
@@ -30,9 +30,10 @@ class EngineClient(Protocol):
         ...
 
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
-        """Carries out a command for the KV of a session between its turns. Returns where the KV is afterwards.
+        """Runs a command on the KV of a session between its turns. Returns where the KV is afterwards.
 
-        Raises Unavailable while no engine answers. The session still works then, but more slowly.
+        Raises Unavailable while no engine answers. The session works without the command, but its next turn starts
+        later.
         """
         ...
 

@@ -36,7 +36,9 @@ class MissReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Where the KV of a prompt came from. Each token of the prompt counts once: on one tier, or as recomputed."""
+    """The tiers on which the KV of a prompt was found. Each token of the prompt counts once: on one tier, or as
+    recomputed.
+    """
 
     device_tokens: int = 0
     host_tokens: int = 0
@@ -92,7 +94,7 @@ class TokensGenerated:
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """How many draft tokens of one answer were verified and accepted."""
+    """The numbers of draft tokens of one answer that were verified and accepted."""
 
     drafted_tokens: int = 0
     """Draft tokens that were verified."""

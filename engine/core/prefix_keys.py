@@ -1,14 +1,13 @@
-"""Names a page of KV by its content, and counts how often a request has generated each token.
+"""Derives two things from the tokens of a request: the keys of its KV pages, and the token counts for penalties.
 
-A page's key is a digest of its cache scope and of all tokens up to the end of the page. Each key is made from its
-parent's key, so the keys of one prompt form a chain. Two pages with the same key hold the same KV, in any process and
-on any tier.
+Owns the format of page keys and the counts. Never holds KV, text or draft tokens.
 
-Every part of a digest is preceded by its length and by a tag, so two different chains never hash the same bytes.
+A page's key is a digest of its cache scope and of all tokens up to the end of the page. Each key is made from the key
+of the page before. Invariant: two pages with the same key hold the same KV, in any process and on any tier. Every part
+of a digest is preceded by its length, and the whole by a tag, so two different prefixes never hash the same bytes.
 
-TokenHistory owns the token counts of one request; penalties use them. It extends two flat arrays token by token, so a
-step never counts a context again. The arrays count known tokens only. Draft tokens are added to the copy that a step
-makes, never to the arrays of TokenHistory.
+A TokenHistory counts the known tokens of one request. It extends two flat arrays token by token, so a step never counts
+a context again. Draft tokens are counted only in the copy that a step makes.
 """
 
 import hashlib
@@ -32,7 +31,7 @@ _PAGE_TAG = b"graftwork/page-key/1"
 
 
 def root_key(scope: bytes) -> PageKey:
-    """Returns the parent key of a scope's first page. It covers no tokens."""
+    """Returns the parent key of a scope's first page. This key covers no tokens."""
     return PageKey(hashlib.sha256(_framed(_ROOT_TAG) + _framed(scope)).digest())
 
 
@@ -69,7 +68,9 @@ class PrefixScope:
     public_pages: int = 0
 
     def at(self, index: int) -> CacheScope:
-        """Returns the scope of page `index`."""
+        """Returns the cache scope of page `index`: the public scope for the first `public_pages` pages, else the own
+        scope.
+        """
         return self.public if self.public is not None and index < self.public_pages else self.own
 
     def base_key(self, index: int, parent: PageKey | None) -> PageKey:
@@ -107,19 +108,19 @@ _WORD = "q"
 
 
 class TokenCounts:
-    """Distinct tokens and their counts: two arrays of the same length."""
+    """Holds distinct tokens and their counts, in two arrays of the same length."""
 
     def __init__(self) -> None:
         self.token_ids = array(_WORD)
         self.counts = array(_WORD)
-        """How often each token was generated; 0 for a token that only the prompt contains."""
+        """The number of times that each token was generated; 0 for a token that only the prompt contains."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
 class TokenHistory:
-    """The token counts of one request."""
+    """Counts how often one request has generated each token."""
 
     def __init__(self, prompt_token_ids: Iterable[int]) -> None:
         """Starts with the prompt's tokens, each with a count of 0."""
@@ -149,7 +150,7 @@ class TokenHistory:
     def copy_to(self, target: TokenCounts, draft_token_ids: Iterable[int] = ()) -> int:
         """Appends each distinct token and its count to `target`. Returns how many tokens were appended.
 
-        Draft tokens count as generated.
+        Tokens in `draft_token_ids` count as generated in `target`. This history does not change.
         """
         base = len(target)
         target.token_ids.extend(self._counted.token_ids)

@@ -25,13 +25,13 @@ class GrammarKind(StrEnum):
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
-    """Any JSON object; the text is ignored."""
+    """Any JSON object. The grammar's text is ignored."""
     REGEX = "regex"
-    """ECMA-262; it must match the whole answer."""
+    """An ECMA-262 pattern. The pattern must match the whole answer."""
     EBNF = "ebnf"
-    """GBNF as xgrammar reads it; the start rule is `root`."""
+    """A grammar in GBNF as xgrammar reads it. The start rule is `root`."""
     STRUCTURAL_TAG = "structural_tag"
-    """Text with tool calls in it; see engine/grammar/schema/structural_tags.py."""
+    """A description of text with tool calls in it; see engine/grammar/schema/structural_tags.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class GrammarSource:
 
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterUse:
-    """One adapter version in a request."""
+    """The use of one adapter version by a request."""
 
     digest: str
     """`sha256:…` of the adapter version."""
@@ -91,7 +91,7 @@ class SessionUse:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One prompt to continue."""
+    """One prompt to continue, with its sampling parameters, its adapters and the limits of its domain."""
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
@@ -104,12 +104,15 @@ class EngineRequest:
     weight: float = 1.0
     """The weight of the domain's fair share, relative to other domains."""
     session: SessionUse | None = None
-    """None for a request outside sessions. Its pages then stay cached as long as there is room."""
+    """The session that this request continues; None for a request outside sessions. The pages of such a request stay
+    cached until their room is needed.
+    """
     kv_limits: KvLimits = NO_KV_LIMITS
     grammar: GrammarSource | None = None
     """The grammar that the answer must match; None allows any answer."""
     prediction_token_ids: tuple[int, ...] = ()
-    """The expected answer, in whole or in parts. Drafts are taken from it; it does not change the answer."""
+    """The expected answer, in whole or in parts. Drafts are taken from it. The prediction does not change the answer.
+    """
     public_tokens: int = 0
     """Tokens at the start of the prompt that the operator declares public: all domains share their pages."""
 

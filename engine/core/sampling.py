@@ -124,7 +124,10 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     def check(self) -> None:
-        """Raises InvalidRequest that names the first field with a value outside its range."""
+        """Checks every field.
+
+        Raises InvalidRequest with the name of the first field whose value is outside its range.
+        """
         for name, allowed in RANGES.items():
             if not all(map(allowed.holds, _numbers(getattr(self, name)))):
                 raise InvalidRequest(f"{name} must be {allowed}.", param=name)

@@ -12,12 +12,12 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class SessionVerb(StrEnum):
-    """The command for the KV of a session."""
+    """A kind of command for the KV of a session."""
 
     HOLD = "hold"
     """After a turn: copy the session's pages to the host, and lease its device pages while tools run."""
     PREFETCH = "prefetch"
-    """Before a turn: load its pages onto the device."""
+    """Before a turn: load the session's pages onto the device."""
     SUSPEND = "suspend"
     """Before a long pause: copy the session's pages to the host, and free its device pages."""
     CLOSE = "close"
@@ -48,18 +48,23 @@ class SessionCommand:
     public_tokens: int = 0
     """See EngineRequest.public_tokens."""
     waits: tuple[ToolWait, ...] = ()
-    """With HOLD: the called tools. With PREFETCH: the tools that have answered."""
+    """The tools of the command. With HOLD, these are the called tools. With PREFETCH, these are the tools that have
+    answered.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """Where the KV of a session's history is. Each token counts once, on the nearest tier that has its KV."""
+    """The tiers on which the KV of a session's history is.
+
+    Each token counts once, on the nearest tier that has its KV.
+    """
 
     device_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
     missing_tokens: int = 0
-    """Tokens that must be computed again. The tokens after the last whole page count too."""
+    """Tokens that must be computed again, including the tokens after the last whole page."""
     device_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0

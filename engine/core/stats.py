@@ -12,7 +12,7 @@ from graftwork.platform.metrics import counter, gauge
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """What a gateway must know about the model that an engine serves."""
+    """The facts about an engine's model that a gateway must know."""
 
     model_name: str
     fingerprint: str
@@ -83,11 +83,11 @@ class EngineStats(EngineCounters):
         default=0.0,
         metadata=gauge("kv_usage_ratio", "Share of KV pages in use, 0 to 1.", also="vllm:kv_cache_usage_perc"),
     )
-    """Pages of running requests, as a fraction of all pages on the device."""
+    """Pages of running requests, as a fraction of the device pages that adapters do not use."""
     free_pages: int = field(default=0, metadata=_pages("device", "free"))
     """Device pages that hold nothing a request could reuse."""
     cached_pages: int = field(default=0, metadata=_pages("device", "owned"))
-    """Device pages that only the prefix tree holds. They are evicted when room is needed."""
+    """Device pages that only the prefix tree holds. Such pages are evicted when room is needed."""
     active_pages: int = field(default=0, metadata=_pages("device", "owned"))
     """Device pages that at least one running request holds."""
     in_flight_pages: int = field(default=0, metadata=_pages("device", "in_flight"))
@@ -100,7 +100,7 @@ class EngineStats(EngineCounters):
     disk_corrupt_files: int = field(default=0, metadata=_disk_trouble("corrupt_file"))
     """KV files dropped because a checksum or a length was wrong."""
     disk_foreign_files: int = field(default=0, metadata=_disk_trouble("foreign_file"))
-    """Files skipped at start: of another model or layout, or not KV files."""
+    """Files that were skipped at start: they have another model or layout, or they are no KV files."""
     disk_failures: int = field(default=0, metadata=_disk_trouble("failed_operation"))
     """Operations that failed in the file system."""
     lora_pool_bytes: int = field(default=0, metadata=gauge("lora_pool_bytes", "Adapter weights on the device."))

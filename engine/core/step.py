@@ -64,9 +64,9 @@ class RequestSlice:
     pages: tuple[PageId, ...]
     """The first ceil((start + len) / page_tokens) pages of the request, in order."""
     adapters: tuple[AdapterUse, ...]
-    """Sorted by digest; empty for the base model."""
+    """The adapters of the request, sorted by digest; empty for the base model."""
     samples: tuple[SampleSpec, ...]
-    """One for the last known token and one for each draft token.
+    """How to sample the last known token's successor, and the successor of each draft token.
 
     Empty if the slice ends before the last known token.
     """

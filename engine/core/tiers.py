@@ -1,4 +1,4 @@
-"""Defines the tiers that can hold a page of KV, and the type of a page number."""
+"""Defines the tiers that can hold a page of KV, and the type of a page number. Never holds a page itself."""
 
 from enum import StrEnum
 from typing import NewType

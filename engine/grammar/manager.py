@@ -1,5 +1,4 @@
-"""The grammar manager: tells the scheduler whether a request's grammar is ready, and follows each running request's
-tokens in its grammar.
+"""Tells the scheduler whether a request's grammar is ready, and follows each running request's tokens in its grammar.
 
 Owns one cursor for each running request that has a grammar. Never compiles and never blocks. A preempted request keeps
 no grammar state: when it starts again, a new cursor reads all its tokens.
@@ -18,7 +17,7 @@ from graftwork.platform.ids import RequestId
 
 
 class GrammarManager:
-    """Compiled grammars and cursors of the engine's requests. Only the engine loop's thread calls it."""
+    """Owns the grammar cursors of the engine's running requests. Only the engine loop's thread calls it."""
 
     def __init__(
         self, compiler: GrammarCompiler | None, eos_token_ids: Iterable[int], limits: CompileLimits, clock: Clock
@@ -36,7 +35,7 @@ class GrammarManager:
     # ---- before a request runs --------------------------------------------------------------------------------
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
-        """Start the compiles that the waiting requests need, in queue order."""
+        """Starts the compiles that the waiting requests need, in queue order."""
         waiting = {request.request_id for request in requests}
         self._keys = {request_id: key for request_id, key in self._keys.items() if request_id in waiting}
         self._refusals.clear()
@@ -50,13 +49,17 @@ class GrammarManager:
                 self._refusals[request.request_id] = error
 
     def is_ready(self, request: EngineRequest) -> bool:
-        """Whether a request may start now."""
+        """Returns whether a request need not wait for a compile: it has no grammar, or the result of its compile is
+        known. That result may be a refusal.
+        """
         if request.grammar is None or self._compiler is None:
             return True
         return self._compiler.get(self._key(request)) is not None
 
     def refusal(self, request: EngineRequest) -> GraftworkError | None:
-        """Returns the error if a request's grammar is known to be refused. None otherwise."""
+        """Returns the error that ends a waiting request: its grammar was refused, or its domain must not compile now.
+        Returns None if there is no error.
+        """
         if request.grammar is None:
             return None
         if self._compiler is None:
@@ -74,14 +77,16 @@ class GrammarManager:
         return self._keys[request.request_id]
 
     def absorb(self, compiled: GrammarCompiled) -> None:
-        """Pass the result of a compile to the compiler's cache."""
+        """Passes the result of a compile to the compiler's cache."""
         assert self._compiler is not None
         self._compiler.absorb(compiled)
 
     # ---- while it runs ----------------------------------------------------------------------------------------
 
     def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """Open a cursor for a request whose grammar is ready, and move it over the tokens generated so far."""
+        """Opens a cursor for a request whose grammar is ready, and moves it over the tokens generated so far. Does
+        nothing for a request without a grammar.
+        """
         if request.grammar is None:
             return
         assert self._compiler is not None
@@ -104,7 +109,7 @@ class GrammarManager:
         del self._keys[request.request_id]
 
     def close(self, request_id: RequestId) -> None:
-        """Close a request's cursor. Does nothing for a request without a grammar."""
+        """Closes a request's cursor. Does nothing for a request without a grammar."""
         self._cursors.pop(request_id, None)
         self._drafts.pop(request_id, None)
 
@@ -113,16 +118,22 @@ class GrammarManager:
         return self._cursors.get(request_id)
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int] = ()) -> MaskRow | None:
-        """Returns a mask row for a request's next token, or for that after `drafts`, which the grammar must allow."""
+        """Returns a mask row for the token after the draft tokens `drafted`, which the grammar must allow.
+
+        The row never allows `banned` tokens. Returns None if the request has no grammar.
+        """
         cursor = self._cursors.get(request_id)
         return None if cursor is None else cursor.row(drafted, banned)
 
     def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
-        """Returns what limits a running request's drafts to its grammar. None if the request has no grammar."""
+        """Returns the object that limits a running request's drafts to its grammar.
+
+        None if the request has no grammar.
+        """
         return self._drafts.get(request_id)
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
-        """Move a request's cursor by a token that was chosen with the cursor's mask.
+        """Moves a request's cursor by a token that was chosen with the cursor's mask.
 
         Returns an internal error if the grammar refuses the token, because the mask should have prevented it.
         """
@@ -135,7 +146,7 @@ class GrammarManager:
         return InternalFailure(f"Token {token_id} was chosen against the grammar of request {request_id}.")
 
     def close_all(self) -> None:
-        """Stop the compile server and the threads of the compiler."""
+        """Stops the compile server and the threads of the compiler."""
         if self._compiler is not None:
             self._compiler.close()
 

@@ -192,7 +192,7 @@ class KvCacheManager:
     def prefetch(self, path: TokenPath) -> list[Node]:
         """Loads a path to the device, as far as there is room.
 
-        Returns the nodes on the device, those being loaded included.
+        Returns the nodes that are on the device or being loaded.
         """
         return self._loader.prefetch(path, self.match(path))
 

@@ -1,7 +1,7 @@
 """Decides what happens to a session's KV between its turns.
 
-Owns the times at which sessions began to wait for tools, and measures how long each tool takes. Never changes a page
-itself: it calls KvCacheManager to keep, load or free pages.
+Records when sessions began to wait for tools, and measures how long each tool takes. Never changes a page itself: it
+calls KvCacheManager to keep, load or free pages.
 """
 
 from collections.abc import Collection, Mapping
@@ -122,7 +122,7 @@ class SessionCache:
         self._kv_cache.offloader.store(nodes)
 
     def _end_wait(self, record: SessionRecord, answered: set[str]) -> None:
-        """Records how long tools took that have answered. When the last tool has answered, the lease ends."""
+        """Records how long the answered tools took. When the session waits for no further tool, its lease ends."""
         now = self._clock.monotonic()
         if record.waiting_since is not None:
             for tool in answered.intersection(record.tools):

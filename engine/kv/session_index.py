@@ -16,13 +16,13 @@ from graftwork.engine.kv.index.radix_tree import Domain, Lease
 
 @dataclass(slots=True, eq=False)
 class SessionRecord:
-    """What the engine knows about one session."""
+    """The engine's record of one session: its history, its lease and the tools that it waits for."""
 
     domain: Domain
     scope: bytes
-    """The scope of its last request. Another scope means another adapter."""
+    """The cache scope of the session's last request. Another scope means another adapter."""
     keys: tuple[PageKey, ...] = ()
-    """The keys of the whole pages of its history, first page first."""
+    """The keys of the whole pages of the session's history, first page first."""
     abandoned: dict[PageKey, None] = field(default_factory=dict)
     """The keys of pages that the session has made or used and that are not in its history, oldest first."""
     lease: Lease | None = None
@@ -31,7 +31,7 @@ class SessionRecord:
 
     @property
     def weight(self) -> int:
-        """How much of `max_keys` the record uses: 1, and 1 for each key."""
+        """The part of `max_keys` that the record uses: 1, and 1 for each key."""
         return 1 + len(self.keys) + len(self.abandoned)
 
 
@@ -66,7 +66,7 @@ class SessionIndex:
     def add_pages(
         self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
     ) -> tuple[PageKey, ...]:
-        """Records that a session has made pages. They may become part of its history later.
+        """Records that a session has made pages. These may become part of the session's history later.
 
         Returns the keys that left all histories because old records were removed.
         """
@@ -77,7 +77,10 @@ class SessionIndex:
     def set_history(
         self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
     ) -> "HistoryUpdate":
-        """Makes `keys` the history of a session. Returns its record, and the keys that are now in no history."""
+        """Makes `keys` the history of a session.
+
+        Returns the session's record, and the keys that are now in no history.
+        """
         record = self._record(domain, session, scope)
         old, record.keys, record.scope = record.keys, tuple(keys), scope
         self._count(record.keys, 1)
@@ -147,7 +150,7 @@ class SessionIndex:
         return superseded
 
     def check_integrity(self) -> None:
-        """Recounts the sessions of every page."""
+        """Recounts, for every page, the sessions whose history contains the page."""
         counts: dict[PageKey, int] = {}
         for record in self._records.values():
             assert (record.waiting_since is None) == (not record.tools), "a session waits for no tool, or since no time"

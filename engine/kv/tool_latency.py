@@ -1,20 +1,17 @@
 """Estimates how long tools take, and decides how long a session that waits for tools keeps its pages on the device.
 
-A lease keeps pages on the device for a limited time. A lease of tau seconds is worth P(T <= tau) * benefit - cost *
-E[min(T, tau)], where T is the time at which the last tool answers. An answer within the lease saves the time to load or
-compute the pages and to wait for room. Every second of the lease takes room from other sessions. ToolLatencyModel
-learns T for each tool of each domain and returns the best tau. Source: the time-to-live of Continuum / CacheTTL (arXiv
-2511.02230), extended by the expected cost of the time held.
+Owns the latency histograms of each tool of each domain. Never keeps a page itself: a lease only raises the rank of
+pages, so it never makes an allocation fail. Clients can only shorten a lease.
 
-A lease never makes an allocation fail, and clients can only shorten it. The number of histograms is limited per domain
-and in total, so a domain that invents tool names cannot evict the histograms of other domains.
+A lease of tau seconds is worth P(T <= tau) * benefit - cost * E[min(T, tau)], where T is the time at which the last
+tool answers. An answer within the lease saves the time to load or compute the pages. Every second of the lease takes
+room from other sessions. Source: the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), extended by the expected
+cost of the time held.
 
-LatencyHistogram estimates how long a tool will take from how long it took before. It owns the weights of logarithmic
-buckets, and older observations lose weight. There are four buckets per octave from 1 ms to 10 h, so a quantile is wrong
-by at most a factor of 2^(1/4) (19 %). This is exact enough for a lease. A histogram takes 0.8 KiB.
-
-Inside a bucket the logarithm of the time is uniform. In the first bucket the time itself is uniform. A time above the
-last edge counts as "never".
+A histogram has four buckets per octave from 1 ms to 10 h, so a quantile is wrong by at most a factor of 2^(1/4) (19 %).
+Inside a bucket the logarithm of the time is uniform; inside the first bucket the time itself. A time above the last
+edge counts as "never". The number of histograms is limited per domain and in total, so that no domain can fill the
+memory by inventing tool names.
 """
 
 import math
@@ -101,7 +98,7 @@ class LatencyDistribution:
         return float(np.sum(_waits(edges, cdf)))
 
     def expected_waits(self) -> Floats:
-        """Returns `expected_wait` of each edge."""
+        """Returns the mean waits, in seconds, of callers that give up after each of `EDGES`.  # [len(EDGES)]"""
         return np.cumsum(_waits(EDGES, self.cdf))
 
 
@@ -118,7 +115,9 @@ def _waits(edges: Floats, cdf: Floats) -> Floats:
 
 
 class LatencyHistogram:
-    """Latencies of one kind of event. An observation has half its weight after `half_life` newer ones."""
+    """Counts the latencies of one kind of event, in logarithmic buckets (0.8 KiB). An observation has half its weight
+    after `half_life` newer ones.
+    """
 
     def __init__(self, half_life: float = 256.0) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
@@ -131,7 +130,7 @@ class LatencyHistogram:
 
     @property
     def weight(self) -> float:
-        """The present number of observations, older ones counted by their remaining weight."""
+        """The present number of observations. An older observation counts only with its remaining weight."""
         return float(self._masses.sum())
 
     def observe(self, seconds: float) -> None:
@@ -167,7 +166,7 @@ Both figures are guesses.
 
 
 _HINT_SLACK = 1.5
-"""A lease lasts this many times as long as the client expects the tool to take."""
+"""A lease lasts at most this many times as long as the client expects the tool to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +182,7 @@ class LeaseTerms:
 
 
 class ToolHistograms:
-    """Latency histograms by domain and tool. The least recently used are removed first."""
+    """Owns latency histograms by domain and tool. The least recently used histograms are removed first."""
 
     def __init__(
         self, max_pairs: int = 4096, max_tools_per_domain: int = 64, prior_weight: float = 8.0, half_life: float = 256.0
@@ -237,9 +236,10 @@ class ToolHistograms:
                 histogram.check_integrity()
 
     def _enforce_bounds(self, histograms: OrderedDict[str, LatencyHistogram]) -> None:
-        """Removes the least recently used of `histograms`, those of one domain, if they exceed the domain's limit.
+        """Removes the least recently used tool of one domain if the domain has too many. `histograms` are those of this
+        domain.
 
-        While all domains together exceed the total limit, removes histograms of the least recently used domain.
+        While all domains together have too many tools, removes tools of the least recently used domain.
         """
         if len(histograms) > self._max_tools:
             histograms.popitem(last=False)

@@ -1,12 +1,13 @@
-"""The LoRA backend of CPUs. A compiled kernel (cpu_kernel.py) serves rows that decode; torch serves rows of chunks.
+"""Applies LoRA adapters on CPUs. A compiled kernel (cpu_kernel.py) serves rows that decode; torch serves rows of
+prefill chunks.
 
 Each group of projections has a table of addresses with an entry for each resident adapter. The kernel reads the
 matrices where they are. A step copies nothing and builds only a list of its rows, so it costs the same for any mix of
 adapters.
 
-A row's own slice decides between kernel and torch (see runner/input_batch.py): a draft or a single known token decodes,
-several known tokens are a chunk. The two round differently, so a row's neighbours must never decide. At the head, where
-no row is part of a chunk, the kernel serves all rows.
+The kernel and torch round differently, so a row's neighbours must never decide which of them serves it. Only the row's
+own slice decides (see runner/input_batch.py): a draft or a single known token decodes, several known tokens are a
+chunk. At the head no row is part of a chunk, so the kernel serves all rows.
 
 Invariant: an entry holds addresses only between `place` and `forget`. An unused entry is all zeros and adds nothing.
 """
@@ -32,18 +33,18 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, GroupShape
 
 GroupKey = tuple[int, str]
-"""(layer, group name), as in ResidentAdapter.deltas."""
+"""The key of a group of projections: the pair (layer, group name), as in ResidentAdapter.deltas."""
 
 LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
-"""For each dtype that the kernel serves, a value of the numpy type as which the kernel reads elements."""
+"""By dtype of the matrices, a value of the numpy type with which the kernel reads their elements."""
 
 _FIRST_SLOTS = 16
 
 
 class AddressTables:
-    """The addresses of the matrices of every resident adapter.
+    """Owns the addresses of the matrices of every resident adapter.
 
-    An adapter has one slot (a row number), and the entry of that slot in each group's table holds its addresses.
+    An adapter has one slot (a row number). In each group's table, the row of that slot holds the adapter's addresses.
     """
 
     def __init__(self, shapes: Mapping[GroupKey, GroupShape], dtype: torch.dtype) -> None:
@@ -66,7 +67,7 @@ class AddressTables:
         return max(max(shape.in_features, *shape.widths) for shape in self._shapes.values())
 
     def enter(self, adapter: ResidentAdapter) -> None:
-        """Add the addresses of an adapter to the tables. The adapter must not be in them."""
+        """Adds the addresses of an adapter to the tables. The adapter must not be in them."""
         assert adapter.digest not in self._slots, f"{adapter.digest} is placed twice"
         if not self._free:
             self._grow()
@@ -78,7 +79,7 @@ class AddressTables:
         self._num_ranks[adapter.digest] = max((delta.num_ranks for delta in adapter.deltas.values()), default=0)
 
     def leave(self, digest: str) -> None:
-        """Set an adapter's addresses to zero. Does nothing if the adapter is not in the tables."""
+        """Sets an adapter's addresses to zero. Does nothing if the adapter is not in the tables."""
         slot = self._slots.pop(digest, None)
         if slot is None:
             return
@@ -91,7 +92,9 @@ class AddressTables:
         return self._slots[digest]
 
     def ranks_of(self, digest: str) -> int:
-        """Returns the most ranks that an adapter has in one group, where the ranks of the group's slices are added."""
+        """Returns the most ranks that an adapter has in one group of projections. The ranks of the group's slices are
+        added up.
+        """
         return self._num_ranks[digest]
 
     def group(self, key: GroupKey) -> Group:
@@ -104,7 +107,7 @@ class AddressTables:
             assert not table[self._free].any(), "an address outlives its adapter"
 
     def _grow(self) -> None:
-        """Double the number of slots by copying into larger tables."""
+        """Doubles the number of slots by copying into larger tables."""
         taken = len(self._slots)
         more = max(taken, _FIRST_SLOTS)
         for key, (table, slices) in self._groups.items():
@@ -170,7 +173,7 @@ class CpuLora:
     """Applies adapters: the kernel for rows that decode, torch for rows of prefill chunks."""
 
     def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
-        """`rest` applies the rows that the kernel does not."""
+        """`rest` applies the adapters of the rows that the kernel does not serve."""
         self.tables = tables
         self._rest = rest
         self._scratch = np.zeros((SCRATCH_ROWS, tables.widest), np.float32)
@@ -191,7 +194,7 @@ class CpuLora:
         self.tables.check_integrity()
 
     def _products(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
-        """Plans the products of a step, as a ProductPlanner."""
+        """Plans the products of one step. LoraBatch calls it as its ProductPlanner."""
         chunks = [chunk for segment in segments for chunk in segment.of_chunks()]
         products: list[LoraProduct] = [*self._rest.products(chunks, num_rows)]
         decoding = [segment for segment in segments if segment.decoding]
@@ -217,7 +220,7 @@ class CpuLora:
         return np.array(pairs, np.int64), np.array(slots, np.int64), np.array(weights, np.float32)
 
     def _make_room(self, segments: Sequence[Segment]) -> None:
-        """Grow the scratch memory if needed, so that it holds the ranks of all adapters of one row together."""
+        """Grows the scratch memory if needed, so that it holds the ranks of all adapters of one row together."""
         ranks = max(sum(self.tables.ranks_of(adapter.digest) for adapter, _ in one.mix.parts) for one in segments)
         if ranks > self._scratch.shape[1]:
             self._scratch = np.zeros((SCRATCH_ROWS, ranks), np.float32)
@@ -228,7 +231,7 @@ def _by_twos(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def build_cpu_lora(model: ModelConfig, dtype: torch.dtype, rest: TorchLora) -> CpuLora:
-    """Make a backend with empty tables for every fused layer of a model, and for its head."""
+    """Returns a backend with empty tables for every fused layer of a model, and for its head."""
     shapes = {
         (layer, group.name): GroupShape.of(model, group.targets)
         for layer in range(model.num_layers)

@@ -1,9 +1,12 @@
-"""Adapters in device memory. Each lies in a run of consecutive frames (pieces of one page's size) among the KV pages.
+"""Keeps adapters in device memory. Each adapter is in a run of consecutive frames (a frame is the memory of one KV
+page).
 
-Owns where each adapter lies, who uses it, and when it was last used. A pinned adapter stays. Idle adapters
-and KV pages are evicted in one order. In this order an adapter ranks like a page whose lease has lapsed, because the
-host still has its weights. KV cannot push adapters below their floor, and adapters cannot push KV below one context
-and its reserve (KvSizes).
+Owns where each adapter is, who uses it, and when it was last used. A pinned adapter is never evicted. Idle adapters and
+KV pages are evicted in one order. In this order an adapter ranks like a page whose lease has ended, because the host
+still has its weights.
+
+Invariant: KV cannot push adapters below their floor, and adapters cannot push KV below one context and its reserve
+(KvSizes).
 """
 
 from collections import OrderedDict
@@ -27,14 +30,14 @@ class PlacementResult(Enum):
 
     DONE = auto()
     SHARE_IN_USE = auto()
-    """Adapters in use fill the memory that adapters may have, so that the new ones do not fit."""
+    """Adapters in use fill the memory that adapters may use, so the new adapters do not fit."""
     FRAMES_IN_USE = auto()
-    """Too few frames can be freed now: running KV or a copy in flight holds the rest."""
+    """Too few frames can be freed now: running requests or copies use the other frames."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One adapter on the device: its frames, its users and its last use."""
+    """The record of one adapter on the device: its frames, its users and its last use."""
 
     adapter: ResidentAdapter
     """The adapter's tensors, as views of the memory of `run`."""
@@ -45,9 +48,9 @@ class _Slot:
 
 
 class DeviceAdapterPool:
-    """Resident adapters by digest, the least recently used first.
+    """Owns the adapters on the device by digest, the least recently used first.
 
-    It is the device's FrameUser: KV pages may take frames back from idle adapters.
+    This pool is the FrameUser of the device: KV pages may evict idle adapters to get their frames.
     """
 
     def __init__(
@@ -88,12 +91,12 @@ class DeviceAdapterPool:
         return digest in self._slots and self._slots[digest].num_pins > 0
 
     def pin(self, digest: str) -> None:
-        """Keep an adapter on the device, and mark it used."""
+        """Keeps an adapter on the device, and marks it as just used."""
         self._slots[digest].num_pins += 1
         self._touch(digest)
 
     def unpin(self, digest: str) -> None:
-        """Remove one user of an adapter. Without users the adapter is idle."""
+        """Removes one user of an adapter. Without users the adapter is idle."""
         self._slots[digest].num_pins -= 1
         if not self.is_pinned(digest):
             self._touch(digest)
@@ -105,7 +108,7 @@ class DeviceAdapterPool:
     # ---- coming and going -------------------------------------------------------------------------------------
 
     def why_never(self, adapters: Sequence[ResidentAdapter]) -> str | None:
-        """Say why these adapters can never be on the device together, and what to change. None if they can.
+        """Returns why these adapters can never be on the device together, and what to change. None if they can.
 
         Reads only sizes that never change, so any thread may call it.
         """
@@ -125,7 +128,7 @@ class DeviceAdapterPool:
         return None
 
     def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
-        """Place adapters on the device, all or none. Evicts idle adapters that are not in `spared`, and idle KV."""
+        """Places adapters on the device, all or none. Evicts idle adapters that are not in `spared`, and idle KV."""
         room = self._make_room(on_host, spared)
         if room is not PlacementResult.DONE:
             return room
@@ -139,7 +142,7 @@ class DeviceAdapterPool:
         return PlacementResult.DONE
 
     def evict(self, digest: str) -> None:
-        """Remove an idle adapter from the device, and free its frames."""
+        """Removes an idle adapter from the device, and frees its frames."""
         slot = self._slots.pop(digest)
         assert not slot.num_pins, f"{digest} is in use"
         self.num_bytes -= slot.adapter.num_bytes
@@ -153,7 +156,7 @@ class DeviceAdapterPool:
         self._lora.place(on_host, adapter)
 
     def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
-        """Evict idle adapters and KV as necessary. Evicts nothing if all of them would not be enough."""
+        """Evicts idle adapters and KV as necessary. Evicts nothing if it is clear that this cannot free enough."""
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
         idle = [digest for digest in self._slots if not self.is_pinned(digest) and digest not in spared]
         pool, idle_frames = self._page_store.device, sum(self._slots[digest].run.num_frames for digest in idle)
@@ -171,7 +174,7 @@ class DeviceAdapterPool:
     def _victims(self, idle: Sequence[str], num_frames: int, num_bytes: int) -> list[str] | None:
         """Returns which idle adapters to evict so that the new total is within the limits.
 
-        None if all are not enough.
+        None if evicting all of them is not enough.
         """
         victims: list[str] = []
         for digest in (*idle, None):
@@ -187,8 +190,7 @@ class DeviceAdapterPool:
     def to_drain(
         self, coming: Sequence[ResidentAdapter], draining: Collection[str], spared: Collection[str]
     ) -> set[str]:
-        """Returns the adapters to drain so that `coming` fits: those that drain already, and more if they are not
-        enough.
+        """Returns the adapters to drain so that `coming` fits: those in `draining`, and more if these are not enough.
 
         A drained adapter takes no new requests. Adapters that were used least recently are chosen first.
         """
@@ -206,7 +208,7 @@ class DeviceAdapterPool:
         return max(self._device_memory.frames_for(adapter.num_bytes), 1)
 
     def _runs_moved(self, moves: Mapping[FrameRun, FrameRun]) -> None:
-        """Renew the views of all adapters whose frames were moved, also in the backend."""
+        """Renews the views of all adapters whose frames were moved, also in the backend."""
         moved = [slot for slot in self._slots.values() if slot.run in moves]
         for slot in moved:
             self._lora.forget(slot.adapter.digest)
@@ -251,7 +253,7 @@ class DeviceAdapterPool:
         return self._slots[digest].last_used
 
     def check_integrity(self) -> None:
-        """Recount bytes and frames, and check that every adapter views its own run."""
+        """Recounts bytes and frames, and checks that every adapter views its own run."""
         self.frame_allocator.check_integrity()
         self._lora.check_integrity()
         assert self.num_bytes == sum(slot.adapter.num_bytes for slot in self._slots.values())
@@ -262,7 +264,7 @@ class DeviceAdapterPool:
 
 
 class _Idle:
-    """Presents idle adapters for which `may_go` is true as one Evictable, from which they are evicted one by one."""
+    """Offers idle adapters for which `may_go` is true for eviction, the least recently used first."""
 
     def __init__(self, adapters: DeviceAdapterPool, may_go: Callable[[str], bool]) -> None:
         self._adapters = adapters

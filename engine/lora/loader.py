@@ -1,4 +1,7 @@
-"""Reads adapter files into host memory, off the engine loop."""
+"""Reads adapter files into host memory.
+
+Owns the loading threads. Never blocks the engine loop and never touches the device.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -35,7 +38,7 @@ def adapter_too_large(message: str, param: str | None = None) -> ValidationFaile
 
 
 class AdapterLoader:
-    """Reads adapters and brings them into the engine's form, off the loop."""
+    """Reads adapters and turns them into the form that the forward pass uses, on its own threads."""
 
     def __init__(
         self, source: AdapterSource, base: BaseModules, dtype: torch.dtype, deliver: Callable[[AdapterLoaded], None]
@@ -49,7 +52,7 @@ class AdapterLoader:
         self.loading: set[str] = set()
 
     def start(self, digest: str) -> None:
-        """Begin to load an adapter.
+        """Begins to load an adapter.
 
         Does nothing if this adapter is already loading, or if the maximum number of loads already runs.
         """
@@ -63,14 +66,14 @@ class AdapterLoader:
         why_never: Callable[[Sequence[ResidentAdapter]], str | None],
         answer: Callable[[GraftworkError | None], None],
     ) -> None:
-        """Load an adapter only to compare what it adds with plain torch, and to ask whether it could ever be placed.
+        """Loads an adapter only to check that its deltas equal those of plain torch, and that it could ever be placed.
 
         `why_never` and `answer` are called on the loading thread, `answer` with the error or None.
         """
         self._threads.submit(self._probe, digest, why_never, answer)
 
     def close(self) -> None:
-        """Wait for the loads under way, and end the threads. Loads that have not begun are cancelled."""
+        """Waits for the running loads, and ends the threads. Loads that have not begun are cancelled."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _load(self, digest: str) -> None:

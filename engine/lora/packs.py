@@ -1,4 +1,5 @@
-"""Packs: several adapters side by side in one stack of matrices, so that many short segments cost a few products.
+"""Copies several adapters side by side into one stack of matrices (a pack), so that many short segments need few
+products.
 
 The rows of a product are cut into blocks. Each block has the adapters that its rows use:
 
@@ -35,7 +36,7 @@ class AdapterMix:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether it has low-rank factors and nothing else. Always true for a mixture."""
+        """Whether the adapters have low-rank factors and nothing else. Always true for a mixture."""
         return all(adapter.is_low_rank for adapter, _ in self.parts)
 
     @property
@@ -45,7 +46,7 @@ class AdapterMix:
 
     @property
     def single(self) -> ResidentAdapter | None:
-        """The only adapter of the mix; None for a mixture."""
+        """The only adapter of the mix, if its weight is 1. None for a mixture or for another weight."""
         (adapter, weight), *others = self.parts
         return adapter if weight == 1.0 and not others else None
 
@@ -56,7 +57,9 @@ Block = Sequence[AdapterMix]
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """A window of one slice: v[:, :, rank_start:rank_end] @ B goes to y[:, :, out_start:out_end]."""
+    """A window (the ranks of one product) of one slice: v[:, :, rank_start:rank_end] @ B is added to y[:, :,
+    out_start:out_end].
+    """
 
     B: torch.Tensor  # [blocks, ranks, out_features]
     rank_start: int
@@ -67,7 +70,7 @@ class PackedPart:
 
 @dataclass(frozen=True, slots=True)
 class PackedGroup:
-    """The deltas of one group, for all blocks."""
+    """The deltas of one group of projections, for all blocks of rows."""
 
     A_transposed: torch.Tensor  # [blocks, in_features, ranks]
     scales: torch.Tensor | None  # [blocks, 1, ranks] fp32, weights of mixtures included; None where all are 1
@@ -80,9 +83,9 @@ class PackedGroup:
         return self.memory.nbytes
 
     def read_ahead(self) -> None:
-        """Read the matrices into the processor's cache in one sequential pass.
+        """Reads the matrices into the processor's cache in one sequential pass.
 
-        A product alone reads its weights in small steps, at a third of the memory's speed.
+        Without this, a product reads its weights in small steps, at a third of the memory's speed.
         """
         self.memory.sum()
 
@@ -105,7 +108,10 @@ Window = list[_Piece]
 
 
 class Pack:
-    """Copies of the factors that some blocks use. A group is packed when a layer first needs it."""
+    """Copies of the factors that some blocks of rows use.
+
+    A group of projections is packed when a layer first needs it.
+    """
 
     def __init__(self, blocks: Sequence[Block], min_columns: int) -> None:
         self._blocks = tuple(tuple(block) for block in blocks)
@@ -115,7 +121,7 @@ class Pack:
         self.num_bytes = 0
 
     def group(self, layer: int, name: str) -> PackedGroup | None:
-        """Returns the packed group, or None if no mix of the pack changes it."""
+        """Returns the packed group of projections; None if no adapter of the pack changes this group."""
         key = layer, name
         if key not in self._groups:
             packed = self._packed(key)
@@ -147,7 +153,7 @@ def _pieces(block: Block, key: tuple[int, str]) -> Iterator[_Piece]:
 
 
 def _windows(pieces: list[_Piece]) -> list[Window]:
-    """Cut the pieces into windows (see WINDOW_RANKS).
+    """Cuts the pieces into windows (see WINDOW_RANKS).
 
     All pieces of a mix stay together, so that one product sums them.
     """
@@ -167,7 +173,7 @@ def _windows(pieces: list[_Piece]) -> list[Window]:
 
 
 class _Stack:
-    """Collects the matrices of one group, block by block and window by window."""
+    """Collects the matrices of one group of projections, block by block and window by window."""
 
     def __init__(self, num_blocks: int, like: torch.Tensor) -> None:
         self._like = like
@@ -178,7 +184,7 @@ class _Stack:
         self._num_ranks = 0
 
     def add_window(self, windows: Sequence[Window], out_start: int, out_end: int) -> None:
-        """Add one window of each block. Narrower windows are padded with zeros to the width of the widest."""
+        """Adds one window of each block. Narrower windows are padded with zeros to the width of the widest."""
         width = max(sum(piece.num_ranks for piece in window) for window in windows)
         B = [self._add_pieces(block, window, width, out_end - out_start) for block, window in enumerate(windows)]
         end = self._num_ranks + width
@@ -209,7 +215,7 @@ class _Stack:
             self._add_zeros(block, missing)
 
     def finished(self, known_owners: dict[tuple[tuple[int, ...], ...], torch.Tensor]) -> PackedGroup:
-        """Build the group.
+        """Builds the packed group.
 
         Groups with the same layout of ranks share one `owners` tensor, so that a step makes one mask for each layout.
         """
@@ -231,7 +237,7 @@ class _Stack:
 
 
 def _in_one_piece(matrices: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Copy tensors into one piece of memory. Returns the copies and the memory."""
+    """Copies tensors into one piece of memory. Returns the copies and the memory."""
     flat = torch.cat([matrix.flatten() for matrix in matrices])
     pieces = torch.split(flat, [matrix.numel() for matrix in matrices])
     return [piece.view(matrix.shape) for piece, matrix in zip(pieces, matrices, strict=True)], flat.view(torch.float32)
@@ -241,7 +247,8 @@ PackKey = tuple[tuple[tuple[tuple[str, float], ...], ...], ...]
 
 
 class PackCache:
-    """The packs of recent batches, up to `budget_bytes`. Over it, the least recently used packs are dropped.
+    """Owns the packs of recent batches, up to `budget_bytes`. Above that, the least recently used packs are dropped,
+    but one pack stays.
 
     While a batch decodes, its adapters stay the same, so no step copies anything.
     """
@@ -264,11 +271,11 @@ class PackCache:
         return pack
 
     def forget(self, digest: str) -> None:
-        """Drop every pack that holds this adapter, because it left the device."""
+        """Drops every pack that contains this adapter, because it left the device."""
         held = [key for key in self._packs if any(digest == name for block in key for mix in block for name, _ in mix)]
         for key in held:
             del self._packs[key]
 
     def check_integrity(self) -> None:
-        """Check that the packs are within their budget of bytes. A single pack may be larger."""
+        """Checks that the packs are within their budget of bytes. A single pack may be larger."""
         assert len(self._packs) <= 1 or self.num_bytes <= self._budget_bytes

@@ -1,9 +1,9 @@
-"""An adapter in the form that the forward pass uses: targets with the same input joined, in the engine's dtype, in one
-block of memory.
+"""Holds an adapter in the form that the forward pass uses: in the engine's dtype, in one block of memory.
 
-One block needs only one copy between host and device, and its number of bytes is exact in every budget. All tensors are
-views of the block. Ranks are padded with zeros to pages of eight. So an adapter of rank 8 costs eight ranks beside one
-of rank 128, and equal rows give equal bits wherever their ranks are (see packs.py).
+Projections with the same input are joined. One block needs only one copy between host and device, and its number of
+bytes is exact in every budget. All tensors are views of the block. Ranks are padded with zeros to pages of eight. So an
+adapter of rank 8 costs eight ranks beside one of rank 128, and equal rows give equal bits wherever their ranks are (see
+packs.py).
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def _changed(tensor: torch.Tensor | None, change: TensorChange) -> torch.Tensor 
 
 @dataclass(frozen=True, slots=True)
 class SliceDelta:
-    """One target's part of a group: v[:, rank_start:rank_end] @ B goes to y[:, out_start:out_end]."""
+    """One projection's part of a group: v[:, rank_start:rank_end] @ B is added to y[:, out_start:out_end]."""
 
     B: torch.Tensor  # [ranks, out_features]
     rank_start: int
@@ -97,9 +97,9 @@ class ResidentAdapter:
     saved_embedding: torch.Tensor | None  # [vocab, hidden]
     saved_head: torch.Tensor | None  # [vocab, hidden]
     max_ranks: int
-    """Returns the most ranks of any slice, rounded up to whole pages of eight."""
+    """The most ranks of any slice, rounded up to whole pages of eight."""
     is_low_rank: bool
-    """Whether it has only low-rank factors of linear layers, so that it may be part of a weighted mixture."""
+    """Whether the adapter has only low-rank factors of linear layers, so that it may be part of a weighted mixture."""
 
     @property
     def num_bytes(self) -> int:
@@ -107,12 +107,14 @@ class ResidentAdapter:
 
     @property
     def changes_vocabulary(self) -> bool:
-        """Whether it changes the embedding or the head."""
+        """Whether the adapter changes the embedding or the head."""
         parts = (self.embedding, self.saved_embedding, self.saved_head, self.deltas.get((HEAD_LAYER, HEAD.name)))
         return any(part is not None for part in parts)
 
     def moved_to(self, block: torch.Tensor) -> "ResidentAdapter":
-        """Copy the adapter into `block` in one transfer. block: [num_bytes] uint8, aligned, on any device."""
+        """Copies the adapter into `block` in one transfer, and returns it. block: [num_bytes] uint8, aligned, on any
+        device.
+        """
         block.copy_(self.block, non_blocking=True)
         return self.over(block)
 
@@ -138,7 +140,9 @@ class ResidentAdapter:
 
 
 class _Views:
-    """Makes contiguous tensors in a block. Each takes one operation, because an adapter has about a hundred tensors."""
+    """Makes contiguous tensors in a block. Each takes one torch operation, because an adapter has about a hundred
+    tensors.
+    """
 
     def __init__(self, block: torch.Tensor) -> None:
         self._block = block
@@ -163,7 +167,7 @@ def compacted(
     saved_embedding: torch.Tensor | None,
     saved_head: torch.Tensor | None,
 ) -> ResidentAdapter:
-    """Copy an adapter's separate tensors into one block."""
+    """Copies an adapter's separate tensors into one block of CPU memory."""
     widths = [part.rank_end - part.rank_start for delta in deltas.values() for part in delta.slices]
     more = (embedding, saved_embedding, saved_head)
     loose = ResidentAdapter(

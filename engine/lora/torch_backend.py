@@ -26,7 +26,9 @@ from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows [start, end) of the batch, and rows [sampled_start, sampled_end) of the sampled ones, use one mix."""
+    """The rows of one mix (adapter or mixture): rows [start, end) of the batch, and rows [sampled_start, sampled_end)
+    of the sampled rows.
+    """
 
     start: int
     end: int
@@ -55,18 +57,22 @@ class Segment:
 
 
 LONG_SEGMENT_ROWS = 16
-"""Segments of at least this many rows are multiplied alone: that costs less than the zeros of a pack."""
+"""The least number of rows in a segment that is multiplied alone. For so many rows, a separate product costs less than
+a pack (factors of several adapters, padded with zeros).
+"""
 
 
 BLOCK_ROWS = 8
-"""Rows of a pack's block. Fewer rows waste less work on other adapters' ranks; more rows fill the product better."""
+"""The number of rows in one block of a pack. Fewer rows waste less work on other adapters' ranks; more rows fill the
+product better.
+"""
 
 
 class LoraProduct(Protocol):
-    """The product of rows that are multiplied together with their adapters."""
+    """Applies the adapters of some rows, which are multiplied together."""
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Add the deltas of one group to the product's rows of y, in place."""
+        """Adds the deltas of one group of projections to the product's rows of y, in place."""
         ...
 
 
@@ -76,7 +82,7 @@ ProductPlanner = Callable[[Sequence[Segment], int], Sequence[LoraProduct]]
 
 @dataclass(frozen=True, slots=True)
 class SegmentProduct:
-    """One long segment of a single adapter, multiplied by its own matrices."""
+    """The product of one long segment of a single adapter, with the adapter's own matrices."""
 
     start: int
     num_rows: int
@@ -96,7 +102,7 @@ class SegmentProduct:
 
 
 class PackedProduct:
-    """Short segments, multiplied by a pack over blocks of `block_rows` rows. Rows of no segment get no delta."""
+    """Multiplies short segments by a pack, over blocks of `block_rows` rows. Rows of no segment get no delta."""
 
     def __init__(self, start: int, block_rows: int, segments_by_block: Sequence[Sequence[Segment]], pack: Pack) -> None:
         self._start = start
@@ -124,7 +130,7 @@ class PackedProduct:
     def _foreign_ranks(self, owners: torch.Tensor) -> torch.Tensor:
         """Returns a mask of the ranks that belong to other rows' mixes: [blocks, rows, ranks] bool.
 
-        It is made once for each layout of ranks.
+        The mask is made once for each layout of ranks.
         """
         layout = id(owners)
         if layout not in self._foreign:
@@ -145,7 +151,7 @@ class TorchProducts:
         self._rules = rules
 
     def __call__(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
-        """Plan the products of a step. `num_rows` counts all rows of the batch, with base rows and padding."""
+        """Plans the products of a step. `num_rows` counts all rows of the batch, including base rows and padding."""
         return list(self._products(segments, num_rows))
 
     def _products(self, segments: Sequence[Segment], num_rows: int) -> Iterator[LoraProduct]:
@@ -176,12 +182,12 @@ class TorchProducts:
 
 
 class LoraBatch:
-    """A step's segments, shared by all layers."""
+    """Applies the adapters of one step in every layer. Owns the step's segments and products."""
 
     def __init__(
         self, segments: Sequence[Segment], make_lanes: ProductPlanner, rules: BatchInvariance, num_rows: int
     ) -> None:
-        """`num_rows` counts all rows of the batch, with base rows and padding (see `padded_rows`)."""
+        """`num_rows` counts all rows of the batch, including base rows and padding (see `padded_rows`)."""
         self.segments = tuple(segments)
         self._rules = rules
         self._make_lanes = make_lanes
@@ -189,7 +195,7 @@ class LoraBatch:
         self._products = make_lanes(self.segments, num_rows)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Add each row's LoRA delta to the base's output of one group, in place.
+        """Adds each row's LoRA delta to the base's output of one group of projections, in place.
 
         x: [num_rows, in_features], y: [num_rows, out_features of the group].
         """
@@ -198,7 +204,7 @@ class LoraBatch:
             product.add_to(y, x, layer, group)
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Add each row's LoRA delta to the base's embeddings, in place. hidden: [num_rows, hidden]."""
+        """Adds each row's LoRA delta to the base's embeddings, in place. hidden: [num_rows, hidden]."""
         for segment in self.segments:
             adapter = segment.mix.single
             if adapter is None:
@@ -211,9 +217,9 @@ class LoraBatch:
                 hidden[rows].add_(self._product(v, adapter.embedding.B), alpha=adapter.embedding.scale)
 
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
-        """Add each row's LoRA delta to the base's logits of the sampled rows, in place.
+        """Adds each row's LoRA delta to the base's logits of the sampled rows, in place.
 
-        x: [num_sampled, hidden], logits: [num_sampled, vocab]; both may have more rows than are sampled.
+        x: [num_sampled, hidden], logits: [num_sampled, vocab]. Both may have further rows, which are not sampled.
         """
         touched = [segment.of_sampled() for segment in self.segments if _has_head(segment.mix)]
         touched = [segment for segment in touched if segment.num_rows]
@@ -227,7 +233,7 @@ class LoraBatch:
             over_samples.add_deltas(logits, x, HEAD_LAYER, HEAD.name)
 
     def _change_columns(self, y: torch.Tensor, layer: int, group: str) -> None:
-        """Apply DoRA's scales and the biases to the base's outputs, in place."""
+        """Applies DoRA's scales and the biases to the base's outputs, in place."""
         for segment in self._with_columns:
             rows = y[segment.start : segment.end]
             for adapter, _ in segment.mix.parts:
@@ -248,7 +254,7 @@ class LoraBatch:
 
 
 def _without_gaps(segments: list[Segment]) -> Iterator[list[Segment]]:
-    """Split segments where at least one whole block between them has no adapter, so that no block of zeros is
+    """Splits segments where at least one whole block of rows between them has no adapter, so that no block of zeros is
     multiplied.
     """
     start = 0
@@ -266,9 +272,9 @@ def _only_adapter(segment: Segment) -> ResidentAdapter:
 
 
 def padded_rows(num_rows: int, min_rows: int, *, with_adapters: bool) -> int:
-    """Returns the number of rows that a batch is padded to.
+    """Returns the number of rows to which a batch is padded, so that a row's bits do not depend on the batch.
 
-    It is enough for exact products, and a whole number of blocks if the batch has adapters.
+    The result is at least `min_rows`. With adapters, a batch of more than `BLOCK_ROWS` rows is padded to whole blocks.
     """
     rows = max(num_rows, min_rows)
     return -(-rows // BLOCK_ROWS) * BLOCK_ROWS if with_adapters and rows > BLOCK_ROWS else rows
@@ -279,7 +285,7 @@ def _has_head(mix: AdapterMix) -> bool:
 
 
 class TorchLora:
-    """The LoRA backend in plain torch, for any device."""
+    """Applies LoRA adapters in plain torch, on any device."""
 
     def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
         self._packs = packs

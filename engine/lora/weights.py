@@ -1,6 +1,6 @@
-"""A LoRA adapter as it is read: pairs of matrices by layer and target, with their scales.
+"""Defines a LoRA adapter as it is read: pairs of matrices by layer and target, with their scales.
 
-The engine does not read artifact files. It asks an `AdapterSource` for a digest.
+Never reads a file. The engine asks an `AdapterSource` for the adapter with a digest.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class LoraPair:
     A: torch.Tensor  # [rank, in_features]; of an embedding: [rank, vocab]
     B: torch.Tensor  # [out_features, rank]; of an embedding: [hidden, rank]
     scale: float
-    """alpha / rank, or alpha / sqrt(rank) under rsLoRA."""
+    """The factor of the delta: alpha / rank, or alpha / sqrt(rank) under rsLoRA."""
     magnitude: torch.Tensor | None = None  # [out_features]
     bias: torch.Tensor | None = None  # [out_features] of lora_B, where the adapter has one (lora_bias)
 
@@ -43,7 +43,7 @@ class AdapterWeights:
     pairs: dict[tuple[int, str], LoraPair]
     """The factors by (layer index, target). A module that is absent is not changed."""
     biases: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
-    """Trained biases [out_features], by (layer index, target). They replace the base's biases."""
+    """Trained biases [out_features], by (layer index, target). Each replaces a bias of the base."""
     embedding: LoraPair | None = None
     """LoRA on embed_tokens. A tied head keeps the base's weights, as in PEFT."""
     head: LoraPair | None = None
@@ -69,7 +69,7 @@ class AdapterSource(Protocol):
     """Reads adapter weights by digest."""
 
     def load(self, digest: str) -> AdapterWeights:
-        """Read one adapter version into CPU memory, in the dtype of its file.
+        """Reads one adapter version into CPU memory, in the dtype of its file.
 
         Raises NotFound if there is no such artifact and ValidationFailed if its bytes no longer match the digest.
         """

@@ -52,7 +52,7 @@ class ModelConfig:
 
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:
-        """(out_features, in_features) of each LoRA target."""
+        """The pair (out_features, in_features) of each LoRA target."""
         query = self.num_heads * self.head_dim
         return {
             "q_proj": (query, self.hidden_size),

@@ -13,7 +13,7 @@ from graftwork.platform.errors import InvalidRequest
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns `sha256:…` over config.json and all weight files. It depends on their content, not on the folder's path.
+    """Returns `sha256:…` over the content of config.json and all weight files. The folder's path does not matter.
 
     Raises InvalidRequest if a file is missing or cannot be read.
     """

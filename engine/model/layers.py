@@ -16,27 +16,27 @@ from torch.nn import functional
 from graftwork.engine.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 _TYPICAL_ROWS = 32
-"""A hint for the layout. A step may have any number of rows."""
+"""The number of rows for which oneDNN chooses the blocks. A step may have any number of rows."""
 
 
 class Linear:
-    """A linear layer: y = x @ weight.T + bias.
+    """Computes a linear layer: y = x @ weight.T + bias.
 
-    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN multiplies, instead of
-    rearranging it in every product: twice as fast for one row, a quarter faster for 32 rows, with the same bits.
+    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN multiplies. A product then
+    rearranges nothing: it is twice as fast for one row, and a quarter faster for 32 rows, with the same bits.
     """
 
     __slots__ = ("_packed", "_weight", "bias")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """weight: [out_features, in_features], bias: [out_features]."""
+        """`weight` is [out_features, in_features] and `bias` is [out_features]."""
         self.bias = bias
         self._weight: torch.Tensor | None = weight
         self._packed: torch.Tensor | None = None
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out_features, in_features]; a copy if the weight is stored in blocks."""
+        """The weight, [out_features, in_features]; a copy if it is stored in blocks."""
         if self._weight is not None:
             return self._weight
         assert self._packed is not None
@@ -70,15 +70,16 @@ class Linear:
 
 
 def _pays(weight: torch.Tensor) -> bool:
-    """Returns whether blocks are faster. fp32 products use MKL, which does not gain; torch without oneDNN has no
-    blocks.
+    """Returns whether storing a weight in blocks makes products faster.
+
+    It does not for fp32, because these products use MKL. Without oneDNN, torch has no blocks.
     """
     has_blocks = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_blocks
 
 
 class RotaryTable:
-    """Cosines and sines of all positions of the context, computed once in fp32."""
+    """Holds the cosines and sines of all positions of the context, computed once in fp32."""
 
     def __init__(self, head_dim: int, rope: RopeConfig, context_tokens: int, device: torch.device) -> None:
         frequencies = rotary_frequencies(head_dim, rope)
@@ -88,7 +89,7 @@ class RotaryTable:
         self._sin = (both.sin() * rope.attention_factor).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the cosines and sines of some positions, to broadcast over heads.  # [num_tokens, 1, head_dim] each"""
+        """Returns the cosines and sines of some positions, [num_tokens, 1, head_dim] each, to broadcast over heads."""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -99,8 +100,9 @@ class RotaryTable:
 
 
 def rotary_frequencies(head_dim: int, rope: RopeConfig) -> torch.Tensor:
-    """Returns the rotation of each pair of features from one position to the next, in radians.  # [head_dim / 2] fp32
-    on CPU
+    """Returns, in radians, the rotation of each pair of features from one position to the next.
+
+    # [head_dim / 2] fp32 on CPU
     """
     wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # in positions / 2 pi
     frequencies = 1.0 / wavelengths
@@ -133,7 +135,7 @@ def _yarn(wavelengths: torch.Tensor, head_dim: int, theta: float, scaling: YarnS
 
 
 def _yarn_range(head_dim: int, theta: float, scaling: YarnScaling) -> tuple[float, float]:
-    """Returns the bounds of the ramp: pairs of features below the first are kept, pairs above the second are divided."""
+    """Returns the ramp's bounds: pairs of features below the first are kept, pairs above the second are divided."""
 
     def pair_with_rotations(rotations: float) -> float:
         """Returns the pair of features that makes `rotations` rotations over the original context."""

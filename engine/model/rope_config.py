@@ -17,14 +17,17 @@ _DEFAULT_BETA_FAST, _DEFAULT_BETA_SLOW = 32.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Every frequency is divided by the factor."""
+    """Describes rope scaling in which every frequency is divided by the factor."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low frequencies are divided by the factor, high frequencies are kept, and frequencies between are interpolated."""
+    """Describes the rope scaling of Llama 3.
+
+    Low frequencies are divided by the factor, high frequencies are kept, and frequencies between are interpolated.
+    """
 
     factor: float
     low_freq_factor: float
@@ -34,11 +37,11 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """High frequencies are kept, low frequencies are divided by the factor, and frequencies between are interpolated.
+    """Describes YaRN rope scaling.
 
-    The two bounds are numbers of rotations over the original context.
-
-    Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023).
+    High frequencies are kept, low frequencies are divided by the factor, and frequencies between are interpolated. The
+    two bounds are numbers of rotations over the original context. Source: Peng et al., "YaRN: Efficient Context Window
+    Extension of Large Language Models" (2023).
     """
 
     factor: float
@@ -100,7 +103,8 @@ def _linear(settings: dict[str, Any], _: int) -> RopeConfig:
 
 
 def _dynamic(settings: dict[str, Any], _: int) -> RopeConfig:
-    """Checks dynamic NTK scaling. It changes nothing up to max_position_embeddings, and longer requests are refused.
+    """Reads dynamic NTK scaling as no scaling: up to max_position_embeddings it changes nothing, and longer requests
+    are refused.
 
     Beyond that length the frequencies would change with every token, and cached keys would be wrong.
     """

@@ -18,7 +18,7 @@ _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 
 class WeightReader:
-    """The tensors of a model folder by name, over all its files."""
+    """Reads the tensors of a model folder by name, over all its files."""
 
     def __init__(self, folder: Path) -> None:
         """Reads the files' headers. Raises InvalidRequest if a file is missing or is not a whole safetensors file."""
@@ -60,7 +60,7 @@ class WeightReader:
 
 @contextmanager
 def _open(path: Path) -> Generator[Any]:
-    """Open one file. Raises InvalidRequest if it cannot be read, or is damaged."""
+    """Opens one file. Raises InvalidRequest if it cannot be read, or is damaged."""
     try:
         with safe_open(path, framework="pt") as tensors:
             yield tensors

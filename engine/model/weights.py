@@ -39,12 +39,15 @@ class DecoderWeights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     target_shapes: dict[str, tuple[int, int]]
-    """(out_features, in_features) of each LoRA target."""
+    """The pair (out_features, in_features) of each LoRA target."""
     norm: torch.Tensor  # [hidden]
     head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the weight and bias of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the output head."""
+        """Returns the weight and bias of one LoRA target.
+
+        Layer `HEAD_LAYER` with target "lm_head" is the output head.
+        """
         if layer == HEAD_LAYER:
             return self.head.weight, None
         group = next(group for group in GROUPS if target in group.targets)
@@ -53,13 +56,17 @@ class DecoderWeights:
         return self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
-        """(out_features, in_features) of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the output head."""
+        """Returns (out_features, in_features) of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the
+        output head.
+        """
         if layer == HEAD_LAYER:
             return self.head.out_features, self.embedding.shape[1]
         return self.target_shapes[target]
 
     def pack(self) -> None:
-        """Stores the weights in the CPU's layout. A tied head becomes a copy of the embedding."""
+        """Stores the weights in blocks, where that is faster (see Linear.pack). A tied head becomes a copy of the
+        embedding.
+        """
         for layer in self.layers:
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 linear.pack()

@@ -1,6 +1,7 @@
-"""The engine's gRPC server: turns each call into a message for the engine loop, and sends the answers back.
+"""Serves an engine over gRPC: turns each call into a message for the engine loop, and sends the answers back.
 
 Owns the server and the thread of the loop. Decides nothing about a request: the loop does.
+
 Invariant: when a gateway disconnects, everything that it submitted is cancelled.
 """
 
@@ -144,7 +145,7 @@ def _settle(answer: "asyncio.Future[Any]", value: object) -> None:
 
 
 class EngineServer:
-    """The gRPC server and the thread of the loop."""
+    """Runs the gRPC server and the thread of the engine loop."""
 
     def __init__(self, engine: Engine, listen: str) -> None:
         """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`. Port 0 takes a free one.
@@ -164,7 +165,7 @@ class EngineServer:
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.has_died = asyncio.Event()
-        """Set when the loop has ended by an error. From then on no request is served."""
+        """An event that is set when the loop has ended by an error. After that no request is served."""
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from graftwork.engine.runner.input_batch import BatchTensors, ChunkRows, DecodeR
 
 
 class PagedAttention:
-    """Attention of one model over one KV cache."""
+    """Computes attention of one model over one KV cache."""
 
     def __init__(self, config: ModelConfig, cache: KvCache) -> None:
         self._config = config
@@ -55,7 +55,9 @@ class PagedAttention:
     def _decode(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Computes attention for rows of one query each. Heads that share a KV head take the place of positions."""
+        """Computes attention for rows of one query each. Query heads that share a KV head are computed as several
+        queries of it.
+        """
         count, kv_heads = len(decode), self._config.num_kv_heads
         grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [queries, kv_heads, group, head_dim]
         mixed = functional.scaled_dot_product_attention(

@@ -1,11 +1,14 @@
-"""Builds the tensors of one step from its StepPlan. They are built once, and every layer reads them.
+"""Builds the tensors of one step from its StepPlan. The tensors are built once, and every layer reads them.
 
 A row is one token of the step. A decoding row has attention computed for it alone; a chunk is several rows of one
 prompt whose attention is computed together.
+
 Owns the order of rows: by adapter, and within an adapter the decoding rows before the chunks.
+
 Invariant: the bits of a row depend on its own request alone.
-- Small batches are padded with unused rows, and rows decode together only if their page tables have the same padded
-  length, which follows from a row's own position (see BatchInvariance).
+
+- Small batches are padded with unused rows. Rows decode together only if their page tables have the same padded length,
+  which follows from a row's own position (see BatchInvariance).
 - Attention over several queries sums in another order than over one (benchmarks/row_bits.py). So a draft token is never
   part of a chunk: it decodes over the same pages as if the tokens before it had come one by one.
 """
@@ -23,9 +26,10 @@ from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.lora.torch_backend import padded_rows
 
 _KEY_BLOCK = 32
-"""Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order."""
+"""Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order.
+"""
 _PAGES_WORTH_A_CALL = 96
-"""The number of pages that are gathered in the time of one more attention call."""
+"""The number of pages whose copy takes as long as one more attention call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class BatchTensors:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """One decoding row, over the first pages of its request."""
+    """One decoding row, and how many of its request's pages it attends to."""
 
     row: int
     start_row: int
@@ -229,8 +233,10 @@ def padded_pages(num_pages: int) -> int:
 
 
 def _groups(queries: list[_Query]) -> list[list[_Query]]:
-    """Returns the groups in which queries are computed: one for all, but a request whose pages would be copied too
-    often gets a group of its own.
+    """Returns the groups of queries that are computed together.
+
+    All queries are in one group, except for a request whose pages would be copied too often: this request has its own
+    group.
     """
     alone: list[list[_Query]] = []
     together: list[_Query] = []

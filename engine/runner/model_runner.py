@@ -1,7 +1,7 @@
-"""Carries out steps on the device, and measures how long the computation of prompts (prefill) takes.
+"""Runs steps on the device, and measures how long prefills take.
 
-A step builds its tensors, runs the forward pass and chooses tokens. Owns the decoder and the present measurement, and
-reads the adapter pool. Keeps no state of a request between steps: the scheduler has it.
+Owns the decoder and the present measurement, and reads the adapter pool. For each step it builds tensors, runs the
+forward pass and chooses tokens. Keeps no state of a request between steps: the scheduler has it.
 
 The measurement never waits for the device: it reads the clock around steps that sample tokens, and the host has waited
 for these tokens anyway. The cost model gets the time of a prefill only if its steps did nothing else: no decoding, no
@@ -30,7 +30,9 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
 
 _FEWEST_TOKENS = 32
-"""A shorter prefill costs hardly more than its fixed part, so it tells little about the cost of tokens."""
+"""The fewest tokens of a prefill that is measured. A shorter prefill tells little about the cost of tokens, because
+most of its time is the fixed cost.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,7 @@ class _Prefill:
 
 
 class PrefillMeter:
-    """Measures prefills. The engine loop calls it around each step; it adds up the steps of a prompt that needs
-    several.
-    """
+    """Measures prefills. The engine loop calls it around each step. The times of a prompt's steps are added up."""
 
     def __init__(self, costs: CostTracker, clock: Clock) -> None:
         self._costs = costs
@@ -60,9 +60,9 @@ class PrefillMeter:
         self._began_at = self._clock.monotonic()
 
     def step_ended(self, plan: StepPlan, *, waited: bool) -> None:
-        """Adds the time of the step. Must be called as soon as the result of the step is there.
+        """Adds the time of the step. Must be called as soon as the result of the step is known.
 
-        waited: whether the step waited for pages that were being copied to the device.
+        `waited` says whether the step waited for pages that were being copied to the device.
         """
         seconds = self._clock.monotonic() - self._began_at
         previous, self._previous = self._previous, plan

@@ -1,7 +1,7 @@
 """Makes random numbers that depend on (seed, choice, position) and on nothing else.
 
 Owns the hash that makes them. Never keeps a state: batches, caches, drafts and earlier draws cannot change a number.
-It is a file of its own because its bits are a promise to clients: equal seeds give equal answers.
+The numbers must stay the same in every version, because equal seeds give clients equal answers.
 """
 
 from graftwork.engine.core.step import SampleSpec

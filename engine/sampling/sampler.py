@@ -75,10 +75,10 @@ def _columns(placed: list[tuple[int, SampleSpec]], sizes: list[int], device: tor
 
 
 class StepLogprobs:
-    """The log probabilities of the rows of one step."""
+    """Computes the log probabilities of the rows of one step."""
 
     def __init__(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
-        """logits: [rows, vocab] in fp32, as the model returned them. They may be changed afterwards."""
+        """logits: [rows, vocab] in fp32, as the model returned them. The caller may change the logits afterwards."""
         self._wanted = [spec.params.logprobs for spec in specs]
         self._rows = [row for row, wanted in enumerate(self._wanted) if wanted is not None]
         if self._rows:
@@ -98,7 +98,7 @@ class StepLogprobs:
     def _likeliest(self) -> list[list[tuple[int, float]]]:
         """Returns the likeliest tokens of each row.
 
-        Their number is fixed, so that the order of equal values does not depend on what other rows ask for.
+        The number of tokens is fixed, so that the order of equal values does not depend on what other rows ask for.
         """
         if not any(self._wanted):
             return [[] for _ in self._rows]
@@ -187,10 +187,9 @@ def _pick_in_blocks(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tens
 
 
 def _pick(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Returns, for each row, the index of the cumulative weights that its number falls on; never one of weight 0.  #
-    [rows]
+    """Returns, for each row, the index at which the cumulative weights pass the row's number.  # [rows]
 
-    A row of NaN gets some valid index; its request ends with an error elsewhere.
+    Never returns an index of weight 0. A row of NaN gets some valid index; its request ends with an error elsewhere.
     """
     aims = uniforms[:, None] * cumulative[:, -1:]
     found = torch.searchsorted(cumulative, aims, right=True).squeeze(1)

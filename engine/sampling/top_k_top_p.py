@@ -14,11 +14,11 @@ import torch
 from graftwork.engine.core.step import SampleSpec
 
 _FIRST_WIDTH = 256
-"""Tokens to look at first in a row without a top-k."""
+"""The number of tokens to look at first in a row without a top-k."""
 _SLACK = 32
-"""Tokens to look at beyond top-k, to see all logits that are equal to the last one."""
+"""The number of tokens to look at beyond top-k, to see all logits that are equal to the last one."""
 _WIDER = 8
-"""Factor by which the width grows when it was too small."""
+"""The factor by which the width grows when it was too small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,9 @@ def _mass_to_keep(
     cumulative: torch.Tensor,
     top_k: torch.Tensor,
 ) -> torch.Tensor:
-    """Returns a limit for each row: a token is kept while the tokens before it weigh less than this.  # [rows, 1] in
-    fp64
+    """Returns a limit for each row: a token is kept while the tokens before it weigh less than the limit.
+
+    # [rows, 1] in fp64
     """
     share = [spec.params.top_p if spec.params.top_p < 1 else float("inf") for spec in specs]
     total = cumulative.gather(1, top_k - 1)  # [rows, 1]; the likeliest weighs 1

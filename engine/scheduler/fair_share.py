@@ -1,10 +1,12 @@
 """Orders the waiting requests for admission.
 
 Owns the queues and the fair-share counters. Never changes a request, and never checks whether there is room for it.
-Order: first by service tier, which rises with waiting time so that no request starves; then by fair share.
-Each domain has a counter of the service that it received, divided by its weight; the smallest is served first.
-A domain whose queue was empty starts again at the smallest counter of the waiting domains (or at the one served last),
-so that idling earns no credit.
+
+Order: first by service tier, which rises with waiting time so that no request starves; then by fair share. Each domain
+has a counter of the service that it received, divided by its weight. The domain with the smallest counter is served
+first. A domain whose queue was empty starts again at the smallest counter of the waiting domains. If no domain waits,
+it starts at the counter of the domain served last. So idling earns no credit.
+
 Source: Virtual Token Counter, Sheng et al. 2024 (arXiv 2401.00588).
 """
 
@@ -22,7 +24,7 @@ _TIER_PRIORITY = {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.F
 
 
 class FairShare:
-    """The waiting requests; iterating over it follows no particular order."""
+    """Owns the queues of waiting requests, by domain. Iteration over all requests follows no particular order."""
 
     def __init__(self, clock: Clock, seconds_per_tier: float = 10.0) -> None:
         """A request rises by one service tier for every `seconds_per_tier` that it waits."""

@@ -1,8 +1,10 @@
 """Prepares the part of a step that belongs to one request: allocates its pages, and describes the rows to compute.
 
 Owns the set of starved requests: running requests that lack a page. Never frees a page itself: the scheduler preempts.
+
 A request needs another page whenever its last page is full. If no page is free, the lowest-priority request is
-preempted, which may be the request itself. While copies to the host run, it waits for the pages that they will free.
+preempted, which may be the request itself. While copies to the host run, the request waits for the pages that they will
+free.
 
 A slice is the part of one request in a step: its next known tokens, then its draft tokens, and how to sample them.
 Invariant: rows are sampled only where a slice reaches the last known token.
@@ -26,7 +28,10 @@ class StepBuilder:
         self._grammars = grammars
 
     def slice(self, state: RequestState, num_tokens: int, drafted: tuple[int, ...]) -> RequestSlice:
-        """Returns a slice of the next `num_tokens` known tokens, then `drafted`. The request must have pages for both."""
+        """Returns a slice of the next `num_tokens` known tokens, then `drafted`.
+
+        The request must have pages for both.
+        """
         start, known_end = state.num_computed, state.num_computed + num_tokens
         is_last = known_end == len(state.token_ids)
         return RequestSlice(
@@ -74,7 +79,8 @@ class PageGrower:
         """Running requests without the page that their next token needs."""
 
     def grow(self, state: RequestState, num_tokens: int, planned: set[RequestId]) -> bool:
-        """Allocates the pages of the next `num_tokens`. False if the request must wait, or was preempted itself.
+        """Allocates the pages of the next `num_tokens`. Returns False if the request must wait, or was preempted
+        itself.
 
         Requests in `planned` are part of the step already and are not preempted.
         """

@@ -49,7 +49,7 @@ class RequestState:
     num_computed: int = 0
     """Tokens whose KV is in `pages`, or will be once `pending_loads` have ended."""
     pending_loads: set[TransferPlan] = field(default_factory=set)
-    """Loads into `pages` that must make progress before a step can compute this request."""
+    """Loads into `pages` that must end, or become readable layer by layer, before a step can compute this request."""
     overlapped_loads: set[TransferPlan] = field(default_factory=set)
     """Loads into `pages` that still run while steps compute this request. Each layer waits for its own KV."""
     tiers: tuple[Tier, ...] = ()
@@ -58,9 +58,9 @@ class RequestState:
     priority: int = 0
     """The priority at admission; 0 is the highest. See FairShare.priority."""
     is_admitted: bool = False
-    """Whether its admission has been reported. It stays true when the request is preempted."""
+    """Whether the request's admission has been reported. This stays true when the request is preempted."""
     drafts: RequestDrafts | None = None
-    """Its drafters and their counts; None until the request first runs."""
+    """The request's drafters and their counts; None until the request first runs."""
     history: TokenHistory | None = None
     """Token counts for penalties; None without penalties. The last tokens may be missing: call `updated_history`."""
 
@@ -70,7 +70,7 @@ class RequestState:
 
     @property
     def domain(self) -> IsolationDomain:
-        """The domain that its pages and its work are charged to."""
+        """The domain that the request's pages and work are charged to."""
         return self.request.domain
 
     @property
@@ -87,7 +87,7 @@ class RequestState:
         return len(self.token_ids) - self.num_computed
 
     def path(self, num_tokens: int) -> TokenPath:
-        """Returns its first `num_tokens` tokens as a path for the prefix cache."""
+        """Returns the request's first `num_tokens` tokens as a path for the prefix cache."""
         return TokenPath(self.scope, self.token_ids[:num_tokens], self.domain)
 
     def hold(self, allocation: PageAllocation, page_tokens: int, miss_reason: MissReason | None) -> None:
@@ -108,7 +108,9 @@ class RequestState:
         return lost
 
     def cache_report(self, page_tokens: int) -> CacheReport:
-        """Returns how many tokens of the prompt had their KV on each tier, and why the others had to be recomputed."""
+        """Returns how many tokens of the prompt had their KV on each tier, and why the other tokens had to be
+        recomputed.
+        """
         found = {tier: self.tiers.count(tier) * page_tokens for tier in Tier}
         return CacheReport(
             device_tokens=found[Tier.DEVICE],
@@ -119,7 +121,7 @@ class RequestState:
         )
 
     def append_tokens(self, token_ids: Iterable[int]) -> tuple[int, ...]:
-        """Appends tokens up to the first that ends the answer. Returns the appended ones."""
+        """Appends tokens up to the first that ends the answer. Returns the appended tokens."""
         before = len(self.token_ids)
         for token_id in token_ids:
             self.token_ids.append(token_id)
@@ -128,7 +130,9 @@ class RequestState:
         return tuple(self.token_ids[before:])
 
     def max_draft_tokens(self) -> int:
-        """Returns the most tokens to draft now. A step always adds one token of its own to the accepted draft tokens."""
+        """Returns the most tokens to draft now. A step always adds one more token than the draft tokens that it
+        accepts.
+        """
         return max(self.max_total_tokens - len(self.token_ids) - 1, 0)
 
     def banned_token_ids(self, num_drafted: int = 0) -> tuple[int, ...]:
@@ -154,12 +158,14 @@ class RequestState:
 
 @dataclass(slots=True)
 class LoadOutcome:
-    """The effect of the end of one load on the requests that use it."""
+    """The requests that are affected when one load ends."""
 
     ready: list[RequestState] = field(default_factory=list)
     """Requests that no longer wait for a load."""
     failed: list[RequestId] = field(default_factory=list)
-    """Requests that were computed with pages that could not be read. Their tokens since then are invalid."""
+    """Requests that were computed with pages that could not be read. The tokens that these requests got since then are
+    invalid.
+    """
 
 
 class PendingLoads:
@@ -186,7 +192,7 @@ class PendingLoads:
         return {load for piece in plan.slices for load in self._running[piece.request_id].overlapped_loads}
 
     def finish(self, done: TransferDone) -> LoadOutcome:
-        """Ends a transfer. Pages that it could not read are released and will be computed again."""
+        """Ends a transfer. Pages that the transfer could not read are released and will be computed again."""
         failed_from = self._kv_cache.finish_transfer(done)
         outcome = LoadOutcome()
         for state in self._running.values():

@@ -14,7 +14,7 @@ from graftwork.platform.ids import RequestId
 
 
 class AdapterProvider(Protocol):
-    """Adapters on the device. A pinned adapter stays there."""
+    """Provides adapters on the device. A pinned adapter is not evicted."""
 
     def want(self, groups: list[tuple[str, ...]]) -> None:
         """Starts loading the adapters of all waiting requests, given by request in the order of admission."""
@@ -34,7 +34,7 @@ class AdapterProvider(Protocol):
 
 
 class GrammarProvider(Protocol):
-    """Compiled grammars, and the position of each running request in its grammar."""
+    """Provides compiled grammars, and tracks the position of each running request in its grammar."""
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
         """Starts compiling the grammars of all waiting requests, given in the order of admission."""
@@ -69,7 +69,7 @@ class NoGrammars:
     """A GrammarProvider that refuses every request with a grammar."""
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
-        """Does nothing."""
+        """Does nothing, because no grammar is compiled."""
 
     def is_ready(self, request: EngineRequest) -> bool:
         return True
@@ -80,10 +80,10 @@ class NoGrammars:
         return InvalidRequest("This engine serves no grammars.", param="grammar")
 
     def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """Does nothing."""
+        """Does nothing, because no running request has a grammar."""
 
     def close(self, request_id: RequestId) -> None:
-        """Does nothing."""
+        """Does nothing, because no running request has a grammar."""
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:
         return None

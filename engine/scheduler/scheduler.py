@@ -43,7 +43,7 @@ _NOT_LOADED = (
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill under a token budget."""
+    """Schedules requests by continuous batching, with chunked prefill under a token budget."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Scheduler:
         grammars: GrammarProvider = _NO_GRAMMARS,
         speculator: Speculator | None = None,
     ) -> None:
-        """Without a speculator, a request generates one token a step."""
+        """Without a speculator, each request generates one token in a step."""
         self._limits = limits
         self._kv_cache = kv_cache
         self.session_cache = session_cache
@@ -85,7 +85,7 @@ class Scheduler:
 
     @property
     def running_ids(self) -> Collection[RequestId]:
-        """The requests that have pages and a place in the batch."""
+        """The ids of the running requests. A running request has pages and is in the batch."""
         return self._running.keys()
 
     def running_adapters(self) -> set[str]:
@@ -173,7 +173,7 @@ class Scheduler:
     def _allocate(self, state: RequestState) -> bool:
         """Allocates pages for all known tokens, with one page to spare for each running request.
 
-        Returns False without room.
+        Returns False if there is no room.
         """
         path = state.path(len(state.token_ids) - 1)  # the last token is always computed, because its logits are needed
         match = self._kv_cache.match(path)
@@ -235,7 +235,7 @@ class Scheduler:
     def finish_transfer(self, done: TransferDone) -> list[RequestOutput]:
         """Starts the requests that waited for a load.
 
-        Fails the requests that were computed with pages it could not read.
+        Fails the requests that were computed with pages that the load could not read.
         """
         outcome = self.pending_loads.finish(done)
         outputs = self.fail(outcome.failed, InternalFailure(_NOT_LOADED))
@@ -307,7 +307,10 @@ class Scheduler:
         return outputs
 
     def _append(self, state: RequestState, piece: RequestSlice, result: StepResult) -> list[RequestOutput]:
-        """Appends the accepted tokens of one request. All but the last were drafted, so their KV is computed already."""
+        """Appends the accepted tokens of one request.
+
+        All but the last were drafted, so their KV is computed already.
+        """
         ends = result.ends.get(piece.request_id, {})
         accepted = accepted_prefix(piece.draft_token_ids, result.token_ids[piece.request_id])
         ended_at = next((row for row in range(len(accepted)) if row in ends), None)
@@ -355,7 +358,7 @@ class Scheduler:
         self._remove_running(state)
 
     def _remove_running(self, state: RequestState) -> None:
-        """Takes a request out of the batch. Its pages must have been released or offloaded before."""
+        """Takes a request out of the batch. The request's pages must have been released or offloaded before."""
         del self._running[state.request_id]
         self._page_grower.starved.discard(state.request_id)
         state.pages = []

@@ -32,7 +32,7 @@ class DraftLimits:
 
 
 def accepted_prefix(draft_token_ids: TokenIds, sampled: TokenIds) -> TokenIds:
-    """Returns the valid sampled tokens: all up to the first that differs from the draft, that one included.
+    """Returns the valid sampled tokens: all up to and including the first that differs from the draft.
 
     sampled[i] was sampled after draft_token_ids[:i], so it is the token that decoding without drafts would give.
     """
@@ -51,7 +51,7 @@ class Speculator:
         clock: Clock,
         constraint_of: Callable[[RequestState], DraftConstraint | None] = lambda state: None,
     ) -> None:
-        """`constraint_of` returns what the grammar of a request allows its drafts."""
+        """`constraint_of` returns the limits that a request's grammar sets for its drafts; None without a grammar."""
         self._limits = limits
         self._clock = clock
         self._constraint_of = constraint_of
@@ -65,10 +65,10 @@ class Speculator:
         self.counts = DraftCounts()
 
     def draft(self, states: list[RequestState], spare_rows: int) -> dict[RequestId, TokenIds]:
-        """Returns the draft tokens of a step by request, at most `spare_rows` in all. Leaves out requests without a
-        draft.
+        """Returns the draft tokens of a step by request, at most `spare_rows` in all.
 
-        states: the requests that generate a token in this step.
+        `states` are the requests that generate a token in this step. Requests without a draft are left out of the
+        result.
         """
         if not states or not self._limits.max_draft_tokens:
             return {}
@@ -93,7 +93,10 @@ class Speculator:
             self.counts.add(state.drafts.learn(num_verified, num_taken))
 
     def finish(self, state: RequestState) -> DraftReport:
-        """Keeps the answer of a finished request, so that later requests of its scope can draft from it."""
+        """Keeps the answer of a finished request, so that later requests of its scope can draft from it.
+
+        Returns the request's totals of draft tokens.
+        """
         if state.drafts is None:
             return DraftReport()
         start = max(state.num_prompt - NGRAM_LENGTHS[0], 0)  # includes the last tokens of the prompt

@@ -34,7 +34,10 @@ class SchedulerLimits:
 
 
 class RequestValidator:
-    """Checks requests and makes their states. Its only side effect is to draw a seed for a request without one."""
+    """Checks requests and makes their states.
+
+    The only side effect is that a seed is drawn for a request without one.
+    """
 
     def __init__(self, limits: SchedulerLimits, scopes: CacheScopes, clock: Clock, seeds: Random) -> None:
         self._limits = limits
@@ -104,7 +107,10 @@ def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
 
 
 class ThroughputEstimate:
-    """The average time between two finished requests. From it a refused client learns when to try again."""
+    """Estimates the average time between two finished requests.
+
+    A refused client is told to try again after this time.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class DraftSource(StrEnum):
-    """Where a draft token comes from."""
+    """The source of a draft token."""
 
     GRAMMAR = "grammar"
     """The only tokens that the request's grammar allows."""
@@ -28,13 +28,13 @@ class DraftSpan:
 
     source: DraftSource
     match_length: int
-    """How many tokens right before the span also occur right before the place where the span was found."""
+    """The number of tokens right before the span that also occur right before the place where the span was found."""
     token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Consecutive spans."""
+    """Guessed next tokens of a request, as consecutive spans."""
 
     spans: tuple[DraftSpan, ...] = ()
 
@@ -71,12 +71,12 @@ class Drafter(Protocol):
 
 
 class DraftConstraint(Protocol):
-    """The draft tokens that the grammar of a request allows. Its methods change nothing."""
+    """Tells which draft tokens the grammar of a request allows. The methods change nothing."""
 
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
         """Returns the next tokens as long as the grammar allows only one text.
 
-        Spells that text in as few tokens as possible.
+        Spells that text with the longest tokens that fit.
         """
         ...
 

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from math import sqrt
 
 _LEAST_GAIN = 0.1
-"""Drafts must raise the tokens per second by at least this fraction. The estimates are not more exact than that."""
+"""The least gain in tokens per second, as a fraction, for which drafts are verified. The estimates are not more exact
+than that.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """The draft tokens that one step verifies."""
+    """How many draft tokens one step verifies, and what it gains by them."""
 
     lengths: tuple[int, ...]
     """The number of draft tokens to verify, by request."""
@@ -58,7 +60,7 @@ _SMOOTHING = 0.2
 
 
 _LEAST_RATIO = 2.0
-"""The least ratio of a draft's gain to the time to choose it. It is above 1 because learning takes time too."""
+"""The least ratio of a draft's gain to the time to choose it. The ratio is above 1 because learning takes time too."""
 
 
 _LONGEST_PAUSE = 64
@@ -74,7 +76,7 @@ class DraftBackoff:
         self._cost = 0.0
         """Average time to choose drafts, as a fraction of a step's time."""
         self._pause = 0
-        """Steps of the present pause."""
+        """The length of the present pause, in steps."""
         self._steps_left = 0
         self._batch_size = 0
         """Requests in the batch when the pause began."""
@@ -124,12 +126,15 @@ class StepCost:
         self._scatter = 0.0
 
     def seconds(self, num_rows: int) -> float:
-        """Returns the expected seconds of a step of `num_rows`. They are above zero, and never fall as rows grow."""
+        """Returns the expected seconds of a step of `num_rows`.
+
+        The result is above zero, and never falls as rows grow.
+        """
         return max(self._mean_seconds + self.slope * (num_rows - self._mean_rows), 0.05 * self._mean_seconds)
 
     @property
     def slope(self) -> float:
-        """Returns the seconds of one more row, between zero and the mean seconds per row."""
+        """The seconds of one more row, between zero and the mean seconds per row."""
         doubt = (1 + 0.05 * self._mean_rows) ** 2  # in squared rows; a smaller variance is too little to fit a slope
         most = self._mean_seconds / self._mean_rows
         guess = self._mean_seconds / (self._mean_rows + _SHARED_ROWS)

@@ -19,7 +19,9 @@ from graftwork.engine.core.prefix_keys import CacheScope
 from graftwork.engine.speculative.draft import DraftSource, DraftSpan
 
 NGRAM_LENGTHS = (8, 3)
-"""The lengths n, longest first. Eight tokens are seldom equal by chance. Three also find recent repetitions."""
+"""The lengths n of the n-grams, longest first. Eight tokens are rarely equal by chance. Three also find recent
+repetitions.
+"""
 
 
 LONGEST_MATCH = 32
@@ -27,17 +29,18 @@ LONGEST_MATCH = 32
 
 
 BYTES_PER_TOKEN = 2 * 160
-"""Memory of one token: its n-gram tuples and positions, and their entries in two dictionaries."""
+"""The bytes that are counted for one token: its n-gram tuples and positions, and their entries in two dictionaries."""
 
 
 _FEW = 8
-"""Up to this many tokens are added faster one by one than all at once from slices of the list."""
+"""The number of tokens up to which adding them one by one is faster than all at once from slices of the list."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixMatch:
-    """The `match_length` tokens before `position` equal the last tokens of the text; 3, 8, 16 or 32, the most that are
-    equal.
+    """A place in a text. The `match_length` tokens before `position` equal the last tokens of the request.
+
+    `match_length` is 3, 8, 16 or 32: the largest of these for which the tokens are known to be equal.
     """
 
     position: int
@@ -45,7 +48,7 @@ class SuffixMatch:
 
 
 class SuffixIndex:
-    """The n-grams of a growing list. An n-gram is added once a token follows it."""
+    """Indexes the n-grams of a growing list. An n-gram is added once a token follows it."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens
@@ -87,7 +90,7 @@ class SuffixIndex:
 
 
 _SCOPE_FRACTION = 8
-"""One scope takes at most an eighth of the cache."""
+"""The divisor of the cache's size that limits one scope: a scope takes at most an eighth of the cache."""
 
 
 @dataclass(slots=True)
@@ -123,7 +126,7 @@ class _Answers:
 
 
 class AnswerCache:
-    """Answers by scope. Only the engine loop's thread may use it."""
+    """Owns earlier answers by cache scope. Only the engine loop's thread may use it."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_tokens = max_bytes // BYTES_PER_TOKEN
@@ -136,7 +139,7 @@ class AnswerCache:
 
     @property
     def scopes(self) -> tuple[CacheScope, ...]:
-        """Returns all scopes, the least recently used first."""
+        """All scopes, the least recently used first."""
         return tuple(self._answers)
 
     def remember(self, scope: CacheScope, adapter_digests: Iterable[str], answer: Sequence[int]) -> None:
@@ -160,7 +163,7 @@ class AnswerCache:
             self._forget(next(iter(self._answers)))
 
     def propose(self, scope: CacheScope, tail: Sequence[int], max_tokens: int) -> DraftSpan | None:
-        """Returns the tokens that followed the longest known suffix of `tail`, in the latest answer that contains it."""
+        """Returns the tokens that followed the longest known suffix of `tail` in the latest answer that has it."""
         answers = self._answers.get(scope)
         match = None if answers is None else answers.index.find(tail)
         if answers is None or match is None:
@@ -187,7 +190,7 @@ _TOKENS_PER_STEP = 16384
 
 
 class PromptLookup:
-    """Finds quoted tool results, edited files and repeated calls."""
+    """Drafts from the request's own prompt and answer: quoted tool results, edited files and repeated calls."""
 
     def __init__(self, token_ids: list[int]) -> None:
         """`token_ids` is the request's own list, which grows."""
@@ -209,7 +212,7 @@ class PromptLookup:
 
 
 class AnswerLookup:
-    """Finds answers that repeat an earlier one of the same domain and adapters."""
+    """Drafts from earlier answers of the same domain and adapters."""
 
     def __init__(self, token_ids: list[int], scope: CacheScope, cache: AnswerCache) -> None:
         """`token_ids` is the request's own list, which grows."""

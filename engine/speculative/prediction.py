@@ -11,11 +11,13 @@ from bisect import bisect_left
 from graftwork.engine.speculative.draft import DraftSource, DraftSpan
 
 _RESYNC_LENGTHS = (4, 2)
-"""How many last tokens of the answer must occur in the prediction to move the cursor. Four are tried before two."""
+"""The numbers of last tokens of the answer that must occur in the prediction to move the cursor. Four are tried before
+two.
+"""
 
 
 class PredictionFollower:
-    """The cursor of one request in its prediction."""
+    """Follows one request's answer in the client's prediction of the answer, and drafts from the prediction."""
 
     def __init__(self, token_ids: list[int], prediction: tuple[int, ...]) -> None:
         """`token_ids` is the request's own list, which grows; so far it holds the prompt."""
@@ -26,7 +28,7 @@ class PredictionFollower:
         self._prediction = prediction
         self._cursor = 0
         self._run = 0
-        """How many tokens at the end of the answer match the prediction without a gap."""
+        """The number of tokens at the end of the answer that match the prediction one after another."""
         self._matched_to = 0
         """The position in the prediction before which no more tokens are counted."""
         self._counted_to = self._num_prompt
@@ -72,9 +74,9 @@ class PredictionFollower:
         return False
 
     def _count(self, num_tokens: int, end: int) -> None:
-        """Counts those of the `num_tokens` tokens before `end` that were not counted.
+        """Adds to `num_matched` those of the `num_tokens` tokens before `end` that were not counted before.
 
-        They equal the tokens before the cursor.
+        These tokens equal the tokens before the cursor in the prediction.
         """
         self.num_matched += max(0, min(num_tokens, self._cursor - self._matched_to, end - self._counted_to))
         self._matched_to = max(self._matched_to, self._cursor)

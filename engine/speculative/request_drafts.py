@@ -22,7 +22,9 @@ _PRIORS: dict[DraftSource, tuple[float, ...]] = {
     DraftSource.SESSION: (0.2, 0.25, 0.4, 0.5, 0.7, 0.8, 0.85),
     DraftSource.CACHE: (0.2, 0.25, 0.4, 0.5, 0.7, 0.8, 0.85),
 }
-"""Acceptance rates by bucket of match length: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32 and more."""
+"""The acceptance rates before any observation, by bucket of match length: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32
+and more.
+"""
 
 
 _ENGINE_MEMORY = 400
@@ -37,7 +39,7 @@ _PRIOR_WEIGHT = 8
 
 
 class AcceptanceRates:
-    """The acceptance rate of each source and bucket, as a running average."""
+    """Keeps the acceptance rate of each source and bucket, as a running average."""
 
     def __init__(self, inherited: "AcceptanceRates | None" = None) -> None:
         self._inherited = inherited
@@ -49,7 +51,7 @@ class AcceptanceRates:
         self._memory = _ENGINE_MEMORY if inherited is None else _REQUEST_MEMORY
 
     def rate(self, source: DraftSource, match_length: int) -> float:
-        """Returns the probability that a draft token after such a match is accepted if all draft tokens before it were."""
+        """Returns the probability that a draft token after such a match is accepted if all drafts before it were."""
         return self._rates[source][_bucket(match_length)]
 
     def survival(self, draft: Draft) -> list[float]:
@@ -99,12 +101,12 @@ class DraftCounts:
 
 @dataclass(slots=True, eq=False)
 class RequestDrafts:
-    """The drafters of one request, the most trusted first."""
+    """Makes the drafts of one request from its drafters, which are ordered from the most trusted one."""
 
     token_ids: list[int]
-    """The request's own list, which grows; read only."""
+    """The request's own list of tokens. The list grows, and is only read here."""
     stop_token_ids: frozenset[int]
-    """The answer ends with one of these, and so does a draft."""
+    """The tokens that end the answer. A draft ends after the first of them."""
     rates: AcceptanceRates
     lookups: tuple[Drafter, ...]
     prediction: PredictionFollower | None = None
@@ -118,7 +120,7 @@ class RequestDrafts:
         """Chooses a draft of up to `max_tokens` tokens and keeps it in `draft`.
 
         Tokens that the grammar forces come first. After them, each lookup proposes a continuation, and the one with the
-        most expected accepted tokens is used. Returns one probability for each draft token: that it and all draft tokens
+        most expected accepted tokens is used. Returns one probability for each draft token: that this token and all
         before it are accepted.
         """
         for drafter in self.lookups:

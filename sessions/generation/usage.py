@@ -1,6 +1,6 @@
 """Accounts for the tokens of a request: the quota reservation, the usage row and the metrics.
 
-Owns the order in which a request is reserved, recorded and settled.
+Owns the order of the steps: reserve quota, record the usage, settle the reservation.
 Never generates anything, and never computes a price.
 Invariant: the usage row is written before the reservation is settled, so no token is missing from both.
 """
@@ -45,7 +45,7 @@ class Usage:
 
     @property
     def prompt_tokens_by_tier(self) -> dict[str, int]:
-        """Where the prompt's KV came from, under the names that the metrics use."""
+        """The prompt's tokens by the cache tier that had their KV, under the names that the metrics use."""
         return {
             "device": self.cache.device_tokens,
             "host": self.cache.host_tokens,
@@ -60,7 +60,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The fields of a usage row besides the tokens."""
+    """The fields of a usage row except for the token counts: the request, its principal, its model and its session."""
 
     request_id: RequestId
     principal: Principal
@@ -71,7 +71,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Opens an account for each request of a gateway."""
+    """Opens an account for each request of a gateway, and reserves the tenant's quota for it."""
 
     quota_of: Callable[[TenantId], Awaitable[Quota]]
     quotas: QuotaKeeper
@@ -91,7 +91,7 @@ class Accounting:
 
 
 class RequestAccount:
-    """Records and charges the usage of one request. It is closed once.
+    """Records and charges the usage of one request. Settle a request once, by `close` or by `settle`.
 
     In all methods, `usage` is None if the engine admitted no prompt. `outcome` is `completed`, `failed` or `cancelled`.
     """
@@ -102,7 +102,7 @@ class RequestAccount:
         self._charge = charge
 
     async def record(self, usage: Usage | None, outcome: str) -> None:
-        """Writes the usage row and counts the usage in the metrics. A second call changes nothing.
+        """Writes the usage row, and adds the usage to the metrics. A second call for the same request changes nothing.
 
         Raises Unavailable if the database does not answer.
         """
@@ -147,5 +147,5 @@ class RequestAccount:
 
 
 def kv_limits(quota: Quota) -> KvLimits:
-    """Returns the limits of a quota that the engine enforces."""
+    """Returns the limits of a tenant's KV memory in bytes, on the device and on the host. The engine enforces them."""
     return KvLimits(quota.max_device_kv_bytes, quota.max_host_kv_bytes)

@@ -4,8 +4,9 @@
         │
         └─ answered, failed or cancelled ──► record usage ──► store the outcome ──► settle the quota
 
-Owns a running turn. Only `cancel` and `shut_down` end it early. Readers do not affect it. Never plans a turn.
-Invariant: the turn has exactly one terminal event, stored in one transaction with its outcome.
+Owns a running turn. Only `cancel` and `shut_down` end the turn early: its readers have no influence. Never plans a
+turn.
+Invariant: the turn has exactly one last event, which is stored in one transaction with the turn's outcome.
 """
 
 import asyncio
@@ -55,17 +56,17 @@ from graftwork.sessions.turns.kv import History, SessionKvClient
 _log = logging.getLogger("graftwork.sessions")
 
 _STORE_ATTEMPTS = 40
-"""How often storing an outcome is tried. All attempts take 20 s together, which is less than the length of a lease."""
+"""How often storing an outcome is tried. All attempts together take 20 s, which is less than the length of a lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolHint:
-    """A client's hint how long a tool takes, and when its output is due."""
+    """A client's hint about a tool: how long the tool usually takes, and when its output is due."""
 
     expected_ms: float
-    """Milliseconds that the tool usually takes."""
+    """The time in milliseconds that the tool usually takes."""
     deadline_ms: float | None = None
-    """Milliseconds from the end of the turn that calls the tool until its output is due."""
+    """The time in milliseconds from the end of the turn that calls the tool until its output is due."""
 
 
 ToolHints = Mapping[str, ToolHint]
@@ -76,11 +77,11 @@ NO_HINTS: ToolHints = {}
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """The plan of a turn. It is made before the turn begins."""
+    """What a turn will do, decided before the turn begins."""
 
     principal: Principal
     session: AgentSession
-    """The session as it was read for the plan."""
+    """The session as it was read when the plan was made."""
     encoder: TurnEncoder
     transcript: Transcript
     new_items: tuple[Item, ...]
@@ -92,7 +93,7 @@ class TurnPlan:
 
 @dataclass(frozen=True, slots=True)
 class TurnDependencies:
-    """The objects that are needed to plan and run turns. Each process has one instance."""
+    """The objects that plan and run turns. Each process has one instance."""
 
     generator: Generator
     accounting: Accounting
@@ -106,9 +107,9 @@ class TurnDependencies:
     heartbeat_s: float
     """Seconds between two renewals of a lease."""
     planner: ConstraintPlanner = field(default_factory=ConstraintPlanner)
-    """Plans outputs. It must use the same tool call format as the generator."""
+    """Plans the outputs of turns. It must use the same tool call format as the generator."""
     pause: Pause = asyncio.sleep
-    """Waits between two attempts to store an outcome."""
+    """The function that waits between two attempts to store an outcome."""
 
 
 _USAGE_OUTCOMES: Mapping[TurnStatus, str] = {
@@ -120,7 +121,7 @@ _USAGE_OUTCOMES: Mapping[TurnStatus, str] = {
 
 
 class TurnRunner:
-    """Runs one turn whose row is stored. `run` is one task; other tasks may call the other methods."""
+    """Runs one turn whose row is stored. Call `run` in one task. Other tasks may call the other methods."""
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class TurnRunner:
         self.is_admitted = False
         """Whether the engine has admitted the prompt."""
         self.failure: GraftworkError | None = None
-        """Why the turn failed; None if it has not failed."""
+        """The error with which the turn failed; None if it has not failed."""
         self._lease = lease
         self._dependencies = dependencies
         self._events = dependencies.log.open(lease, self.feed, self.cancel)
@@ -146,7 +147,7 @@ class TurnRunner:
         self._settled = asyncio.Event()
 
     def cancel(self) -> None:
-        """Ends the turn as cancelled, unless it has ended."""
+        """Ends the turn as cancelled. Does nothing if the turn has ended."""
         self._stop_wanted.set()
 
     def shut_down(self) -> None:
@@ -164,10 +165,9 @@ class TurnRunner:
             raise self.failure
 
     async def run(self, generation: Generation) -> None:
-        """Generates and stores the turn.
+        """Generates the turn's answer and stores the turn. Raises Unavailable if the outcome cannot be stored.
 
-        Raises Unavailable if the outcome cannot be stored. The next search for interrupted turns then fails
-        the turn.
+        In that case, the next search for interrupted turns marks the turn as failed.
         """
         try:
             await self._store(generation, await self._outcome(generation))

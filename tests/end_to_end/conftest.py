@@ -79,7 +79,8 @@ class DemoServer:
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics by its name and labels."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        headers = {"authorization": f"Bearer {self.admin_key()}"}
+        lines = httpx.get(f"{self.url}/metrics", headers=headers).text.splitlines()
         samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in samples}
 

@@ -1,6 +1,6 @@
 """Checks an adapter folder against a model folder, with the server's own checks, for `graftwork adapters verify`.
 
-It only reads files, and loads no weights of the base model.
+Never connects to a server, and never loads weights of the base model.
 """
 
 from dataclasses import asdict, dataclass
@@ -37,7 +37,7 @@ class AdapterReport:
 
 
 def check_adapter(folder: Path, settings: Settings) -> AdapterReport:
-    """Check whether the adapter in a folder fits the model that the settings select.
+    """Checks whether the adapter in a folder fits the model that the settings select.
 
     Raises ValidationFailed, which names the wrong tensor or field. Raises InvalidRequest if a file is missing, or if
     the settings select no model.
@@ -58,7 +58,7 @@ def check_adapter(folder: Path, settings: Settings) -> AdapterReport:
 
 
 def describe_model(folder: Path, name: str = "") -> EngineDescription:
-    """Return the description that an engine would give of a model. Reads only the model's files.
+    """Returns the description that an engine would give of a model. Reads only the model's files.
 
     An empty name stands for the folder's name.
     """

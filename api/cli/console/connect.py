@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def connect(max_retries: int = 0) -> "Graftwork":
-    """Return a client for the server at GRAFTWORK_URL, with the keys of the environment.
+    """Returns a client for the server at GRAFTWORK_URL, with the keys of the environment.
 
-    The client does not retry, so that a person sees an error at once.
+    By default the client does not retry, so that a person sees an error at once.
     """
     # httpx takes longer to import than the rest of the program, and `graftwork --help` does not need it.
     from graftwork.api.sdk.client import Graftwork
@@ -20,8 +20,9 @@ def connect(max_retries: int = 0) -> "Graftwork":
 
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
-    """Return the id of the tenant with this id or name. Return any other text unchanged. The server then refuses it.
+    """Returns the id of the tenant with this id or name.
 
+    If there is no such tenant, returns the text unchanged, and the server then refuses it.
     Raises ConfigurationError if several tenants have this name.
     """
     found = tenant_ids_of(client, name_or_id)
@@ -31,7 +32,7 @@ def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
 
 
 def tenant_ids_of(client: "Graftwork", name_or_id: str) -> list[str]:
-    """Return the id of the tenant with this id, or else the ids of all tenants with this name."""
+    """Returns the id of the tenant with this id, or else the ids of all tenants with this name."""
     named: list[str] = []
     after: str | None = None
     while True:

@@ -1,4 +1,4 @@
-"""Limits the seconds of compiling that each domain may use. Spent seconds come back evenly over a minute.
+"""Limits how many seconds of compiling each isolation domain may use. Used seconds are given back evenly over a minute.
 
 A domain is a group of callers that may share cached prefixes (see IsolationDomain).
 """
@@ -11,21 +11,21 @@ _MAX_PARTIES = 4096
 
 
 class CompileBudget:
-    """Keeps the compile time that each domain has used up.
+    """Keeps the compile time that each domain has used.
 
-    A domain that has not compiled in the last minute has full credit and takes no memory.
+    Remembers only the 4,096 domains that were charged last. All other domains have used nothing.
     """
 
     def __init__(self, seconds_per_minute: float, clock: Clock) -> None:
         self._whole = seconds_per_minute
         self._clock = clock
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By domain: (seconds that are spent, and the time at which that number was true)."""
+        """By domain: the pair (used seconds, monotonic time at which this number was right)."""
 
     def charge(self, domain: str, seconds: float) -> None:
-        """Charge a domain for a compile that has ended.
+        """Charges a domain for a compile that has ended.
 
-        Its credit may become negative; then it waits until it is positive.
+        The used time may exceed the limit. Then the domain must wait until the excess is given back.
         """
         self._spent[domain] = (self._debt(domain) + seconds, self._clock.monotonic())
         self._spent.move_to_end(domain)

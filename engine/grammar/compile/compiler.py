@@ -1,8 +1,8 @@
-"""The cache of compiled grammars. Each source (a grammar's text) is compiled once. The time is charged to the domain
-that asks first.
+"""Compiles grammars and caches the results.
 
-Only GrammarCompiler says whether a grammar is ready. The compile server does the work, and results return to the loop
-as messages. Refusals are cached too, so that a hostile grammar is compiled only once.
+GrammarCompiler alone says whether a grammar is ready. Each source (a grammar's text) is compiled once, and the time is
+charged to the domain that asks first. The compile server does the work, and results return to the engine loop as
+messages. Refusals are cached too, so that a hostile grammar is compiled only once.
 """
 
 import hashlib
@@ -86,15 +86,16 @@ class GrammarCompiler:
 
     @property
     def server_pid(self) -> int | None:
-        """The process that compiles; None while there is none."""
+        """The process id of the compile server; None while no server runs."""
         return self._server.pid
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def forget_failures(self) -> None:
-        """Forget the cached failures whose cause is the server and not the grammar.
+        """Removes from the cache the failures that are the server's fault and not the grammar's.
 
-        The loop calls this once a round, after the waiting requests got their errors. A later request compiles again.
+        The engine loop calls this in every iteration. A failure stays until the second call after it was cached, so
+        that the waiting requests get their errors first. A later request compiles the grammar again.
         """
         for key in self._shown_failures:
             if isinstance(self._ready.get(key), _PASSING):  # unless it was dropped from the cache meanwhile
@@ -102,7 +103,10 @@ class GrammarCompiler:
         self._shown_failures = [key for key, outcome in self._ready.items() if isinstance(outcome, _PASSING)]
 
     def want(self, key: GrammarKey, source: GrammarSource, domain: str) -> GraftworkError | None:
-        """Queue a compile, unless the grammar is cached or queued. Returns an error if the domain must wait."""
+        """Queues a compile, unless the grammar is cached, queued or being compiled.
+
+        Returns an error if the domain has used up its compile time, or has too many grammars in the queue.
+        """
         if key in self._ready or key in self._queued or key in self._running:
             return None
         retry_after_s = self._budget.seconds_until_credit(domain)
@@ -130,7 +134,7 @@ class GrammarCompiler:
         return found
 
     def close(self) -> None:
-        """Stop the compile server and the threads."""
+        """Stops the compile server and the threads."""
         self._server.close()
         self._loading.shutdown(wait=True, cancel_futures=True)
 
@@ -142,7 +146,9 @@ class GrammarCompiler:
     # ---- compiling --------------------------------------------------------------------------------------------
 
     def _start_next(self) -> None:
-        """Start queued jobs, at most one of each domain at a time, so that many jobs of one do not delay others."""
+        """Starts queued jobs, at most one of each domain at a time, so that a domain with many jobs does not delay the
+        others.
+        """
         while self._server.has_room:
             busy = {job.domain for job in self._running.values()}
             job = next((job for job in self._queued.values() if job.domain not in busy), None)
@@ -156,9 +162,9 @@ class GrammarCompiler:
             self._server.start(CompileJob(number, job.source, limits.seconds, limits.wall_seconds, limits.memory_bytes))
 
     def _answered(self, answer: CompileAnswer) -> None:
-        """Pass a server's answer to the loading thread.
+        """Passes an answer of the server to the loading thread.
 
-        The compile client's thread calls it and must not wait for a load.
+        The compile client's reading thread calls this, and must not wait for a load.
         """
         try:
             self._loading.submit(self._load, answer)
@@ -189,7 +195,7 @@ class GrammarCompiler:
         return InvalidRequest(answer.refusal, param=answer.param, code=answer.code)
 
     def absorb(self, compiled: GrammarCompiled) -> None:
-        """Cache the result of a compile, and start the next compile."""
+        """Caches the result of a compile, and starts the next compile."""
         job = self._running.pop(compiled.key)
         self._budget.charge(job.domain, compiled.seconds)
         self.num_compiles += 1
@@ -197,9 +203,9 @@ class GrammarCompiler:
         self._start_next()
 
     def _keep(self, key: GrammarKey, outcome: CompiledPair | GraftworkError) -> None:
-        """Cache a result, and drop the least recently used results.
+        """Caches a result, and drops the least recently used results above the cache's limits.
 
-        Matchers in use keep alive the grammars they need.
+        A matcher in use keeps its grammar alive.
         """
         self._ready[key] = outcome
         self.num_bytes += _weight(outcome)

@@ -1,4 +1,7 @@
-"""The two grammar engines for one vocabulary. Each is made at first use."""
+"""Makes the two grammar engines, xgrammar and llguidance, for one vocabulary.
+
+Each engine is imported and made at first use, because importing xgrammar takes seconds.
+"""
 
 from graftwork.engine.grammar.matching.matcher import GrammarBackend
 from graftwork.engine.grammar.matching.vocabulary import Vocabulary
@@ -6,7 +9,7 @@ from graftwork.engine.grammar.schema.lint import GrammarEngine
 
 
 class Backends:
-    """The grammar engines of one process."""
+    """Owns the grammar engines of one process."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -19,11 +22,11 @@ class Backends:
         return self._made[engine]
 
     def has(self, engine: GrammarEngine) -> bool:
-        """Whether an engine is imported already."""
+        """Returns whether an engine is already imported and made."""
         return engine in self._made
 
     def warm(self) -> None:
-        """Import and make both engines."""
+        """Imports and makes both engines."""
         for engine in GrammarEngine:
             self.of(engine)
 

@@ -1,4 +1,6 @@
-"""The interfaces of a grammar engine: a backend that compiles, and a matcher that follows tokens."""
+"""Defines the interfaces of a grammar engine: a backend that compiles a grammar, and a matcher that follows tokens in
+it.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,33 +11,35 @@ from numpy.typing import NDArray
 from graftwork.engine.grammar.schema.lint import LintedGrammar
 
 Words = NDArray[np.int32]
-"""One row of a bitmask, 32 tokens a word, the lowest bit first."""
+"""One row of a bitmask, [ceil(vocab / 32)]. Each word has the bits of 32 tokens, the lowest bit first."""
 
 
 class Matcher(Protocol):
-    """The state of one answer in a grammar. Not thread-safe."""
+    """Tracks the position of one answer in a grammar. Not thread-safe."""
 
     def accept(self, token_id: int) -> bool:
-        """Accept one token. Returns False, and changes nothing, if the grammar does not allow it."""
+        """Accepts one token. Returns False, and changes nothing, if the grammar does not allow it."""
         ...
 
     def rollback(self, num_tokens: int) -> None: ...
 
     def fill(self, words: Words) -> bool:
-        """Set the bits of the tokens that may come next. Returns False if the engine has given up on this answer."""
+        """Overwrites `words` with the bits of the tokens that may come next. Returns False if the engine gave up on
+        this answer.
+        """
         ...
 
     def is_complete(self) -> bool:
-        """Whether the answer may end here."""
+        """Returns whether the answer may end here."""
         ...
 
     def forced_bytes(self) -> bytes:
-        """Returns the bytes that must come next, as far as they are certain. They may be empty."""
+        """Returns the bytes that must come next, as far as they are certain. The result may be empty."""
         ...
 
 
 class Compiled(Protocol):
-    """A compiled grammar. It makes any number of matchers."""
+    """A compiled grammar, from which any number of matchers can be made."""
 
     num_bytes: int
 
@@ -48,7 +52,7 @@ class CompiledPair:
 
     held_to: Compiled
     guessed_from: Compiled | None
-    """The same grammar in its compact spelling, or None."""
+    """The same grammar with only one spelling of each answer; None if there is none."""
 
     @property
     def num_bytes(self) -> int:
@@ -56,15 +60,15 @@ class CompiledPair:
 
 
 class GrammarBackend(Protocol):
-    """One grammar engine for one vocabulary."""
+    """Compiles and loads grammars for one grammar engine and one vocabulary."""
 
     def compile(self, grammar: LintedGrammar, *, compact: bool = False) -> bytes:
-        """Compile a grammar, which may take long, into bytes for `load`. Raises ValueError with the engine's message.
+        """Compiles a grammar into bytes for `load`. This may take seconds. Raises ValueError with the engine's message.
 
-        `compact` allows one spelling of each JSON answer, for drafts.
+        `compact` allows only one spelling of each JSON answer, for drafts.
         """
         ...
 
     def load(self, payload: bytes) -> Compiled:
-        """Load compiled bytes in this process."""
+        """Loads compiled bytes in this process."""
         ...

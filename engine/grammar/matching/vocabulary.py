@@ -1,4 +1,4 @@
-"""The bytes of every token, which is all that a grammar engine needs from a tokenizer.
+"""Reads the bytes of every token from a model's tokenizer.json. A grammar engine needs nothing else from a tokenizer.
 
 Special tokens have no bytes, so that no text can produce one. Only a structural tag may name special tokens. Padding
 ids beyond the tokenizer's vocabulary have no bytes either.
@@ -18,7 +18,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The token bytes of one model. The engine and its compile server read the same."""
+    """The bytes of a model's tokens. The engine and its compile server read them from the same file."""
 
     tokens: tuple[bytes, ...]
     """Bytes by token id, one entry for each row of the model's head. Empty for special tokens and padding."""
@@ -32,7 +32,7 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path, size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
-    """Read a model folder's tokenizer.json. None if there is no such file.
+    """Reads the tokenizer.json of a model folder. Returns None if there is no such file.
 
     Raises InvalidRequest if it cannot be read, or holds no tokenizer.
     """
@@ -72,7 +72,9 @@ def _pieces(vocab: Any) -> dict[str, int]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's byte alphabet: printable bytes are themselves, the others are code points from 256 on."""
+    """Returns GPT-2's byte alphabet, from character to byte. A printable byte is its own character; the other bytes are
+    the code points from 256 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

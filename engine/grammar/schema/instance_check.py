@@ -31,7 +31,7 @@ _FUEL = 1_000_000
 
 
 class Fitting:
-    """Checks values against the branches of one schema."""
+    """Checks values against the branches (alternatives) of one schema."""
 
     def __init__(self, brancher: Brancher, gaps: Gaps) -> None:
         self._brancher = brancher
@@ -42,7 +42,7 @@ class Fitting:
         return any(self.is_met(value, branch) for branch in self._brancher.branches_of(goal, "#"))
 
     def is_met(self, value: Any, branch: Branch) -> bool:
-        """Whether a value fits a branch. Raises InvalidRequest if the check takes too long."""
+        """Returns whether a value fits a branch. Raises InvalidRequest if the check takes too long."""
         try:
             return type_of(value) in branch.types and all(self._meets(value, demand) for demand in branch.demands)
         except PatternError as error:
@@ -52,7 +52,7 @@ class Fitting:
         return claim is None or self.fits(value, frozenset({claim}))
 
     def _meets(self, value: Any, demand: Demand) -> bool:
-        """Whether a value meets a demand. A demand on another type is always met."""
+        """Returns whether a value meets a demand. A demand on another type is always met."""
         kind = type_of(value)
         match demand:
             case Among(values, holds):

@@ -1,6 +1,7 @@
-"""Reads the keywords that contain no other schema. Each keyword, or its negation, becomes branches (alternatives).
+"""Turns the keywords that contain no other schema into branches (alternatives of a schema).
 
-A keyword about one type allows all values of other types. So its negation allows only values of that one type.
+Each keyword is read in two ways: that it holds, and that it does not. A keyword about one type allows all values of
+other types. So its negation allows only values of that one type.
 """
 
 from collections.abc import Callable
@@ -30,12 +31,15 @@ Keyword = Callable[["LeafKeywords", str, dict[str, Any], str, bool], list[Branch
 
 
 def only(types: frozenset[str], demand: Demand, *, holds: bool) -> list[Branch]:
-    """Returns the branches of a demand on values of `types`. Other values fit the demand, but not its negation."""
+    """Returns the branches of a demand on values of `types`. If `holds`, values of other types fit too.
+
+    If not, `demand` is the negation of a keyword, and values of other types do not fit.
+    """
     return [Branch(ALL_TYPES if holds else types, (demand,))]
 
 
 class LeafKeywords:
-    """Reads the keywords of a schema at one place."""
+    """Reads single keywords. Keywords that cannot be enforced are recorded in `gaps`."""
 
     def __init__(self, limits: LintLimits, gaps: Gaps) -> None:
         self._limits = limits
@@ -111,7 +115,7 @@ class LeafKeywords:
         return only(frozenset({STRING}), Matches(pattern, at), holds=True)
 
     def read_pattern(self, text: str) -> Any:
-        """Read a pattern and check its limits. Raises PatternError."""
+        """Reads a pattern and checks its limits. Raises PatternError."""
         if len(text) > self._limits.pattern_length:
             raise PatternError(f"it is longer than {self._limits.pattern_length} characters")
         pattern = read_search(text)

@@ -1,9 +1,10 @@
-"""Reads a grammar before it is compiled: decides whether a grammar engine can serve it, chooses the engine, and writes
-the grammar for that engine.
+"""Checks a grammar before it is compiled, chooses the grammar engine, and writes the grammar for that engine.
 
-The lint is pure Python with bounded cost. Every keyword is enforced by the chosen engine, or refused with its JSON
-pointer. If the caller is not strict, keywords that cannot be enforced are listed instead. xgrammar serves what it
-enforces exactly: plain JSON, EBNF, and schemas of closed objects. llguidance serves the rest.
+This check (the lint) is pure Python with bounded cost. Invariant: the chosen engine enforces every keyword, or the
+keyword is refused with its JSON pointer. If the caller is not strict, keywords that cannot be enforced are listed
+instead.
+
+xgrammar serves what it enforces exactly: plain JSON, EBNF, and schemas of closed objects. llguidance serves the rest.
 """
 
 import json
@@ -34,22 +35,22 @@ class GrammarEngine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LintedGrammar:
-    """The text for an engine to compile, and the gaps: the keywords that this text does not enforce."""
+    """The text that an engine compiles, and the gaps: the keywords that this text does not enforce."""
 
     engine: GrammarEngine
     kind: GrammarKind
     text: str
     gaps: tuple[tuple[str, str], ...] = ()
-    """JSON pointers with reasons. Empty if the caller is strict."""
+    """Pairs (JSON pointer, reason). Empty if the caller is strict."""
 
 
 def lint(
     source: GrammarSource, limits: LintLimits = _LIMITS, specials: Mapping[str, int] | None = None
 ) -> LintedGrammar:
-    """Check a grammar and prepare it for an engine. Raises InvalidRequest with the JSON pointer as its `param`.
+    """Checks a grammar and prepares it for an engine. Raises InvalidRequest with the JSON pointer as its `param`.
 
-    `specials` are the tokenizer's special tokens, which a structural tag may name. Without `specials` use the result
-    of a structural tag only as a check, because its special tokens are written as plain text.
+    `specials` are the tokenizer's special tokens, which a structural tag may name. Without them, the text of a
+    structural tag is good only for a check, because its special tokens are written as plain text.
     """
     size = len(source.text.encode(errors="surrogatepass"))
     if size > limits.text_bytes:
@@ -74,16 +75,19 @@ def lint(
 
 
 def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
-    """Rewrite a schema in the few keywords that the engines enforce exactly.
+    """Returns the schema rewritten with only the few keywords that the engines enforce exactly.
 
-    Raises InvalidRequest if that is impossible.
+    Raises InvalidRequest if the schema is too large, if no value fits it, or if it is strict and cannot be enforced.
     """
     check_size(schema, limits)
     return CoreWriter(schema, limits, gaps).write()
 
 
 def parsed(text: str) -> Any:
-    """Parse JSON. Raises InvalidRequest if the text is no JSON."""
+    """Parses JSON.
+
+    Raises InvalidRequest if the text is not JSON, is nested too deep, or has a number beyond a double.
+    """
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite)
         canonical(value).encode()  # half of a surrogate pair is not a character

@@ -1,4 +1,4 @@
-"""Writes a core schema for llguidance, with options that fix how JSON is spelled."""
+"""Writes a core schema (see core_schema.py) for llguidance, with options that fix how JSON is spelled."""
 
 from typing import Any
 
@@ -9,7 +9,8 @@ _OPTIONS = {
     "whitespace_pattern": "[ \\n\\r\\t]{0,8}",
     "json_allowed_escapes": '"\\bfnrt',
 }
-"""No escapes such as `"\u0061"`, which would be a second spelling of a forbidden name.
+r"""The options for answers. Escapes such as `"\u0061"` are not allowed, because they are a second spelling of a
+forbidden name.
 
 Whitespace is limited, because some models fill their answers with it.
 """
@@ -21,11 +22,11 @@ _COMPACT_OPTIONS = {
     "key_separator": ": ",
     "json_allowed_escapes": '"\\bfnrt',
 }
-"""The spelling that most programs use. It serves only to draft answers, never to check them."""
+"""The options for drafts: the spelling that most programs use. Answers are never checked with these options."""
 
 
 def compacted(text: str) -> str:
-    """Returns the grammar `spelled` with options that allow only one spelling of each answer."""
+    """Returns a text that `spelled` made, with other options: they allow only one spelling of each answer."""
     return text.replace(canonical(_OPTIONS), canonical(_COMPACT_OPTIONS))
 
 

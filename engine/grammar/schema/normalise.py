@@ -1,9 +1,10 @@
 """Expands a schema into branches, in which no union, negation, condition or reference is left.
 
-Every keyword is read in two ways: that it holds, and that it does not. Negation swaps the two readings (De Morgan). So
-the engines need not know `not`, `if`/`then`/`else` or the exclusive part of `oneOf`. A keyword whose negation cannot be
-expressed (such as "some item does not fit") is a gap: it is not enforced. Branches that contradict themselves are
-dropped.
+A branch is one alternative of the schema. Every keyword is read in two ways: that it holds, and that it does not.
+Negation swaps the two readings (De Morgan). So the engines never see `not`, `if`/`then`/`else` or the exclusive part of
+`oneOf`. A keyword whose negation cannot be expressed (such as "some item does not fit") is a gap: it is not enforced.
+
+Branches that contradict themselves are dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,19 +36,21 @@ from graftwork.engine.grammar.schema.schema_document import Dialect, SchemaDocum
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _WORK = 40_000
 _WORTH = 16
-"""Joining two branches costs one unit, and one more for each this many demands and listed values."""
+"""The number of demands and listed values that cost one unit of work when two branches are joined. Each join costs one
+more unit.
+"""
 _LOOK_AHEAD = 2
 _MOST_SUBSETS = 4
 
 
 class _Loop(Exception):
-    """A claim refers to itself while it is expanded."""
+    """Raised when a claim refers to itself while it is expanded."""
 
 
 class Brancher:
-    """Expands claims into branches.
+    """Expands claims (see constraints.py) into branches, the alternatives of a schema.
 
-    Owns the branches of claims expanded so far, and counts the work against a limit.
+    Owns the branches of the claims expanded so far, and counts its work. Raises InvalidRequest above the limit.
     """
 
     def __init__(self, document: SchemaDocument, limits: LintLimits, gaps: Gaps) -> None:
@@ -62,9 +65,9 @@ class Brancher:
     # ---- goals ------------------------------------------------------------------------------------------------
 
     def branches_of(self, goal: Goal, pointer: str) -> list[Branch]:
-        """Returns the branches whose values fit all claims of a goal.
+        """Returns the branches (alternatives) of the values that fit all claims of a goal.
 
-        If there are too many, the error names `pointer`.
+        Raises InvalidRequest, which names `pointer`, if there are too many.
         """
         try:
             return self._product([self.branches(claim) for claim in sorted(goal)], pointer)
@@ -73,7 +76,10 @@ class Brancher:
             return ANYTHING
 
     def is_possible(self, goal: Goal, depth: int = 0) -> bool:
-        """Whether some value may meet a goal. False is certain, True is not."""
+        """Returns whether some value may fit all claims of a goal (a set of claims that must all hold).
+
+        False is certain. True is not: only a few levels of required properties are examined.
+        """
         try:
             branches = self._product([self.branches(claim) for claim in sorted(goal)], "#")
         except _Loop:
@@ -91,7 +97,7 @@ class Brancher:
         )
 
     def property_goal(self, branch: Branch, name: str) -> Goal:
-        """Returns all claims that a branch makes on the value of property `name`."""
+        """Returns all claims that a branch makes on the value of property `name`. Leaves out claims by pattern."""
         claims: set[Claim] = {demand.claim for demand in branch.of(Property) if demand.name == name}
         for demand in branch.of(Properties):
             claims |= set(_claims_on(demand, name))
@@ -100,7 +106,9 @@ class Brancher:
     # ---- claims -----------------------------------------------------------------------------------------------
 
     def branches(self, claim: Claim) -> list[Branch]:
-        """Returns the branches of one claim. The result is kept for the next call."""
+        """Returns the branches (alternatives) of one claim, and caches them. Raises `_Loop` if the claim refers to
+        itself.
+        """
         if claim not in self._known:
             if claim in self._open:
                 raise _Loop
@@ -130,7 +138,7 @@ class Brancher:
         return self._with_unevaluated(schema, claim, self._product(parts, claim.pointer))
 
     def _product(self, parts: Sequence[list[Branch]], pointer: str) -> list[Branch]:
-        """Combine one branch of each list in `parts`, in every way. Drops combinations that contradict themselves."""
+        """Combines one branch of each list in `parts`, in every way. Drops combinations that contradict themselves."""
         found = ANYTHING
         for part in sorted(parts, key=len):
             if part is ANYTHING:
@@ -215,7 +223,7 @@ class Brancher:
         return none + [branch for pair in pairs for branch in pair]
 
     def _are_apart(self, one: Claim, two: Claim) -> bool:
-        """Whether types, values or required properties show that no value fits both."""
+        """Returns True if types, values or required properties show that no value fits both claims."""
         return not any(
             self._has_types(both, 0)
             for left in self.branches(one)
@@ -365,7 +373,7 @@ class Brancher:
 def _rest_of_properties(branch: Branch, rest: Claim) -> Demand:
     """Returns the demand that `rest` holds for all properties that no keyword of this branch evaluates.
 
-    Another branch may evaluate such a property; that does not matter here.
+    If only another branch evaluates a property, this branch still counts it as unevaluated.
     """
     seen = [demand for demand in branch.of(Properties) if not demand.silent]
     everything = any(demand.rest is not None for demand in seen)
@@ -386,9 +394,10 @@ def _rest_of_items(branch: Branch, rest: Claim) -> Demand:
 
 
 def _claims_on(demand: Properties, name: str) -> list[Claim]:
-    """Returns the claims of a demand on property `name`, without claims by pattern, which take time to match.
+    """Returns the claims that a demand makes on property `name`, without claims by pattern, because matching takes
+    time.
 
-    Without them the demand only becomes weaker.
+    So the result may demand less than the schema, but never more.
     """
     found = demand.named.get(name) if name in demand.named or demand.patterns else demand.rest
     return [] if found is None else [found]

@@ -1,15 +1,19 @@
-r"""Regular expressions of JSON Schema (ECMA-262, unicode), as far as they are regular.
+r"""Reads the regular expressions of JSON Schema (ECMA-262, unicode), matches text with them, and writes them for
+grammar engines.
 
-Reads a pattern into characters, sequences, alternatives and repeats. Writes it for an engine as a match of the whole
-text with every class written out, so that the engine's own meaning of `\d`, `.` or a search does not matter.
-Look-around, back references, word boundaries and flags are refused. `matches` takes polynomial time for every pattern.
+A pattern is read into characters, sequences, alternatives and repeats. The written pattern matches the whole text and
+has every class written out, so that an engine's own meaning of `\d`, `.` or a search does not matter.
+
+Never accepts what is not regular: look-around, back references, word boundaries and flags are refused. `matches` takes
+polynomial time for every pattern.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 Ranges = tuple[tuple[int, int], ...]
-"""Ranges of code points: inclusive, ascending, not touching."""
+"""Ranges of code points in ascending order. Both ends of a range are included. Neighbouring ranges are merged into one.
+"""
 
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
@@ -18,7 +22,7 @@ _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 class PatternError(ValueError):
-    """A pattern cannot be enforced, or matching it takes too long. The message says why."""
+    """Raised if a pattern cannot be enforced, or if matching takes too long. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 
 @dataclass(frozen=True, slots=True)
 class _Alternative:
-    """A sequence, and whether it is anchored at the text's start and end."""
+    """One alternative of a pattern: a sequence, and whether it is anchored at the text's start and end."""
 
     parts: tuple[Node, ...]
     starts: bool
@@ -102,7 +106,7 @@ class _Alternative:
 
 
 class _Reader:
-    """Recursive descent over one pattern."""
+    """Reads one pattern by recursive descent. Raises PatternError if the pattern is malformed or not regular."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -278,7 +282,7 @@ def _is_one(ranges: Ranges) -> bool:
 
 
 def read_search(pattern: str) -> Node:
-    """Read a pattern that may be found anywhere in the text unless it is anchored, as in JSON Schema.
+    """Reads a pattern that may match anywhere in the text unless it is anchored, as in JSON Schema.
 
     Raises PatternError if the pattern cannot be enforced.
     """
@@ -286,7 +290,7 @@ def read_search(pattern: str) -> Node:
 
 
 def read_whole(pattern: str) -> Node:
-    """Read a pattern that must match the whole text. Raises PatternError if it cannot be enforced."""
+    """Reads a pattern that must match the whole text. Raises PatternError if it cannot be enforced."""
     return _joined(_Reader(pattern).read(), around=())
 
 
@@ -296,7 +300,7 @@ def _joined(alternatives: list[_Alternative], around: tuple[Node, ...]) -> Node:
 
 
 def length_between(least: int, most: int | None) -> Node:
-    """Returns a pattern of every text whose length in characters is in a range."""
+    """Returns a pattern of every text with `least` to `most` characters; `most` None sets no upper limit."""
     return Repeat(ANY, least, most)
 
 
@@ -314,7 +318,7 @@ def none_of(texts: Iterable[str]) -> Node:
 
 
 def is_universal(node: Node) -> bool:
-    """Whether it is certain that every text matches: the pattern is anything, a part that may be empty, anything."""
+    """Returns True if every text certainly matches: one part matches any text, and all other parts may be empty."""
     match node:
         case Either(choices):
             return any(is_universal(choice) for choice in choices)
@@ -336,7 +340,7 @@ def repeats(node: Node) -> int:
 
 
 def written(node: Node) -> str:
-    """Write a pattern in the syntax of Rust's regular expressions, without anchors."""
+    """Returns the pattern in the syntax of Rust's regular expressions, without anchors."""
     match node:
         case Chars(ranges):
             return f"[{''.join(_written_range(*one) for one in ranges)}]" if ranges else "[^\\x{0}-\\x{10FFFF}]"
@@ -354,20 +358,20 @@ def _written_range(low: int, high: int) -> str:
 
 
 class Fuel:
-    """The units of work that matches may still use. A unit is about a microsecond."""
+    """Counts the units of work that matches may still use. A unit is about a microsecond."""
 
     def __init__(self, units: int = 200_000) -> None:
         self.left = units
 
     def spend(self, units: int) -> None:
-        """Spend units. Raises PatternError if too few are left."""
+        """Uses up units of work. Raises PatternError if too few are left."""
         self.left -= units
         if self.left < 0:
             raise PatternError("it takes too long to match")
 
 
 def matches(node: Node, text: str, fuel: Fuel | None = None) -> bool:
-    """Whether the whole text matches. Raises PatternError if that takes too long."""
+    """Returns whether the whole text matches. Raises PatternError if the match takes too long."""
     return len(text) in _ends(node, text, frozenset({0}), fuel or Fuel())
 
 

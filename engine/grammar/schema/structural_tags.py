@@ -1,5 +1,6 @@
-"""Structural tags: answers with tool calls. An answer is text with calls, or only calls, or either calls or a value of
-a schema.
+"""Reads structural tags, and writes them as grammars. A structural tag describes an answer with tool calls.
+
+An answer is text with calls, or only calls, or either calls or a value of a schema. Never checks an answer itself.
 
 The text of a structural tag is JSON:
 
@@ -13,7 +14,7 @@ The text of a structural tag is JSON:
 
 In a format whose calls are whole JSON values (`{"name": "f", "parameters": {…}}`), `begin` and `end` are empty and the
 schema covers the whole value. `begin`, `end`, `opening`, `separator` and `closing` may contain special tokens. Every
-schema is checked like a separate grammar. Pointers in a schema's errors begin at its place in the tag.
+schema is checked like a separate grammar. A pointer in an error begins at the place of the schema in the tag.
 """
 
 import json
@@ -37,7 +38,7 @@ _KNOWN = {"calls", "triggers", "answer", *_TEXT_FIELDS, *_FLAGS}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool: the text before and after its arguments, and their schema."""
+    """One tool that an answer may call: the text before and after the arguments, and the schema of the arguments."""
 
     begin: str
     schema: Any
@@ -46,7 +47,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """A structural tag, parsed and checked."""
+    """A structural tag, parsed and checked: the description of an answer with tool calls."""
 
     calls: tuple[Call, ...]
     triggers: tuple[str, ...] = ()
@@ -60,7 +61,7 @@ class StructuralTag:
 
 
 def read_tag(value: Any, limits: LintLimits) -> StructuralTag:
-    """Parse a structural tag.
+    """Parses a structural tag.
 
     Raises InvalidRequest if it is malformed, or if free text could be mistaken for a tool call.
     """
@@ -119,13 +120,13 @@ def _check_triggers(tag: StructuralTag) -> None:
 
 @dataclass(slots=True)
 class TagWriter:
-    """Writes one tag as a Lark grammar of llguidance."""
+    """Writes one structural tag as a Lark grammar of llguidance."""
 
     tag: StructuralTag
     limits: LintLimits
     gaps: Gaps
     specials: Mapping[str, int] = field(default_factory=dict)
-    """Ids of special tokens, by their content. They are matched as tokens, not as text."""
+    """Ids of special tokens, by their content. Special tokens are matched as tokens, not as text."""
 
     def write(self) -> str:
         tag = self.tag
@@ -140,7 +141,7 @@ class TagWriter:
         return "\n".join([*rules, ""])
 
     def _json(self, schema: Any, pointer: str) -> str:
-        """Write a schema inline. If it cannot be enforced, the error names the schema's place in the tag."""
+        """Returns a schema in Lark form. If it cannot be enforced, the error names the schema's place in the tag."""
         check_size(schema, self.limits)
         inner = Gaps(self.gaps.strict)
         try:
@@ -198,7 +199,7 @@ class TagWriter:
                     yield " ".join([f"trigger_{index}", self._call(number, call.begin[len(trigger) :]), *closing])
 
     def _literal(self, text: str) -> Iterator[str]:
-        """Write a text as Lark. Special tokens in the text are written by id."""
+        """Yields a text as parts in Lark form. Special tokens in the text are written by id."""
         if not self.specials:
             yield from [json.dumps(text)] if text else []
             return

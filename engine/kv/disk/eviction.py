@@ -1,6 +1,7 @@
 """Chooses the files to remove when the disk store needs room.
 
-A domain's limit is the most bytes that it may have. Its reserve is the bytes that other domains cannot take from it.
+The limit of a domain is the most bytes that it may have. The reserve of a domain is the bytes that other domains cannot
+take from it.
 Files are removed in this order:
 
     1. the oldest file of all domains that are over their limit
@@ -56,7 +57,7 @@ class DomainUsage:
         self._reserves[domain] = num_bytes
 
     def is_over_limit(self, domain: FileDomain, num_bytes: int) -> bool:
-        """Returns whether `num_bytes` is more than one domain (one tenant's caches) may keep on disk."""
+        """Returns whether `num_bytes` exceeds the limit of `domain`. False if the domain has no limit."""
         return domain in self._limits and num_bytes > self._limits[domain]
 
     def reserve_of(self, domain: FileDomain) -> int:
@@ -66,13 +67,13 @@ class DomainUsage:
         return max(self._reserves.get(domain, 0), shared)
 
     def check_integrity(self, bytes_by_domain: Mapping[FileDomain, int]) -> None:
-        """Compares all figures with a recount."""
+        """Raises AssertionError if a figure differs from a recount. `bytes_by_domain` is the recount."""
         assert dict(bytes_by_domain) == dict(self._bytes), "a domain's bytes are miscounted"
         assert sum(bytes_by_domain.values()) == self.total, "the total is miscounted"
 
 
 class VictimSearch:
-    """One search for room. Lists files to remove (victims), and removes nothing itself."""
+    """Chooses the files to remove (victims) so that the store has room. Removes nothing itself."""
 
     def __init__(
         self, usage: DomainUsage, queues: Mapping[FileDomain, OrderedDict[str, PageFile]], kept: Collection[str]

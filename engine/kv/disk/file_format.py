@@ -6,8 +6,8 @@
 Numbers are little-endian. A header is used only after its checksum, its version and the file's size were checked. Each
 page is checked when it is read. A file never changes after it got its final name.
 
-Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128, and a CRC with
-2^-32. On processors with SHA instructions, SHA-256 is the fastest digest of the standard library
+Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128. A CRC would miss
+it with probability 2^-32. On processors with SHA instructions, SHA-256 is the fastest digest of the standard library
 (benchmarks/disk_tier.py prints the rates).
 """
 
@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from graftwork.engine.core.prefix_keys import KEY_BYTES, PageKey
 
 BLOCK_BYTES = 4096
-"""A header's size is a multiple of this, so that pages start at block borders. The first read of a file has this size.
+"""The size of a header is a multiple of this number of bytes, so that pages start at block borders. The first read of a
+file has this size.
 """
 
 CHECKSUM_BYTES = 16
 
 MAX_PAGES = 1024
-"""The most pages in one file. It bounds the size of a header."""
+"""The most pages in one file. This bounds the size of a header."""
 
 _MAGIC = b"GRAFTKV\n"
 
@@ -41,7 +42,7 @@ class DamagedFile(Exception):
 
 
 class ForeignFile(Exception):
-    """A valid header of another version of this format."""
+    """The file is no page file of this engine: another version or layout, or a name that the store does not use."""
 
 
 @dataclass(frozen=True, slots=True)

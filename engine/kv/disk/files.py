@@ -24,11 +24,11 @@ class FileEntry:
     name: str
     num_bytes: int
     used_at_ns: int
-    """Time of last use. It is stored as the file's modification time."""
+    """The time of last use, in nanoseconds since the Unix epoch. It is stored as the file's modification time."""
 
 
 class FileSystem(Protocol):
-    """One folder of files. Every operation may raise OSError."""
+    """The file operations of one folder. Every operation may raise OSError."""
 
     def entries(self) -> list[FileEntry]:
         """Returns all regular files of the folder."""
@@ -45,7 +45,9 @@ class FileSystem(Protocol):
         ...
 
     def read(self, name: str, offset: int, into: memoryview) -> int:
-        """Reads into `into` from `offset` on. Returns how many bytes were read."""
+        """Fills `into` with the file's bytes from `offset` on. Returns how many bytes were read: fewer at the end of
+        the file.
+        """
         ...
 
     def stamp(self, name: str, used_at_ns: int) -> None:
@@ -58,7 +60,9 @@ class FileSystem(Protocol):
 
 
 class LocalFiles:
-    """A folder of the local file system. Only its user may read it, because KV pages reveal prompts and answers."""
+    """Implements FileSystem on a folder of the local disk. Only the folder's user may read its files, because KV pages
+    reveal prompts and answers.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -132,7 +136,7 @@ class FaultTolerantFiles:
             raise InvalidRequest(f"The folder for KV pages cannot be listed: {error.strerror}.") from error
 
     def put(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> bool:
-        """Writes a file. It gets its name only when it is complete. Returns whether this succeeded."""
+        """Writes a file under a temporary name and renames it when it is complete. Returns whether this succeeded."""
         draft = name + DRAFT_SUFFIX
         try:
             self._files.create(draft, contents, used_at_ns)
@@ -156,7 +160,9 @@ class FaultTolerantFiles:
         return True
 
     def read(self, name: str, offset: int, into: memoryview) -> int | None:
-        """Reads into `into`. Returns how many bytes were read: 0 for a missing file, None if the disk failed."""
+        """Fills `into` with the file's bytes from `offset` on. Returns how many bytes were read: 0 for a missing file,
+        None if the disk failed.
+        """
         try:
             return self._files.read(name, offset, into)
         except FileNotFoundError:

@@ -90,7 +90,7 @@ class DiskMonitor:
 
 
 class DiskIndex:
-    """The index of one folder: its files, the pages in them, and their bytes, at most `max_bytes`."""
+    """Owns the index of one folder: its files, the pages in them, and their bytes, at most `max_bytes`."""
 
     def __init__(self, max_bytes: int, shared_reserve_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
@@ -99,9 +99,9 @@ class DiskIndex:
         self._queues: dict[bytes | None, OrderedDict[str, PageFile]] = {}
         self._usage = DomainUsage(shared_reserve_bytes)
         self._hidden: dict[str, PageFile] = {}
-        """Claimed or retired files. Their bytes are counted, but their pages are not found."""
+        """Claimed or retired files. The bytes of these files are counted, but their pages are not found."""
         self._empty: dict[str, PageFile] = {}
-        """Published files without findable pages."""
+        """Published files in which no page is found any more."""
         self._last_stamp_ns = 0
 
     @property
@@ -135,7 +135,9 @@ class DiskIndex:
             return True
 
     def publish(self, file: PageFile) -> None:
-        """Makes the pages of a claimed file findable. From now on they are found there and no longer in older files."""
+        """Makes the pages of a claimed file findable. From now on the index finds them in this file and no longer in
+        older files.
+        """
         with self._lock:
             self._publish(file)
 
@@ -146,7 +148,9 @@ class DiskIndex:
             self._publish(file)
 
     def retire(self, file: PageFile) -> bool:
-        """Makes a published file and its pages unfindable. Returns False if the file is not published."""
+        """Removes a published file and its pages from those that the index finds. Returns False if the file is not
+        published.
+        """
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
             if queue.pop(file.name, None) is None:
@@ -168,9 +172,7 @@ class DiskIndex:
     def mark_unremovable(self, file: PageFile, now_ns: int) -> None:
         """Publishes a retired file again, without pages or domain, because it could not be removed.
 
-        The file's bytes stay counted.
-
-        The store tries to remove it again when it needs room.
+        The file's bytes stay counted. The store tries to remove the file again when it needs room.
         """
         with self._lock:
             del self._hidden[file.name]
@@ -180,13 +182,13 @@ class DiskIndex:
             self._publish(remains)
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page unfindable."""
+        """Makes the index forget a page. The page's bytes stay in its file."""
         with self._lock:
             if key in self._locations:
                 self._remove_location(self._locations[key][0], key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes all pages in a domain's files unfindable. Returns how many pages could be found before."""
+        """Makes the index forget all pages in a domain's files. Returns how many pages it forgot."""
         with self._lock:
             before = len(self._locations)
             for file in self._queues.get(domain, OrderedDict()).values():
@@ -231,12 +233,12 @@ class DiskIndex:
             return {self._locations[key][0].name for key in keys if key in self._locations}
 
     def empty_files(self) -> list[PageFile]:
-        """Returns the files without findable pages: every page was forgotten or is found in a newer file."""
+        """Returns the files in which no page is found any more: each page was forgotten or is found in a newer file."""
         with self._lock:
             return list(self._empty.values())
 
     def victims_for(self, domain: bytes | None, num_bytes: int, kept: Collection[str]) -> list[PageFile] | None:
-        """Returns the files to remove so that `domain` can have `num_bytes` more; None if that is impossible.
+        """Returns the files to remove so that `domain` can have `num_bytes` more bytes; None if that is impossible.
 
         Files named in `kept` are not chosen. Changes nothing.
         """

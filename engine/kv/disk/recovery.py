@@ -1,7 +1,7 @@
 """Finds the files that an earlier process left in the folder.
 
-Reads the header of each file once, and at most a limited number of bytes. Pages are checked when they are used. Files
-with other names than the store's are counted as foreign and never changed.
+Reads only the header of each file, which has a limited size. Pages are checked when they are read. Files with other
+names than the store's are counted as foreign and never changed.
 """
 
 import re
@@ -44,7 +44,8 @@ class FolderScan:
     def page_files(self) -> list[PageFile]:
         """Returns all files of the store, least recently used first. Removes incomplete and damaged files.
 
-        A file without a header is unusable, but takes room: it has another layout, or could not be read or removed.
+        If the header of a result is None, the file cannot be used but takes room: it has another layout or version, or
+        it could not be read or removed.
         """
         found = [file for entry in self._files.entries() if (file := self._read_page_file(entry)) is not None]
         return sorted(found, key=lambda file: (file.used_at_ns, file.name))

@@ -45,7 +45,7 @@ _DIGEST_BYTES = 32
 
 
 class DiskStore:
-    """The pages on disk of one engine."""
+    """Owns the pages on disk of one engine."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class DiskStore:
         clock: Clock | None = None,
         reserve_share: float = 0.0,
     ) -> None:
-        """`layout` is a 32-byte digest of everything that decides the meaning of a page's bytes, the page size
-        included.
+        """`layout` is a 32-byte digest of everything that decides the meaning of a page's bytes, including the page
+        size.
 
         `reserve_share` of `max_bytes` is divided equally among the domains that have files.
         """
@@ -178,14 +178,17 @@ class DiskStore:
         self._touch(span.file for span in self._index.spans(keys))
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page unfindable. Its bytes are removed when all pages of its file are forgotten.
+        """Makes the store forget a page, so that the page is not found any more.
 
-        If the process restarts before that, the page is found again.
+        The page's bytes are removed when all pages of its file are forgotten. If the process restarts before that, the
+        page is found again.
         """
         self._index.forget(key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes all pages of a domain unfindable. Returns how many pages could be found before."""
+        """Makes the store forget all pages of a domain, so that they are not found any more. Returns how many pages it
+        forgot.
+        """
         return self._index.forget_domain(domain)
 
     def sweep(self) -> None:
@@ -252,9 +255,9 @@ class DiskStore:
         return False
 
     def _finish_write(self, path: Sequence[PageKey], files: list[PageFile]) -> None:
-        """Marks all files of a path as used, the first file last, so that it is evicted last.
+        """Marks the files of all pages in `path` as just used, the first file last, so that it is evicted last.
 
-        Syncs new names to disk.
+        Syncs the names of new files to disk.
         """
         self._touch([*(span.file for span in self._index.spans(path)), *files])
         if files:
@@ -294,7 +297,7 @@ class DiskStore:
         return lost
 
     def _remove_all(self, files: list[PageFile]) -> int:
-        """Removes files. Returns how many findable pages they had."""
+        """Removes files. Returns how many pages were found in them before."""
         lost = 0
         for file in files:
             num_live = file.num_live

@@ -26,7 +26,7 @@ def framed_digest(tag: bytes, *parts: bytes) -> bytes:
 
 
 class CacheScopes:
-    """Makes the scopes of one engine. Its model, KV dtype and page layout are part of every scope."""
+    """Makes the cache scopes of one engine. The engine's model, KV dtype and page layout are part of every scope."""
 
     def __init__(self, model_fingerprint: str, kv_layout: str) -> None:
         self._engine = (model_fingerprint.encode(), kv_layout.encode())

@@ -21,7 +21,7 @@ _MIN_SECONDS = 1e-9
 """The lower bound of every cost, in seconds. Without this bound, a fit to noise could make an operation look free."""
 
 _MAX_RATIO = 8.0
-"""An observation is limited to this many times slower or faster than expected."""
+"""The largest factor between an observed and an expected time. A larger difference is limited to this factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TransferCost:
         return self.fixed_s + num_pages * self.page_s if num_pages > 0 else 0.0
 
     def scaled(self, factor: float) -> "TransferCost":
-        """Returns the cost on hardware that is slower by `factor`."""
+        """Returns this cost multiplied by `factor`."""
         return TransferCost(self.fixed_s * factor, self.page_s * factor)
 
 
@@ -56,7 +56,7 @@ class PrefillCost:
         return self.token_s * num_tokens + self.attended_s * _attended(num_tokens, context_tokens) + self.fixed_s
 
     def scaled(self, factor: float) -> "PrefillCost":
-        """Returns the cost on hardware that is slower by `factor`."""
+        """Returns this cost multiplied by `factor`."""
         return PrefillCost(self.token_s * factor, self.attended_s * factor, self.fixed_s * factor)
 
 
@@ -73,11 +73,10 @@ class LoadCost:
         return {Tier.DEVICE: TransferCost(0.0, 0.0), Tier.HOST: self.host, Tier.DISK: self.disk}[tier]
 
     def best_prefix(self, pages_by_tier: Sequence[Tier], total_tokens: int, page_tokens: int) -> int:
-        """Returns how many missing pages to load, from the first on. The rest is computed.
+        """Returns how many missing pages to load, from the first on. The other missing tokens are computed.
 
         `pages_by_tier` is the nearest tier of each page of the cached prefix. `total_tokens` is the length of the
-        prompt, uncached tokens included. Among equally fast choices, the smallest number is returned.
-
+        prompt, including uncached tokens. Among equally fast choices, the smallest number is returned.
         Only the borders between tiers are tried. Within one tier, load time grows linearly, and the time saved per page
         rises, because later tokens attend to more positions. So the minimum of the total time is at a border.
         """
@@ -102,7 +101,7 @@ UNMEASURED = LoadCost(TransferCost(0.0, 1.0), TransferCost(0.0, 1.0), PrefillCos
 
 @dataclass(frozen=True, slots=True)
 class TransferSample:
-    """One measured load."""
+    """One measured load of `num_pages` pages to the device."""
 
     num_pages: int
     seconds: float

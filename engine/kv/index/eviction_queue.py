@@ -47,10 +47,10 @@ _Entry = tuple[EvictionRank, int, Node]
 
 
 class EvictionQueue:
-    """The evictable pages of one tier, by domain and rank.
+    """Owns the order of the evictable pages of one tier, by domain and rank.
 
-    A queued page may have changed since it was added: it is in use again, or its rank has risen. So it is checked when
-    it is read.
+    A queued page may have changed since it was added: it is in use again, or its rank has risen. So each page is
+    checked when the queue returns it.
     """
 
     def __init__(self, tier: Tier, pool: PagePool, ranking: Ranking, reserved_pages: int) -> None:
@@ -66,7 +66,7 @@ class EvictionQueue:
         self._bounds: dict[Domain, EvictionRank] = {}
         """The bound of each domain in `_domain_heap` that is not outdated."""
         self._protected_domains: set[Domain] = set()
-        """Domains that were at or below their reserve when it was last checked. They are not in `_domain_heap`."""
+        """Domains that were at or below their reserve at the last check. These domains are not in `_domain_heap`."""
         self._numbers = count()
 
     def used_pages(self, domain: Domain) -> int:
@@ -78,7 +78,7 @@ class EvictionQueue:
         return self._reserved_pages // max(len(self._used), 1)
 
     def protected_pages(self) -> int:
-        """Returns how many pages other domains may be unable to evict.
+        """Returns the most pages that evictions for other domains may be unable to free.
 
         These are each domain's pages up to its reserve, and all public pages, because other pages may depend on them.
         """
@@ -231,7 +231,9 @@ class LeaseExpiryQueue:
         self._numbers = count()
 
     def add(self, until: float, last: Node) -> None:
-        """Adds a lease on a path. It ends at `until`, in seconds. `last` is the path's last node."""
+        """Adds a lease on a path. The lease ends at `until`, in seconds on the monotonic clock. `last` is the path's
+        last node.
+        """
         heapq.heappush(self._ends, (until, next(self._numbers), last))
 
     def pop_expired(self, now: float) -> Iterator[Node]:
@@ -246,7 +248,7 @@ class LeaseExpiryQueue:
 
 
 class Evictable(Protocol):
-    """A user of memory that can free its memory in parts: one page, or one adapter."""
+    """A user of memory that can free it in parts: one page, or one adapter."""
 
     def next_rank(self) -> EvictionRank | None:
         """Returns the rank of the page or adapter that `evict_next` would evict; None if nothing can be evicted."""
@@ -258,16 +260,18 @@ class Evictable(Protocol):
 
 
 class FrameUser(Evictable, Protocol):
-    """What uses frames of the device besides KV pages: the adapters. They are ranked together with the pages."""
+    """The user of device frames besides KV pages: the adapters. A frame is the memory of one page. Adapters are ranked
+    for eviction together with the pages.
+    """
 
     @property
     def evictable_pages(self) -> int:
-        """How many pages would become free if the frame user evicted as much as possible."""
+        """How many pages would become free if as many adapters as possible were evicted."""
         ...
 
     @property
     def claimed_pages(self) -> int:
-        """How many pages no new request may take, because the frame user has waited too long for them."""
+        """How many pages no new request may take, because adapters have waited too long for them."""
         ...
 
 
@@ -281,7 +285,7 @@ class NoFrameUser:
         return None
 
     def evict_next(self) -> None:
-        """Has nothing to evict."""
+        """Does nothing, because there is nothing to evict."""
 
 
 def evict_one(candidates: Sequence[Evictable]) -> bool:
@@ -299,11 +303,16 @@ def evict_one(candidates: Sequence[Evictable]) -> bool:
 
 
 _REUSE_WITHOUT_LEASE = 0.1
-"""The assumed probability that a page without a lease is used again. It only ranks such pages against leased ones."""
+"""The assumed probability that a page without a lease is used again. It is needed only to compare such pages with
+leased ones.
+"""
 
 
 class EvictionClass(IntEnum):
-    """The lowest class is evicted first."""
+    """The classes in which pages are evicted; see the table in the module docstring.
+
+    The lowest class is evicted first.
+    """
 
     REDUNDANT = 0
     SUPERSEDED = 1
@@ -319,7 +328,7 @@ class EvictionPolicy:
     costs: CostTracker
     page_tokens: int
     is_in_history: Callable[[PageKey], bool]
-    """Whether the history of some session contains a page."""
+    """Returns whether the history of some session contains a page."""
     is_on_disk: Callable[[PageKey], bool]
     is_in_use: Callable[[Node], bool]
     """Returns whether a running request holds a page. Such a page is not superseded, even if no history contains it."""
@@ -331,7 +340,7 @@ class EvictionPolicy:
         return eviction_class, value, node.last_used
 
     def eviction_class(self, node: Node, tier: Tier) -> EvictionClass:
-        """Returns a page's class; see the module's table."""
+        """Returns the eviction class of a page; see the table in the module docstring."""
         if not node.outlives_sessions and not self.is_in_history(node.key) and not self.is_in_use(node):
             return EvictionClass.SUPERSEDED
         if not self.has_copy_below(node, tier):

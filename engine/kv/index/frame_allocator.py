@@ -52,12 +52,14 @@ class FrameAllocator:
         self._frames = frames
         self._runs: set[FrameRun] = set()
         self.on_pages_moved: Callable[[Mapping[PageId, PageId]], None] = lambda moves: None
-        """Called after pages were moved and the tree was updated.
+        """A callback that runs after pages were moved and the tree was updated.
 
-        Maps the old number of each moved page to the new one.
+        Its argument maps the old number of each moved page to the new one.
         """
         self.on_runs_moved: Callable[[Mapping[FrameRun, FrameRun]], None] = lambda moves: None
-        """Called after runs were moved. Maps the old run of each moved adapter to the new one."""
+        """A callback that runs after adapters were moved. Its argument maps the old run of each moved adapter to the
+        new one.
+        """
         self.num_relocated_pages = 0
         self.num_moved_runs = 0
 
@@ -140,7 +142,7 @@ class FrameAllocator:
         self.on_pages_moved(moves)
 
     def check_integrity(self) -> None:
-        """Checks that no two runs overlap and that the runs cover all lent frames."""
+        """Checks that no two runs overlap and that the runs cover all frames that are lent to adapters."""
         frames = [page for run in self._runs for page in run.pages]
         assert len(set(frames)) == len(frames), "a frame belongs to two adapters"
         assert len(frames) == self._page_store.device.lent_pages, "a lent frame is in no run"

@@ -40,14 +40,16 @@ class Occupancy(NamedTuple):
 
 
 class PagePool:
-    """The pages `0 … num_pages - 1` of one tier. Allocating a page is O(log n), everything else O(1) per page."""
+    """Owns the state of the pages `0 … num_pages - 1` of one tier. Allocating a page is O(log n), everything else O(1)
+    per page.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free_heap = [PageId(page) for page in range(num_pages)]
         """A heap of all free pages.
 
-        It may also contain pages that are no longer free, because they were lent or another page was moved there.
+        The heap may also contain pages that are no longer free, because they were lent or another page was moved there.
         """
         self._in_free_heap = [True] * num_pages
         self._holders = array("i", [0]) * num_pages
@@ -117,7 +119,9 @@ class PagePool:
             self._holders[page] += 1
 
     def release(self, pages: Iterable[PageId]) -> list[PageId]:
-        """Removes one holder from each page and frees pages without one. Returns the pages that became idle."""
+        """Removes one holder from each page, and frees each page that has no holder left. Returns the pages that became
+        idle.
+        """
         became_num_idle: list[PageId] = []
         for page in pages:
             assert self._holders[page] > 0, f"page {page} was released twice"
@@ -175,7 +179,7 @@ class PagePool:
             self._num_free -= 1
 
     def reclaim(self, pages: Iterable[PageId]) -> None:
-        """Makes lent pages free."""
+        """Makes pages free again whose frames were part of an adapter."""
         for page in pages:
             assert self._lent[page], f"page {page} was not lent"
             self._lent[page] = False
@@ -221,7 +225,7 @@ class PagePool:
             self._in_free_heap[page] = True
 
     def check_integrity(self) -> None:
-        """Recounts all states."""
+        """Recounts the pages of each state and compares the counts."""
         assert sorted(self._free_heap) == [page for page in range(self.num_pages) if self._in_free_heap[page]]
         free = idle = in_flight = 0
         for page in map(PageId, range(self.num_pages)):

@@ -50,19 +50,19 @@ class DiskPages(Protocol):
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page unfindable at once. `DiskStore.sweep` removes files whose pages were all forgotten."""
+        """Makes the store forget a page at once. `DiskStore.sweep` removes files whose pages were all forgotten."""
         ...
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes all pages of a domain unfindable.
+        """Makes the store forget all pages of a domain. `domain` is the digest of the domain.
 
-        `domain` is its digest. Returns how many pages could be found before.
+        Returns how many pages it forgot.
         """
         ...
 
 
 class NoDisk:
-    """A disk of zero bytes."""
+    """Stands for the disk on an engine without a disk tier. It holds no page."""
 
     num_pages = 0
     bytes_used = 0
@@ -72,7 +72,7 @@ class NoDisk:
         return False
 
     def forget(self, key: PageKey) -> None:
-        """Has nothing to forget."""
+        """Does nothing, because there is nothing to forget."""
 
     def forget_domain(self, domain: bytes) -> int:
         return 0
@@ -87,13 +87,13 @@ class KvSizes:
     """The sizes of the device and the host, and how much of each is guaranteed to KV pages and to adapters.
 
     The memory of the device is divided into frames of one page each, which KV pages and adapters share. KV pages always
-    get `context_pages` and the reserve. Adapters always get `lora_floor_share`. Both may use the rest.
+    get `context_pages` and `device_reserve_pages`. Adapters always get `lora_floor_pages`. Both may use the rest.
     """
 
     page_tokens: int
     page_bytes: int
     device_pages: int
-    """Frames of the device."""
+    """The number of frames on the device."""
     host_pages: int
     context_pages: int
     """Pages of one context of full length."""
@@ -134,7 +134,7 @@ _MAX_REMEMBERED_REASONS = 1 << 16
 
 
 class PageStore:
-    """The pages of the device and the host."""
+    """Owns the pages of the device and the host: their allocation, their order of eviction and the prefix tree."""
 
     def __init__(self, sizes: KvSizes, ranking: Ranking, disk: DiskPages, clock: Clock) -> None:
         self.sizes = sizes
@@ -148,7 +148,7 @@ class PageStore:
             Tier.HOST: EvictionQueue(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
         }
         self.frame_users: dict[Tier, FrameUser] = {Tier.DEVICE: NoFrameUser(), Tier.HOST: NoFrameUser()}
-        """By tier, what uses frames besides KV pages: the adapters on the device, nothing on the host."""
+        """The users of frames besides KV pages, by tier: the adapters on the device, and none on the host."""
         self._clock = clock
         self._lease_expiries = LeaseExpiryQueue()
         self._limits: dict[Domain, KvLimits] = {}
@@ -284,7 +284,7 @@ class PageStore:
     def requeue_path(self, last: Node) -> None:
         """Queues a path for eviction again because the rank of its pages has fallen. `last` is the path's last node.
 
-        Only the deepest page of the path on each tier can be evicted next, so only that one is queued.
+        Only the deepest page of the path on each tier can be evicted next. So only this page is queued.
         """
         for tier, queue in self._queues.items():
             node: Node | None = last

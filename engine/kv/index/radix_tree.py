@@ -17,7 +17,7 @@ from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.page_pool import PagePool
 
 Domain = bytes
-"""The name of the isolation domain that a page is charged to. It is compared, never interpreted."""
+"""The name of the isolation domain that a page is charged to. The name is compared, never interpreted."""
 
 PUBLIC: Domain = b""
 """The domain that public pages are charged to."""
@@ -25,7 +25,7 @@ PUBLIC: Domain = b""
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One page of tokens after a prefix."""
+    """A node of the prefix tree: one page of tokens after a prefix."""
 
     parent: "Node | None"
     scope: CacheScope
@@ -68,7 +68,7 @@ class Lease:
 
 
 class RadixTree:
-    """A radix tree over pages of `page_tokens` tokens."""
+    """Maps token prefixes to nodes, one for each page of `page_tokens` tokens."""
 
     def __init__(self, device: PagePool, host: PagePool, page_tokens: int) -> None:
         self.page_tokens = page_tokens
@@ -78,14 +78,14 @@ class RadixTree:
         self._by_key: dict[PageKey, Node] = {}
         self._ticks = 0
         self.on_copy_changed: Callable[[Node, Tier, int], None] = lambda node, tier, change: None
-        """Called for each copy that a tier gains (+1) or loses (-1)."""
+        """A callback for each copy that a tier gains (+1) or loses (-1)."""
 
     def num_copies(self, tier: Tier) -> int:
         """Returns how many pages of a tier the tree holds."""
         return len(self._nodes[tier])
 
     def node_of(self, tier: Tier, page: PageId) -> Node | None:
-        """Returns the node whose copy this page is; None if there is none."""
+        """Returns the node that has this page as its copy on the tier; None if there is none."""
         return self._nodes[tier].get(page)
 
     def nodes_on(self, tier: Tier) -> list[Node]:
@@ -146,7 +146,9 @@ class RadixTree:
         return node
 
     def add_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Makes a page that has a holder the node's copy on the tier. The tree becomes one more holder of the page."""
+        """Makes `page` the node's copy on the tier. The page must have a holder. The tree becomes one more holder of
+        the page.
+        """
         self._pools[tier].enter_tree(page)
         self._nodes[tier][page] = node
         self._set_copy(node, tier, page)

@@ -4,8 +4,8 @@ Owns the two threads and their queues. Never chooses or owns a page: a plan name
 planner keeps them in flight until the transfer is reported as done. Each thread runs urgent plans first.
 
 On CUDA the copies run on their own stream. The stream waits for the compute that wrote the sources. The report waits
-for the stream, so a reported copy is complete. Steps can read a load from the host earlier: its layers are copied in
-groups, and the step waits for each layer (see layer_gates).
+for the stream, so a reported copy is complete. A step can read a load from the host before the report: the layers are
+copied in groups, and the step waits for each layer (see LayerGates).
 """
 
 import logging
@@ -71,7 +71,7 @@ class DiskIO(Protocol):
 
 
 class PageCopier:
-    """A CopyEngine that copies real memory. It calls `report` on its own threads."""
+    """Implements CopyEngine by copying real memory. Calls `report` on its own threads."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class PageCopier:
         return event.wait
 
     def _store(self, plan: TransferPlan) -> int:
-        """Writes one file for each sequence of pages of the same path and domain."""
+        """Writes one file for each run of consecutive pages of one domain."""
         start = 0
         for end in range(1, len(plan.nodes) + 1):
             if end == len(plan.nodes) or not _is_next(plan.nodes[end - 1], plan.nodes[end]):
@@ -222,13 +222,13 @@ class _Priority(IntEnum):
     """The order of jobs on a thread. The lowest number runs first."""
 
     URGENT = 0
-    """For a job that a request waits for."""
+    """The priority of a job that a request waits for."""
     BACKGROUND = 1
     SHUTDOWN = 2
 
 
 class _CopyThread:
-    """A thread that runs jobs by priority. Jobs of the same priority keep their order. No job may raise.
+    """Runs jobs by priority on one thread. Jobs of the same priority keep their order. No job may raise.
 
     Plans may run in any order, because no page is a source of one queued plan and a target of another.
     """

@@ -17,7 +17,7 @@ _ALIGNMENT = 64
 
 
 class DeviceMemory:
-    """`num_frames` frames of at least `used_bytes` bytes in one block of memory, numbered from 0."""
+    """Owns `num_frames` frames of at least `used_bytes` bytes in one block of memory, numbered from 0."""
 
     def __init__(self, num_frames: int, used_bytes: int, device: torch.device) -> None:
         self.num_frames = num_frames
@@ -42,7 +42,10 @@ class DeviceMemory:
         return -(-num_bytes // self.frame_bytes)
 
     def block(self, first_frame: int, num_bytes: int) -> torch.Tensor:
-        """Returns memory that starts with a frame. Writing to it writes to the frames.  # [num_bytes] uint8"""
+        """Returns `num_bytes` bytes of memory from the start of a frame on.  # [num_bytes] uint8
+
+        Writing to the result writes to the frames.
+        """
         start = first_frame * self.frame_bytes
         return self.frames.flatten()[start : start + num_bytes]
 
@@ -89,8 +92,9 @@ def _in_safe_order(moves: Iterable[tuple[int, int]], scratch: int) -> Iterator[t
 
 
 class KvCache:
-    """Keys and values of all layers, as pages. Page n is frame n; the null frame is the page of zeros that pads block
-    tables.
+    """Reads and writes the keys and values of all layers, as pages.
+
+    Page n is frame n. The null frame is the page of zeros that pads block tables.
     """
 
     def __init__(self, config: ModelConfig, device_memory: DeviceMemory, page_tokens: int, dtype: torch.dtype) -> None:

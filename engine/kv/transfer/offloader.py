@@ -2,7 +2,8 @@
 
 Owns the queues of pages that wait for a copy. A session's pages are copied when its turn ends. Other pages are copied
 in the background when few pages are free. So most evicted pages already have a copy on a lower tier.
-Invariant: a page is on the host only if its parent is.
+
+Invariant: a page is on the host only if its parent page is on the host.
 """
 
 from collections import OrderedDict
@@ -16,11 +17,14 @@ from graftwork.engine.kv.index.radix_tree import Domain, Node
 from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone, TransferKind, TransferPlan
 
 LOW_WATER = 0.25
-"""Share of a tier's pages. If fewer pages are free, idle pages are copied to the lower tier."""
+"""The fraction of a tier's pages that should be free. If fewer pages are free, idle pages are copied to the lower tier.
+"""
 _BATCH_PAGES = 64
 """The most pages that one background copy copies."""
 _SLACK = 64
-"""If a queue is longer than twice its tier's pages plus this number, nodes that left the tier are removed from it."""
+"""A bound on the length of a queue: twice the pages of its tier plus this number. A longer queue drops nodes that left
+the tier.
+"""
 
 
 class PageOffloader:

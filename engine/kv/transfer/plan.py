@@ -74,7 +74,7 @@ class LayerGate:
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Waits until work that the calling thread starts later may read a layer.
+        """Waits until the layer may be read by work that the calling thread starts after this call.
 
         Raises LoadFailed if the load failed.
         """
@@ -97,7 +97,9 @@ class LayerGate:
 
 
 class LayerGates:
-    """The gates of all running loads, and the gates that the present step waits for. Used only on the loop's thread."""
+    """Owns the gates of all running loads, and selects those that the present step waits for. Used only on the loop's
+    thread.
+    """
 
     def __init__(self) -> None:
         self._gates: dict[Hashable, LayerGate] = {}
@@ -182,7 +184,7 @@ class LoadReadable:
 
 
 Report = Callable[[TransferDone | LoadReadable], None]
-"""Receives messages about transfers. It is called on the thread that runs the transfer."""
+"""A callback that receives messages about transfers. It is called on the thread that runs the transfer."""
 
 
 class CopyEngine(Protocol):
@@ -205,5 +207,5 @@ class CopyEngine(Protocol):
 
 
 def domain_digest(domain: Domain) -> bytes:
-    """Returns the 32 bytes that stand for a domain in files. They do not reveal the domain's name."""
+    """Returns the 32 bytes that stand for a domain in files. These bytes do not reveal the domain's name."""
     return hashlib.sha256(domain).digest()

@@ -1,6 +1,7 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Code that the kernels share: lists of arguments for which no variants are compiled, and helpers for output blocks.
+"""Defines code that the Triton kernels share: lists of arguments for which no variants are compiled, and helpers for
+output blocks.
 
 An output block is a range of a slice's output columns that one program computes.
 """
@@ -41,7 +42,7 @@ def is_changed(
     slot_words,
     HAS_COLUMNS: tl.constexpr,
 ):
-    """Whether any part of a tile changes a slice. `part_slot` is the address of the tile's first part."""
+    """Returns whether any part of a tile changes a slice. `part_slot` is the address of the tile's first part."""
     largest = 0
     for part in range(num_parts):
         largest = max(largest, tl.load(ranks + tl.load(part_slot + part) * slot_words * 2 + slice_index))

@@ -23,7 +23,7 @@ from graftwork.engine.lora.triton.tiles import LoraSegments, RowOwner, SegmentCa
 from graftwork.engine.model.projections import GroupShape
 
 LayerKey = tuple[int, str]
-"""(layer index, group name), for a group of projections that are computed as one."""
+"""The key of a group of projections that are computed as one: the pair (layer index, group name)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class GraphKey:
 
 @dataclass(frozen=True, slots=True)
 class _Resident:
-    """An adapter in a slot."""
+    """The record of an adapter in a slot: its rows in the tables, its largest rank, and whether it has columns."""
 
     rows: dict[LayerKey, SlotRow]
     max_rank: int
@@ -52,7 +52,7 @@ class _Step:
 
 
 class FusedLora:
-    """Adapters by slot, and the running step. Not thread-safe."""
+    """Owns the adapters by slot, and the running step. Not thread-safe."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class FusedLora:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        """Make empty slots for the given fused layers. Weights have `dtype`; activations may have another.
+        """Makes empty slots for the given fused layers. Weights have `dtype`; activations may have another.
 
         `max_rank` is the largest rank of any adapter. With `batch_invariant` a row's bits do not depend on the rest of
         the batch, and the row-wise kernels are not used (see launch_plan.py).
@@ -95,18 +95,20 @@ class FusedLora:
 
     @property
     def has_columns(self) -> bool:
-        """Whether any adapter here scales or shifts columns."""
+        """Whether any adapter in a slot scales or shifts columns."""
         return any(resident is not None and resident.has_columns for resident in self._residents)
 
     # ---- slots ------------------------------------------------------------------------------------------------
 
     def assign(self, slot: int, deltas: Mapping[LayerKey, SlotPairs]) -> None:
-        """Put an adapter into a free slot. `adapter` maps (layer, group) to terms; unchanged layers may be absent.
+        """Puts an adapter into a free slot. `deltas` maps (layer, group) to the adapter's terms; unchanged layers may
+        be absent.
 
         Tensors are used where they are if they are on the device, have the weights' dtype, are 16-byte aligned, and
         have the layout A [rank, in_features], B the transpose of a contiguous [rank, width]. Others are copied. The
         addresses are written in the order of the current stream. Ends the step.
-        Raises ValueError, and changes nothing, if the slot is taken, a layer unknown, or a shape or rank does not fit.
+        Raises ValueError, and changes nothing, if the slot is taken, a layer is unknown, or a shape or rank does not
+        fit.
         """
         if self._residents[slot] is not None:
             raise ValueError(f"slot {slot} is taken: release it first")
@@ -118,7 +120,7 @@ class FusedLora:
         self._residents[slot] = resident
 
     def release(self, slot: int) -> None:
-        """Empty a slot and drop its adapter, in the order of the current stream. Ends the step.
+        """Empties a slot and drops its adapter, in the order of the current stream. Ends the step.
 
         Raises ValueError if the slot is empty.
         """
@@ -144,10 +146,11 @@ class FusedLora:
     # ---- steps ------------------------------------------------------------------------------------------------
 
     def begin_step(self, owners: Sequence[RowOwner | None], capacity: SegmentCapacity | None = None) -> GraphKey | None:
-        """Tell which delta each row of the batch gets: a slot's, a mixture's of up to four (slot, weight), or none.
+        """Starts a step, in which each row gets the delta of its owner: a slot, a mixture of up to four (slot, weight),
+        or None.
 
-        Each capacity has its own set of arrays, with fixed sizes and addresses. A graph that was captured
-        after `begin_step` may be replayed after any `begin_step` that returns an equal key.
+        Each capacity has its own set of arrays, with fixed sizes and addresses. A graph that was captured after
+        `begin_step` may be replayed after any `begin_step` that returns an equal key.
         Raises ValueError if a slot is empty, if the capacity is exceeded, or if a mixture has an adapter that scales or
         shifts columns, because those have no weighted sum.
         """
@@ -173,7 +176,7 @@ class FusedLora:
         return GraphKey(capacity, self.has_columns)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Add each row's delta to the base's output of one fused layer, in place.
+        """Adds each row's delta to the base's output of one fused layer, in place.
 
         x: [num_rows, in_features], y: [num_rows, sum of widths], features adjacent.
         Raises ValueError if the shapes do not fit, and RuntimeError if slots changed since the step began.

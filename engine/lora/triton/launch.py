@@ -38,7 +38,7 @@ def apply_lora(
     plan: LoraPlan | None = None,
     bounds: LaunchBounds | None = None,
 ) -> None:
-    """Add each row's delta to the base's output of one fused layer, in place.
+    """Adds each row's delta to the base's output of one fused layer, in place.
 
     `x` is [num_rows, in_features], `y` [num_rows, sum of widths]; both may be views with any stride between rows.
     `bounds` must hold for every row's adapter. By default they are the bounds of the whole table.
@@ -75,9 +75,8 @@ def bounds_of(table: SliceTable) -> LaunchBounds:
 def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank: int) -> torch.Tensor:
     """Returns scratch memory for v: fp32 [num_planes, rows, ranks of all parts and slices].
 
-    The ranks of each part and slice are rounded up to whole blocks.
-
-    It is not cleared: shrink writes the blocks that hold real ranks, and expand reads only those.
+    The ranks of each part and slice are rounded up to whole blocks. The memory is not cleared: shrink writes the blocks
+    that hold real ranks, and expand reads only those.
     """
     ranks_of_all = segments.num_parts * table.num_slices * plan.rank_blocks(rank)
     shape = (plan.num_planes, segments.permutation.shape[0], ranks_of_all * plan.block_rank)
@@ -87,7 +86,7 @@ def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank
 def lora_shrink(
     x: torch.Tensor, planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> None:
-    """Write v = x @ A.T into the planes, by position in the tiles. The sum of the planes, in order, is v."""
+    """Writes v = x @ A.T into the planes, by position in the tiles. The sum of the planes, in order, is v."""
     shrink_launch(x, planes, table, segments, plan).run()
 
 
@@ -99,9 +98,9 @@ def lora_expand(
     plan: LoraPlan,
     has_columns: bool,
 ) -> None:
-    """y = column_scale * y + column_shift + scale * (v @ B.T), in place. Sums are fp32 and are rounded once.
+    """Computes y = column_scale * y + column_shift + scale * (v @ B.T), in place. Sums are fp32 and are rounded once.
 
-    Without `has_columns` column_scale and column_shift are not read.
+    If `has_columns` is False, column_scale and column_shift are not read.
     """
     expand_launch(planes, y, table, segments, plan, has_columns).run()
 

@@ -1,6 +1,6 @@
-"""What the LoRA kernels must compute, in plain torch. Every kernel is tested against it.
+"""Computes in plain torch what the LoRA kernels must compute. Every kernel is tested against this file.
 
-It is slow and simple on purpose: one tile, one part and one slice at a time, in fp32.
+The code is slow and simple on purpose: one tile, one part and one slice at a time, in fp32.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ def add_lora(
     slots: Sequence[SlotPairs],
     slice_widths: Sequence[int],
 ) -> torch.Tensor:
-    """Scale and shift the columns of y and add the delta, in fp32, rounded once. Returns a new tensor like y.
+    """Returns y with its columns scaled and shifted and the delta added, in fp32, rounded once. Does not change y.
 
     For a mixture, only the columns of its first adapter are applied.
     """

@@ -1,12 +1,12 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""The row-wise pair of kernels, made for decode: one program takes one row, and each row may have another adapter.
+"""Defines the row-wise pair of kernels, for decoding: one program takes one row, and each row may have another adapter.
 
     shrink_rows  one (row, part, slice, block of ranks, span of the input features or all of them)
     expand_rows  one (row, block of output columns of one slice)
 
-A program loads weights once, in whole vectors, into registers, and sums products there in fp32. It needs no tile, no
-shared memory and no matrix unit. The order of sums does not depend on the batch: elements of a block side by side, then
+A program loads weights once, in whole vectors, into registers, and sums products there in fp32. It needs no shared
+memory and no matrix unit. The order of sums does not depend on the batch: elements of a block side by side, then
 blocks, then spans, then lanes in a tree. A tile has one row here, so tile t is at position t.
 """
 
@@ -65,9 +65,10 @@ def shrink_rows_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Compute v = x @ A.T for one row and one block of LoRA ranks, of one adapter and one projection.
+    """Computes v = x @ A.T for one row and one block of LoRA ranks, of one adapter and one projection.
 
-    Each program sums over one span of the input features, and writes its sum to the plane of that span.
+    With PARALLEL_SPANS, each program sums one span of the input features into that span's plane. Else one program sums
+    all spans.
     """
     blocks_a_row = NUM_PARTS * NUM_SLICES * rank_blocks
     position = tl.program_id(0) // blocks_a_row
@@ -138,7 +139,7 @@ def expand_rows_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Change one block of output columns of one row: scale and shift y, then add scale * (v @ B.T) of each part in
+    """Changes one block of output columns of one row: scales and shifts y, then adds scale * (v @ B.T) of each part in
     turn.
     """
     position = tl.program_id(0) // out_blocks

@@ -1,8 +1,8 @@
-"""Tables of addresses, in which the kernels find the adapters' weights: one table for each fused layer.
+"""Holds the addresses at which the kernels find the adapters' weights, in one table for each fused layer.
 
 A slice is one projection of a fused layer, such as q, k and v of qkv. An entry is one adapter's part of one slice.
-Slices may differ in width, and entries in rank and scale. Rank 0 means that the adapter does not change the slice.
-The weights stay where they are. The table holds their addresses and keeps them alive.
+Slices may differ in width, and entries in rank and scale. Rank 0 means that the adapter does not change the slice. The
+weights stay where they are. The table keeps them alive.
 
 Invariant: an entry of rank r is read at A[0:r, 0:in_features], B[0:r, 0:width] and, if it has columns, at [0:width].
 Nothing else is read.
@@ -34,7 +34,7 @@ class SliceTerms:
 SlotPairs = Sequence[LoraPair | SliceTerms | None]
 """One adapter's terms for each slice of a fused layer.
 
-A LoraPair has no columns (scales and shifts of outputs). With None the slice is unchanged.
+A LoraPair has no columns (scales and shifts of outputs). None leaves the slice unchanged.
 """
 
 _ALIGNED_ELEMENTS = 16
@@ -45,7 +45,7 @@ _NUM_ADDRESSES = 4  # of an entry: A, B, column_scale, column_shift
 def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
     """Returns a slice's entry in SlotPairs as SliceTerms.
 
-    Raises ValueError for a pair with a magnitude or bias of its own: those depend on the base's weights.
+    Raises ValueError for a pair with its own magnitude or bias, because those depend on the base's weights.
     """
     delta = entry if isinstance(entry, SliceTerms) else SliceTerms(entry)
     if delta.pair is not None and (delta.pair.magnitude is not None or delta.pair.bias is not None):
@@ -55,7 +55,7 @@ def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """The words of one slot, ready to be written to a table."""
+    """The 64-bit words of one slot, ready to be written to a table."""
 
     words: torch.Tensor  # [words of the table] int64, on the host
     weights: tuple[torch.Tensor, ...]
@@ -113,7 +113,8 @@ class SliceTable:
         return all(size % _ALIGNED_ELEMENTS == 0 for size in (self.in_features, *self.slice_widths))
 
     def replace_slot(self, slot: int, pairs: SlotPairs) -> None:
-        """Write another adapter's addresses into a slot, in the current stream's order. The table itself does not move.
+        """Writes another adapter's addresses into a slot, in the current stream's order. The table itself does not
+        move.
 
         The caller must make sure that no later step uses this slot for the adapter that was in it.
         Raises ValueError, and changes nothing, if a shape or rank does not fit the table.
@@ -123,7 +124,7 @@ class SliceTable:
         self.keep(slot, row)
 
     def row_of(self, pairs: SlotPairs) -> SlotRow:
-        """Make the row of a slot for this adapter. Raises ValueError if a shape or rank does not fit the table."""
+        """Returns the row of a slot for this adapter. Raises ValueError if a shape or rank does not fit the table."""
         if len(pairs) != self.num_slices:
             raise ValueError(f"{len(pairs)} pairs were given for a layer of {self.num_slices} slices")
         entries = [self._entry(index, slice_terms(pair)) for index, pair in enumerate(pairs)]
@@ -135,7 +136,7 @@ class SliceTable:
         )
 
     def keep(self, slot: int, row: SlotRow) -> None:
-        """Record that the caller has written `row` to a slot's words, and keep the row's tensors alive."""
+        """Records that the caller has written `row` to a slot's words, and keeps the row's tensors alive."""
         self.rows[slot] = row
 
     def _entry(self, index: int, delta: SliceTerms) -> "_Entry":
@@ -193,9 +194,9 @@ def num_words(num_slices: int) -> int:
 
 
 def _words(entries: Sequence[_Entry]) -> torch.Tensor:
-    """The words of one slot, in the layout that `_views` reads.
+    """Returns the words of one slot, in the layout that `_views` reads.
 
-    Made in one operation, because an adapter has hundreds of entries.
+    They are made in one operation, because an adapter has hundreds of entries.
     """
     by_kind = zip(*((entry.A, entry.B, entry.column_scale, entry.column_shift) for entry in entries), strict=True)
     addresses = [0 if tensor is None else tensor.data_ptr() for tensors in by_kind for tensor in tensors]

@@ -1,6 +1,6 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""The grouped pair of kernels: one program takes a tile of rows of one adapter and multiplies on matrix units.
+"""Defines the grouped pair of kernels: one program takes a tile of rows of one adapter and multiplies on matrix units.
 
     shrink_tiles  one (tile, part, slice, block of ranks, span of the input features or all of them)
     expand_tiles  one (tile, block of output columns of one slice)
@@ -70,7 +70,7 @@ def shrink_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Write v = x @ A.T for one tile, part, slice and block of ranks, into the plane of its span."""
+    """Writes v = x @ A.T for one tile, part, slice and block of ranks, into the plane of its span."""
     blocks_a_tile = NUM_PARTS * NUM_SLICES * rank_blocks
     tile = tl.program_id(0) // blocks_a_tile
     block = tl.program_id(0) % blocks_a_tile
@@ -181,7 +181,7 @@ def expand_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Change one block of output columns of a tile: scale and shift y, then add scale * (v @ B.T) of each part."""
+    """Changes one block of output columns of a tile: scales and shifts y, then adds scale * (v @ B.T) of each part."""
     tile = tl.program_id(0) // out_blocks
     block = tl.program_id(0) % out_blocks
     num_parts = tl.load(tile_parts + tile)

@@ -1,7 +1,7 @@
 """Sorts the rows of a batch by adapter, and cuts them into tiles. One kernel program computes one tile.
 
-They are built once a step on the CPU, copied to the device in one piece, and used by all layers. Base rows are in no
-tile, so no kernel reads or writes them.
+The tiles are built once a step on the CPU, copied to the device in one piece, and used by all layers. Base rows are in
+no tile, so no kernel reads or writes them.
 
     rows      0  1  2  3  4  5  6        slots  2  -  0  2  -  2  0   ( - is the base )
     sorted    2  6 | 0  3  5             permutation = 2 6 0 3 5
@@ -22,21 +22,23 @@ import torch
 from graftwork.engine.lora.triton.launch_plan import TILE_ROWS, grouped_tile_rows
 
 MAX_PARTS = 4
-"""Adapters that one row may mix."""
+"""The most adapters that one row may mix."""
 
 Parts = tuple[tuple[int, float], ...]
-"""Up to MAX_PARTS pairs of slot and weight; the weight multiplies the adapter's own scale."""
+"""The parts of a row's adapter mix: up to MAX_PARTS pairs of slot and weight. The weight multiplies the adapter's own
+scale.
+"""
 RowOwner = int | Parts
-"""Whose delta a row gets: that of the adapter in a slot, or a mixture."""
+"""The owner of a row: the slot of its adapter, or the pairs (slot, weight) of its mixture."""
 
 _ALIGNMENT = 4  # int32 entries: each array starts on 16 bytes, wherever the sizes fall
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCapacity:
-    """Array sizes for any batch of up to `num_rows` rows and `num_slots` adapters.
+    """The sizes of arrays for any batch of up to `num_rows` rows and `num_slots` adapters.
 
-    A CUDA graph is captured with them.
+    A CUDA graph is captured with arrays of these sizes.
     """
 
     num_rows: int
@@ -59,10 +61,12 @@ class SegmentCapacity:
 
 @dataclass(frozen=True, slots=True)
 class LoraSegments:
-    """The tiles of one step. Tile t is rows permutation[start : start + length] and adds the first parts[t] parts."""
+    """The tiles of one step. Tile t has the rows permutation[start : start + length], and applies its first
+    `tile_parts[t]` parts.
+    """
 
     packed: torch.Tensor
-    """The arrays below in one int32 allocation, so that a step copies only once."""
+    """The arrays below in one int32 allocation, so that a step makes only one copy."""
     tile_start: torch.Tensor  # [num_tiles] int32
     tile_length: torch.Tensor  # [num_tiles] int32, 0 where the tile is padding
     tile_parts: torch.Tensor  # [num_tiles] int32, 0 where the tile is padding
@@ -71,11 +75,11 @@ class LoraSegments:
     permutation: torch.Tensor  # [capacity in rows] int32, rows ordered by owner
     tile_rows: int
     num_rows: int
-    """The number of rows of the batch, rows without an adapter included. With a capacity, the most rows it allows."""
+    """The number of rows of the batch, including rows without an adapter. With a capacity, the most rows it allows."""
 
     @property
     def num_tiles(self) -> int:
-        """The number of tiles for which a kernel is launched, empty ones included."""
+        """The number of tiles for which a kernel is launched, including empty tiles."""
         return self.tile_start.shape[0]
 
     @property
@@ -84,7 +88,8 @@ class LoraSegments:
         return self.part_slot.shape[1]
 
     def refill(self, fresh: "LoraSegments") -> None:
-        """Overwrite these arrays, at the addresses that a captured graph reads, with those of a step of equal capacity.
+        """Overwrites these arrays, at the addresses that a captured graph reads, with those of a step of equal
+        capacity.
 
         Raises ValueError if the capacities differ.
         """
@@ -111,7 +116,7 @@ def build_segments(
     capacity: SegmentCapacity | None = None,
     tile_rows: int | None = None,
 ) -> LoraSegments:
-    """Group the rows of a batch by owner, and cut the groups into tiles. The owner None is the base model.
+    """Groups the rows of a batch by owner, and cuts the groups into tiles. The owner None is the base model.
 
     `tile_rows` is one of TILE_ROWS. By default it follows from the number of rows of each owner. A capacity fixes the
     sizes of the arrays and the rows of a tile, so that they do not depend on the batch; unused tiles are empty.
@@ -211,5 +216,5 @@ def _pack(
 
 
 def _fill(array: torch.Tensor, values: Sequence[float]) -> None:
-    """Write the first entries of an array. The other entries stay zero."""
+    """Writes the first entries of an array. The other entries stay zero."""
     array[: len(values)] = torch.tensor(values, dtype=array.dtype)

@@ -61,9 +61,9 @@ def test_every_error_has_one_shape() -> None:
 
 
 def test_guarded_operations_say_so() -> None:
-    """Each operation under /v1 names its key and can answer 401 and 403; the others need none."""
+    """Each operation under /v1, and /metrics, names its key and can answer 401 and 403; the others need none."""
     for path, method, operation in operations():
-        is_guarded = path.startswith("/v1")
+        is_guarded = path.startswith("/v1") or path == "/metrics"
         assert ("security" in operation) == is_guarded, (path, method)
         assert ({"401", "403"} <= set(operation["responses"])) == is_guarded, (path, method)
 

@@ -114,6 +114,7 @@ async def gateway_with_an_adapter(
     async with open_gateway(gateway_settings(folder, model), inspector) as gateway:
         tenant = await gateway.tenant()
         await tenant.push_adapter("support")
+        await gateway.anonymous.get("/openapi.json")  # builds it, which a busy machine may not do in time for a tool
         async with served(gateway) as url:
             yield url, tenant.key
 

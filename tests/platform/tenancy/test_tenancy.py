@@ -18,8 +18,10 @@ from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, AdminPrincipal, Scope
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.platform.tenancy.tenants import TenantStatus
+from graftwork.platform.tenancy.wrong_keys import WrongKeyLimit
 
 PEPPER = b"a pepper for tests"
+ADDRESS = "192.0.2.1"
 ADMIN_KEY = "gwa_operator_0123456789abcdef0123456789abcdef"
 
 
@@ -334,20 +336,20 @@ def test_a_key_that_is_logged_by_mistake_is_blotted_out() -> None:
     assert "xxx" not in line
 
 
-async def test_each_door_opens_to_its_own_kind_of_key(tenancy: Tenancy) -> None:
+async def test_each_door_opens_to_its_own_kind_of_key(tenancy: Tenancy, manual_clock: ManualClock) -> None:
     """The wrong kind of a right key is a 403; a wrong key is a 401 at both doors."""
-    gate = Authenticator(tenancy, ADMIN_KEY)
+    gate = Authenticator(tenancy, ADMIN_KEY, WrongKeyLimit(manual_clock))
     tenant = await tenancy.create_tenant("acme")
     _, plaintext = await tenancy.create_key(tenant.id, "ci")
 
-    assert (await gate.authenticate(plaintext)).tenant_id == tenant.id
-    assert await gate.authenticate_admin(ADMIN_KEY) == AdminPrincipal()
+    assert (await gate.authenticate(plaintext, ADDRESS)).tenant_id == tenant.id
+    assert await gate.authenticate_admin(ADMIN_KEY, ADDRESS) == AdminPrincipal()
     with pytest.raises(NotPermitted):
-        await gate.authenticate(ADMIN_KEY)
+        await gate.authenticate(ADMIN_KEY, ADDRESS)
     with pytest.raises(NotPermitted):
-        await gate.authenticate_admin(plaintext)
+        await gate.authenticate_admin(plaintext, ADDRESS)
     for wrong in (ADMIN_KEY[:-1], plaintext[:-1], "", "é"):
         with pytest.raises(NotAuthenticated):
-            await gate.authenticate(wrong)
+            await gate.authenticate(wrong, ADDRESS)
         with pytest.raises(NotAuthenticated):
-            await gate.authenticate_admin(wrong)
+            await gate.authenticate_admin(wrong, ADDRESS)
