@@ -145,7 +145,7 @@ class EventFeed:
     def close(self) -> None:
         """Marks the turn as ended, and wakes the readers. The store has the events that the feed no longer holds."""
         self.is_closed = True
-        self._wake()
+        self._changed.set()
 
     def after(self, seq: int) -> tuple[SessionEvent, ...] | None:
         """Returns the events whose number is above `seq`. Returns None if the feed no longer holds all of them."""

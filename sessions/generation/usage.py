@@ -100,38 +100,46 @@ class RequestAccount:
         self.reservation = reservation
         self._accounting = accounting
         self._charge = charge
+        self._is_recorded = False
+
+    def row(self, usage: Usage | None, outcome: str) -> UsageEvent | None:
+        """Returns the usage row, for a caller that stores it in its own transaction and then calls `count`."""
+        if usage is None:
+            return None
+        charge = self._charge
+        return UsageEvent(
+            request_id=charge.request_id,
+            tenant_id=charge.principal.tenant_id,
+            key_id=charge.principal.key_id,
+            model=charge.model.requested,
+            adapter=charge.model.adapter_label,
+            session_id=charge.session_id,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            at=self._accounting.clock.now(),
+            outcome=outcome,
+        )
+
+    def count(self, usage: Usage | None, outcome: str) -> None:
+        """Counts the usage in the metrics. Call it once the usage row is stored."""
+        self._is_recorded = True
+        if usage is not None:
+            telemetry, tenant_id = self._accounting.telemetry, self._charge.principal.tenant_id
+            telemetry.count_tokens(tenant_id, usage.prompt_tokens_by_tier, usage.completion_tokens)
+            telemetry.count_request(tenant_id, outcome)
 
     async def record(self, usage: Usage | None, outcome: str) -> None:
         """Writes the usage row, and adds the usage to the metrics. A second call for the same request changes nothing.
 
         Raises Unavailable if the database does not answer.
         """
-        if usage is None:
-            return
-        accounting, charge = self._accounting, self._charge
-        principal = charge.principal
-        is_new = await accounting.ledger.record(
-            UsageEvent(
-                request_id=charge.request_id,
-                tenant_id=principal.tenant_id,
-                key_id=principal.key_id,
-                model=charge.model.requested,
-                adapter=charge.model.adapter_label,
-                session_id=charge.session_id,
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-                at=accounting.clock.now(),
-                outcome=outcome,
-            )
-        )
-        if is_new:
-            telemetry = accounting.telemetry
-            telemetry.count_tokens(principal.tenant_id, usage.prompt_tokens_by_tier, usage.completion_tokens)
-            telemetry.count_request(principal.tenant_id, outcome)
+        row = self.row(usage, outcome)
+        if row is not None and not self._is_recorded and await self._accounting.ledger.record(row):
+            self.count(usage, outcome)
 
     async def close(self, usage: Usage | None, outcome: str) -> None:
-        """Records the usage, then settles the reservation, even if recording fails."""
+        """Records the usage if it is not recorded, then settles the reservation, even if recording fails."""
         try:
             await self.record(usage, outcome)
         finally:

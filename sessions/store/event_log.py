@@ -97,7 +97,8 @@ class EventLog:
         try:
             while self._waiting:
                 await self._gather()
-                await self._commit()
+                if self._waiting:  # a turn that ends takes its events out of the group
+                    await self._commit()
         finally:
             self._task = None
 

@@ -13,7 +13,9 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
 from graftwork.platform.ids import SessionId, TurnId
+from graftwork.platform.tenancy.metering import UsageEvent
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
+from graftwork.platform.tenancy.repository import add_usage
 from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
 from graftwork.sessions.core.items import Item, ItemType
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
@@ -181,12 +183,19 @@ class TurnStore:
             raise LeaseLost(lease.session_id)
         return held[lease.session_id]
 
-    async def end(self, lease: SessionLease, outcome: TurnOutcome) -> tuple[SessionEvent, ...]:
-        """Stores how a turn ended, and returns its last events with their numbers. Raises LeaseLost."""
+    async def end(
+        self, lease: SessionLease, outcome: TurnOutcome, usage_row: UsageEvent | None = None
+    ) -> tuple[SessionEvent, ...]:
+        """Stores how a turn ended, with its usage row, and returns its last events with their numbers.
+
+        Raises LeaseLost.
+        """
         async with self._database.write() as database:
             session = await session_rows.find_session(database, lease.scope, lease.session_id, lock=True)
             if session is None or session.epoch != lease.epoch or session.running_turn_id != lease.turn_id:
                 raise LeaseLost(lease.session_id)
+            if usage_row is not None:
+                await add_usage(database, usage_row)
             return await self._end(database, lease.scope, session, lease.turn_id, outcome)
 
     async def find_interrupted(

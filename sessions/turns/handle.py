@@ -11,7 +11,7 @@ from contextlib import aclosing
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.principals import TenantScope
-from graftwork.sessions.core.events import SessionEvent
+from graftwork.sessions.core.events import EventFeed, SessionEvent
 from graftwork.sessions.core.session import SessionStatus, Turn
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.turns.running import RunningTurns, SessionLoader, TurnTask
@@ -38,9 +38,14 @@ class TurnReader:
         return None if turn is None else TurnHandle(scope, turn, self)
 
     async def follow(self, scope: TenantScope, session_id: SessionId, after: int) -> AsyncGenerator[SessionEvent]:
-        """Yields the session's events with numbers above `after`, until no turn runs."""
+        """Yields the session's events with numbers above `after`, until no turn runs.
+
+        Reads a feed to its end, also after it is closed, so that the last events need no read of the store.
+        """
+        feed: EventFeed | None = None
         while True:
-            feed = self._running.feed_of(session_id)
+            if feed is None or (feed.is_closed and feed.last_seq <= after):
+                feed = self._running.feed_of(session_id)
             # Get the change before reading the page, so that an event between the two steps is not missed.
             changed = None if feed is None else feed.next_change()
             page = None if feed is None else feed.after(after)

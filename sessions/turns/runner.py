@@ -2,11 +2,11 @@
 
     generate ──► EventStream ──► store, then feed        (a heartbeat renews the lease meanwhile)
         │
-        └─ answered, failed or cancelled ──► record usage ──► store the outcome ──► settle the quota
+        └─ answered, failed or cancelled ──► store outcome and usage ──► settle the quota ──► show the last events
 
 Owns a running turn. Only `cancel` and `shut_down` end the turn early: its readers have no influence. Never plans a
 turn.
-Invariant: the turn has exactly one last event, which is stored in one transaction with the turn's outcome.
+Invariant: the turn has exactly one last event. One transaction stores it with the turn's outcome and its usage row.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from graftwork.sessions.core.events import (
     EventDraft,
     EventFeed,
     EventType,
+    SessionEvent,
     output_text_delta,
     tool_call_arguments_delta,
     tool_call_done,
@@ -165,18 +166,24 @@ class TurnRunner:
             raise self.failure
 
     async def run(self, generation: Generation) -> None:
-        """Generates the turn's answer and stores the turn. Raises Unavailable if the outcome cannot be stored.
+        """Generates the turn's answer and stores the turn.
+
+        If the outcome cannot be stored, tries to store the usage row alone.
 
         In that case, the next search for interrupted turns marks the turn as failed.
         """
+        last_events: tuple[SessionEvent, ...] = ()
         try:
-            await self._store(generation, await self._outcome(generation))
+            last_events = await self._store(generation, await self._outcome(generation))
         except LeaseLost:
             _log.warning("the lease of %s was lost: another process has ended it", self.turn.turn_id)
         finally:
-            self._settled.set()
-            self.feed.close()
-            await self.account.settle(generation.usage, "failed")
+            try:
+                await self.account.close(generation.usage, "failed")
+            finally:
+                self.feed.publish(last_events)
+                self._settled.set()
+                self.feed.close()
 
     async def _outcome(self, generation: Generation) -> TurnOutcome:
         """Generates until the turn ends.
@@ -293,22 +300,25 @@ class TurnRunner:
             opening=self.plan.transcript.opening,
         )
 
-    async def _store(self, generation: Generation, outcome: TurnOutcome) -> None:
-        """Stores how the turn ended. Records its usage first, so that every turn is metered.
+    async def _store(self, generation: Generation, outcome: TurnOutcome) -> tuple[SessionEvent, ...]:
+        """Stores how the turn ended, with its usage row. Returns the events for the feed.
 
         If the database does not answer, tries several times, then raises Unavailable. Can also raise LeaseLost.
         """
-        for attempts_left in reversed(range(_STORE_ATTEMPTS)):
+        usage, told = generation.usage, _USAGE_OUTCOMES[outcome.status]
+        row = self.account.row(usage, told)
+        attempts_left = _STORE_ATTEMPTS
+        while True:
             try:
-                await self.account.record(generation.usage, _USAGE_OUTCOMES[outcome.status])
-                events = await self._dependencies.store.end(self._lease, outcome)
-                if self._events.error is None:
-                    self.feed.publish(events)
-                return
+                events = await self._dependencies.store.end(self._lease, outcome, row)
+                break
             except Unavailable:
+                attempts_left -= 1
                 if not attempts_left:
                     raise
             await self._dependencies.pause(RETRY_AFTER_S)
+        self.account.count(usage, told)
+        return events if self._events.error is None else ()
 
 
 def _draft(event: PromptAdmitted | OutputEvent) -> EventDraft:

@@ -1,8 +1,11 @@
-"""Drops from a branch (an alternative of a schema) the types that its own demands exclude."""
+"""What follows from the demands of one branch (an alternative of a schema).
+
+Which types and values it leaves, and on which properties and items no keyword of it makes a claim.
+"""
 
 from typing import Any
 
-from graftwork.engine.grammar.schema.constraints import Among, Bound, Branch, Length, Presence
+from graftwork.engine.grammar.schema.constraints import Among, Bound, Branch, Claim, Items, Length, Presence, Properties
 from graftwork.engine.grammar.schema.json_values import ALL_TYPES, NUMBERS, OBJECT, identity, type_of
 
 
@@ -50,3 +53,27 @@ def _bounds_cross(bounds: list[Bound]) -> bool:
     if lower is None or upper is None:
         return False
     return lower[0] > upper[0] or (lower[0] == upper[0] and (lower[1] or not upper[1]))
+
+
+def rest_of_properties(branch: Branch, rest: Claim) -> Properties:
+    """Returns the demand that `rest` holds for all properties that no keyword of this branch evaluates.
+
+    Another branch may evaluate such a property; that does not matter here.
+    """
+    seen = [demand for demand in branch.of(Properties) if not demand.silent]
+    everything = any(demand.rest is not None for demand in seen)
+    return Properties(
+        {name: None for demand in seen for name in demand.named},
+        tuple((pattern, None) for demand in seen for pattern, _ in demand.patterns),
+        None if everything else rest,
+        rest.pointer,
+        rest.silent,
+    )
+
+
+def rest_of_items(branch: Branch, rest: Claim) -> Items:
+    """Returns the demand that `rest` holds for all items that no keyword of this branch evaluates."""
+    seen = [demand for demand in branch.of(Items) if not demand.silent]
+    everything = any(demand.rest is not None for demand in seen)
+    most = max((len(demand.first) for demand in seen), default=0)
+    return Items((None,) * most, None if everything else rest, rest.pointer, rest.silent)

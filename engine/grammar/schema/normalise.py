@@ -16,7 +16,6 @@ from graftwork.engine.grammar.schema.constraints import (
     Branch,
     Claim,
     Contains,
-    Demand,
     Goal,
     Items,
     Length,
@@ -29,7 +28,7 @@ from graftwork.engine.grammar.schema.errors import Gaps, refused
 from graftwork.engine.grammar.schema.json_values import ALL_TYPES, ARRAY, OBJECT
 from graftwork.engine.grammar.schema.keywords import ANYTHING, LEAF_KEYWORDS, NOTHING, LeafKeywords, whole_number
 from graftwork.engine.grammar.schema.limits import LintLimits
-from graftwork.engine.grammar.schema.narrowing import narrowed, required_names
+from graftwork.engine.grammar.schema.narrowing import narrowed, required_names, rest_of_items, rest_of_properties
 from graftwork.engine.grammar.schema.patterns import Node, PatternError
 from graftwork.engine.grammar.schema.schema_document import Dialect, SchemaDocument, under
 
@@ -363,34 +362,11 @@ class Brancher:
     # ---- unevaluated parts ------------------------------------------------------------------------------------
 
     def _with_unevaluated(self, schema: dict[str, Any], claim: Claim, found: list[Branch]) -> list[Branch]:
-        for keyword, add in (("unevaluatedProperties", _rest_of_properties), ("unevaluatedItems", _rest_of_items)):
+        for keyword, add in (("unevaluatedProperties", rest_of_properties), ("unevaluatedItems", rest_of_items)):
             if keyword in schema:
                 rest = Claim(under(claim.pointer, keyword), True, claim.silent)
                 found = [Branch(branch.types, (*branch.demands, add(branch, rest))) for branch in found]
         return found
-
-
-def _rest_of_properties(branch: Branch, rest: Claim) -> Demand:
-    """Returns the demand that `rest` holds for all properties that no keyword of this branch evaluates.
-
-    If only another branch evaluates a property, this branch still counts it as unevaluated.
-    """
-    seen = [demand for demand in branch.of(Properties) if not demand.silent]
-    everything = any(demand.rest is not None for demand in seen)
-    return Properties(
-        {name: None for demand in seen for name in demand.named},
-        tuple((pattern, None) for demand in seen for pattern, _ in demand.patterns),
-        None if everything else rest,
-        rest.pointer,
-        rest.silent,
-    )
-
-
-def _rest_of_items(branch: Branch, rest: Claim) -> Demand:
-    seen = [demand for demand in branch.of(Items) if not demand.silent]
-    everything = any(demand.rest is not None for demand in seen)
-    most = max((len(demand.first) for demand in seen), default=0)
-    return Items((None,) * most, None if everything else rest, rest.pointer, rest.silent)
 
 
 def _claims_on(demand: Properties, name: str) -> list[Claim]:

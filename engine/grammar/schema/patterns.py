@@ -84,14 +84,8 @@ _DIGIT: Ranges = ((0x30, 0x39),)
 _WORD = normalise([*_DIGIT, (0x41, 0x5A), (0x61, 0x7A), (0x5F, 0x5F)])
 _SPACE = normalise([*_points("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"), (0x2000, 0x200A)])
 _NOT_NEWLINE = complement(_points("\n\r\u2028\u2029"))
-_CLASSES = {
-    "d": _DIGIT,
-    "w": _WORD,
-    "s": _SPACE,
-    "D": complement(_DIGIT),
-    "W": complement(_WORD),
-    "S": complement(_SPACE),
-}
+_CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
+_CLASSES |= {letter.upper(): complement(ranges) for letter, ranges in _CLASSES.items()}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 
@@ -206,7 +200,7 @@ class _Reader:
 
     def _bounds(self) -> tuple[int, int | None] | None:
         simple: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-        if self._peek() in simple and self._peek():
+        if self._peek() in simple:
             return simple[self._take()]
         if not self._skip("{"):
             return None

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what it says of every operation is there, and true."""
+"""Tests of the OpenAPI document: it describes every operation, and it is true."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 from graftwork.api.openapi.examples import ANSWERS, REQUESTS
 from graftwork.api.server.app import create_app
 from graftwork.platform.settings import Settings
-from tests.api.harness import TestTenant, chat, data_lines
+from tests.api.in_process_gateway import TestTenant, chat, data_lines
 
 DOCUMENT: dict[str, Any] = create_app(Settings()).openapi()
 

@@ -1,4 +1,4 @@
-"""Health, readiness, metrics and the API's description."""
+"""Tests of health, readiness, metrics and the API's description."""
 
 import sys
 from subprocess import run
@@ -12,7 +12,7 @@ import graftwork
 from graftwork.api.server.app import create_app, create_metrics_app
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.settings import Settings
-from tests.api.harness import Gateway, TestTenant, chat
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/health"])
@@ -25,7 +25,8 @@ async def test_health(path: str, gateway: Gateway) -> None:
 
 
 async def test_readiness(gateway: Gateway) -> None:
-    """Ready means a token from the engine; the check is repeated after a second, not for each request."""
+    """The server is ready if the engine generates a token; the check is repeated after a second, not for each
+    request."""
     ready = await gateway.anonymous.get("/readyz")
     await gateway.anonymous.get("/readyz")
     asked_once = len(gateway.engine.requests)
@@ -53,7 +54,7 @@ async def test_readiness_of_the_schema(gateway: Gateway) -> None:
 
 
 async def test_metrics_count_sessions_by_status(gateway: Gateway, tenant: TestTenant) -> None:
-    """The gauge follows the sessions: one that is closed leaves its old status, which is then 0."""
+    """The gauge of sessions follows their status: after a close the old status counts 0."""
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     await tenant.client.post("/v1/sessions", json={"model": "tiny"})
     opened = (await gateway.admin.get("/metrics")).text
@@ -92,7 +93,7 @@ async def test_metrics(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_openapi(gateway: Gateway) -> None:
-    """The API describes itself: every route of the interface, and how to authenticate."""
+    """The OpenAPI document has every route of the interface, and the ways to authenticate."""
     document = (await gateway.anonymous.get("/openapi.json")).json()
 
     for path in ("/v1/chat/completions", "/v1/sessions/{session_id}/events", "/v1/admin/tenants/{tenant_id}/quota"):
@@ -103,7 +104,7 @@ async def test_openapi(gateway: Gateway) -> None:
 
 
 async def test_docs(gateway: Gateway) -> None:
-    """The page shows every operation, and names no address to load anything from."""
+    """The docs page shows every operation and loads nothing from another address."""
     page = await gateway.anonymous.get("/docs")
 
     assert page.headers["content-type"].startswith("text/html")

@@ -12,8 +12,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from graftwork.api.server.http_connection import MAX_HEAD_BYTES, ConnectionLimits, HttpConnections
-from tests.api.harness import Gateway
-from tests.api.served import running_server, served
+from tests.api.gateway_on_port import gateway_on_port, running_server
+from tests.api.in_process_gateway import Gateway
 
 _PIECE = 16 * 1024
 _ANSWER_WITHIN_S = 20.0
@@ -21,7 +21,7 @@ _ANSWER_WITHIN_S = 20.0
 
 async def test_head_of_allowed_size(gateway: Gateway) -> None:
     """A head just below the limit is served."""
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         status, _ = await _exchange(url, [_request(b"x-filler: " + b"a" * (MAX_HEAD_BYTES - 100))])
 
     assert status == 200
@@ -39,7 +39,7 @@ async def test_head_of_allowed_size(gateway: Gateway) -> None:
 )
 async def test_head_too_large(gateway: Gateway, head: list[bytes]) -> None:
     """A head without end is refused with a JSON error, and the connection closes."""
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         status, body = await _exchange(url, head)
 
     assert status == 431
@@ -51,7 +51,7 @@ async def test_endless_trailers(gateway: Gateway) -> None:
     key = (await gateway.tenant()).key.encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
     head += b"authorization: Bearer " + key + b"\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         status, _ = await _exchange(url, [head, *[b"x-filler: " + b"a" * 1000 + b"\r\n"] * 200])
 
     assert status == 431
@@ -66,7 +66,7 @@ async def test_large_body(gateway: Gateway) -> None:
     chunks = [content[start : start + 1000] for start in range(0, len(content), 1000)]
     chunked = [b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks]
 
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         whole, _ = await _exchange(url, [head + b"content-length: %d\r\n\r\n" % len(content), content])
         in_chunks, _ = await _exchange(url, [head + b"transfer-encoding: chunked\r\n\r\n", *chunked, b"0\r\n\r\n"])
 
@@ -75,7 +75,7 @@ async def test_large_body(gateway: Gateway) -> None:
 
 async def test_malformed_request(gateway: Gateway) -> None:
     """A request that is no HTTP is refused with a JSON error."""
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         status, body = await _exchange(url, [b"what is this\r\n\r\n"])
 
     assert status == 400

@@ -13,24 +13,24 @@ from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.messages import ProbeAdapter
 from graftwork.platform.errors import GraftworkError, InvalidRequest
-from tests.engine.conftest import Lab
-from tests.engine.kv_lab import load_always
+from tests.engine.conftest import RandomModels
+from tests.engine.tagged_kv_cache import load_always
 
 PAGE_BYTES = 2 * 2 * 4 * 16 * 4  # keys and values, layers, tokens of a page, features of a token's keys, bytes of fp32
 CONTEXT_PAGES = 256 // 4
 ONE_CONTEXT = CONTEXT_PAGES * PAGE_BYTES
 
 
-def refused(lab: Lab, model: Path | None = None, **options: Any) -> InvalidRequest:
+def refused(models: RandomModels, model: Path | None = None, **options: Any) -> InvalidRequest:
     settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
     with pytest.raises(InvalidRequest) as caught:
-        build_engine(EngineConfig(model or lab.base, **settings), lambda _: lab.source, costs=load_always())
+        build_engine(EngineConfig(model or models.base, **settings), lambda _: models.source, costs=load_always())
     return caught.value
 
 
-def damaged(lab: Lab, folder: Path, name: str, content: bytes | None) -> Path:
+def damaged(models: RandomModels, folder: Path, name: str, content: bytes | None) -> Path:
     """A copy of the base with one other file. A content of None makes it a folder."""
-    copy = Path(shutil.copytree(lab.base, folder / "model"))
+    copy = Path(shutil.copytree(models.base, folder / "model"))
     path = copy / name
     path.unlink(missing_ok=True)
     if content is None:
@@ -55,21 +55,21 @@ def damaged(lab: Lab, folder: Path, name: str, content: bytes | None) -> Path:
     ],
 )
 def test_a_size_or_a_device_that_cannot_serve_is_refused(
-    lab: Lab, options: dict[str, Any], param: str, told: str
+    models: RandomModels, options: dict[str, Any], param: str, told: str
 ) -> None:
     """Sizes that are too large, or that could never hold one context, one page or one adapter, name their flag."""
-    error = refused(lab, **options)
+    error = refused(models, **options)
 
     assert error.param == param
     assert told in error.message
 
 
-def test_the_size_that_a_refusal_names_is_enough(lab: Lab) -> None:
+def test_the_size_that_a_refusal_names_is_enough(models: RandomModels) -> None:
     """The number of bytes in the refusal of a device without room for adapters starts an engine."""
-    least = int(refused(lab, device_bytes=ONE_CONTEXT).message.split()[-2])
+    least = int(refused(models, device_bytes=ONE_CONTEXT).message.split()[-2])
 
-    lab.engine(device_bytes=least)
-    assert refused(lab, device_bytes=least - 1).param == "device_bytes"
+    models.engine(device_bytes=least)
+    assert refused(models, device_bytes=least - 1).param == "device_bytes"
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
@@ -95,41 +95,41 @@ CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"]}
     ],
 )
 def test_a_model_folder_with_a_damaged_file_is_refused(
-    lab: Lab, tmp_path: Path, name: str, content: bytes | None, told: str
+    models: RandomModels, tmp_path: Path, name: str, content: bytes | None, told: str
 ) -> None:
     """Each file that cannot be what its name says is named, with what is wrong."""
-    error = refused(lab, damaged(lab, tmp_path, name, content))
+    error = refused(models, damaged(models, tmp_path, name, content))
 
     assert error.param == "model"
     assert told in error.message
 
 
 @pytest.mark.parametrize("setting", ["rms_norm_eps", "vocab_size", "head_dim", "layer_types", "rope_scaling"])
-def test_a_setting_of_the_wrong_kind_is_refused(lab: Lab, tmp_path: Path, setting: str) -> None:
+def test_a_setting_of_the_wrong_kind_is_refused(models: RandomModels, tmp_path: Path, setting: str) -> None:
     """A value that no model has is an error of config.json, not a failure of the engine."""
-    config = json.loads((lab.base / "config.json").read_text()) | {setting: "many"}
+    config = json.loads((models.base / "config.json").read_text()) | {setting: "many"}
 
-    error = refused(lab, damaged(lab, tmp_path, "config.json", json.dumps(config).encode()))
+    error = refused(models, damaged(models, tmp_path, "config.json", json.dumps(config).encode()))
 
     assert error.message.startswith("config.json: ")
 
 
-def test_half_a_weight_file_is_refused(lab: Lab, tmp_path: Path) -> None:
+def test_half_a_weight_file_is_refused(models: RandomModels, tmp_path: Path) -> None:
     """A download that broke off is named, and asked for again."""
-    whole = (lab.base / "model.safetensors").read_bytes()
+    whole = (models.base / "model.safetensors").read_bytes()
 
-    error = refused(lab, damaged(lab, tmp_path, "model.safetensors", whole[: len(whole) // 2]))
+    error = refused(models, damaged(models, tmp_path, "model.safetensors", whole[: len(whole) // 2]))
 
     assert "model.safetensors" in error.message
     assert "download or copy it again" in error.message
 
 
-def test_an_upload_that_could_never_be_served_is_refused_with_the_sizes(lab: Lab) -> None:
+def test_an_upload_that_could_never_be_served_is_refused_with_the_sizes(models: RandomModels) -> None:
     """An adapter above the pool is a 422 when it is tested, before any request asks for it."""
-    harness = lab.engine(lora_pool_bytes=8_000)
+    driver = models.engine(lora_pool_bytes=8_000)
     answers: SimpleQueue[GraftworkError | None] = SimpleQueue()
 
-    harness.loop.take(ProbeAdapter("sha256:wide", answers.put))
+    driver.loop.take(ProbeAdapter("sha256:wide", answers.put))
 
     error = answers.get(timeout=60)
     assert error is not None
