@@ -218,16 +218,16 @@ def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemor
 
 
 def completed_fields(checkpoint_id: CheckpointId, usage: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
-    """Returns the fields of the event `turn.completed`, which ends a turn without tool calls."""
+    """Returns the fields of the event `turn.completed`, which ends a turn that awaits no tool outputs."""
     return {"checkpoint_id": checkpoint_id, "usage": usage, "finish_reason": finish_reason}
 
 
 def awaiting_fields(
     checkpoint_id: CheckpointId, usage: Mapping[str, Any], call_ids: list[str], lease: answers.Lease | None
 ) -> dict[str, Any]:
-    """Returns the fields of the event `turn.awaiting_tool`, which ends a turn with tool calls.
+    """Returns the fields of the event `turn.awaiting_tool`, which ends a turn that awaits tool outputs.
 
-    `call_ids` are the tool calls that need an output. `lease` says how long the KV stays on the device.
+    `call_ids` are the ids of the tool calls that need an output. `lease` says how long the KV stays on the device.
     """
     told = None if lease is None else lease.body()
     return {"call_ids": call_ids, "lease": told, "checkpoint_id": checkpoint_id, "usage": usage}
