@@ -200,8 +200,8 @@ class SessionService:
     ) -> TurnHandle:
         """Starts a user's turn in a session, and returns access to the running turn.
 
-        `if_head` is the id of the checkpoint that the client wants to continue. If the session has a later checkpoint,
-        raises Conflict. If `if_head` is None, continues the latest checkpoint.
+        `if_head` is the id of the checkpoint that the client wants to continue. If this is not the session's latest
+        checkpoint, raises Conflict. If `if_head` is None, continues the latest checkpoint.
         Can also raise NotFound, ValidationFailed, InvalidRequest, ContextLengthExceeded or LimitExceeded.
         """
         new_items = parse_input(turn_input)

@@ -4,7 +4,8 @@
     (no client can read it)               (not checkpoints that forks share)      (once no checkpoint is left)
 
 Owns these transactions, each of a limited size, and frees the KV. AgentSession decides whether a session's time has
-passed. Never changes a session that runs a turn. Keeps the rows that a fork shares until the last fork is deleted.
+passed. Never changes a session that runs a turn. Rows that a session shares with its forks stay until the last fork is
+deleted.
 Invariant: if a crash interrupts a sweep, the next sweep continues it.
 """
 

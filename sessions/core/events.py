@@ -41,7 +41,7 @@ _DELTA_TYPES = frozenset({EventType.OUTPUT_TEXT_DELTA, EventType.TOOL_CALL_ARGUM
 
 @dataclass(frozen=True, slots=True)
 class EventDraft:
-    """An event of a turn that has no number yet. The store numbers it when it saves it."""
+    """An event of a turn that is not stored yet, so it has no number."""
 
     type: EventType
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ def tool_call_done(call_id: CallId, name: str, arguments: str) -> EventDraft:
 def number_events(
     drafts: Sequence[EventDraft], session_id: SessionId, turn_id: TurnId, last_seq: int
 ) -> tuple[SessionEvent, ...]:
-    """Returns the drafts as numbered events.
+    """Returns the drafts of a turn's events as events with numbers.
 
     The numbers are consecutive, and the last event gets the number `last_seq`.
     """

@@ -28,7 +28,10 @@ class LeaseLost(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class SessionLease:
-    """The right to write the events and the outcome of one turn. `owner` is the process that holds this right."""
+    """The right of one process to write the events and the outcome of one turn.
+
+    `owner` names the process. The lease is lost when another process has raised the session's `epoch`, a counter.
+    """
 
     session_id: SessionId
     scope: TenantScope

@@ -103,7 +103,7 @@ class LedgerCall:
 
 @dataclass(frozen=True, slots=True)
 class AgentSession:
-    """A session as it was read from the store: its row, and its ledger.
+    """A session as it was read from the store: its database row, and its ledger.
 
     The ledger lists the tool calls at the session's head (its latest checkpoint), with their outputs.
     """
@@ -153,7 +153,7 @@ class AgentSession:
 
     @property
     def awaited_call_ids(self) -> tuple[CallId, ...]:
-        """The ids of the tool calls at the session's head that have no output yet."""
+        """The ids of the tool calls at the end of the session's latest checkpoint that have no output yet."""
         return tuple(call.call_id for call in self.ledger if call.output is None)
 
     @property
@@ -187,7 +187,7 @@ class AgentSession:
             raise Conflict("The session is closed: it can be read, not changed.", code="session_closed")
 
     def check_at_rest(self) -> None:
-        """Raises Conflict if a turn runs or the session is closed."""
+        """Raises Conflict if a turn of the session runs, or if the session is closed."""
         self.check_open()
         if self.status is SessionStatus.RUNNING:
             raise Conflict(

@@ -17,15 +17,19 @@ from graftwork.sessions.core.session import AgentSession, ToolOutput, Turn, Turn
 
 
 def session_answer(session: AgentSession, base_name: str) -> answers.SessionState:
-    """Returns the JSON body that describes a session to clients. `base_name` is the name of the base model."""
+    """Returns the JSON body that describes a session to clients.
+
+    `base_name` is the name of the base model. The body shows it if the session uses no adapter.
+    """
     return answers.SessionState(**_session_fields(session, base_name))
 
 
 def session_change_answer(
     session: AgentSession, base_name: str, given_up_tokens: int, given_up_bytes: int | None
 ) -> answers.ChangedSession:
-    """Returns the JSON body that answers a change of a session. `base_name` is the name of the base model.
+    """Returns the JSON body that answers a change of a session.
 
+    `base_name` is the name of the base model. The body shows it if the session uses no adapter.
     `given_up_tokens` and `given_up_bytes` are the size of the KV that the session's new adapter version cannot use.
     `given_up_bytes` is None if the engine did not answer.
     """
@@ -123,7 +127,7 @@ def given_outputs_answer(
 
 
 def cache_body(cache: CacheReport) -> dict[str, Any]:
-    """Returns how many prompt tokens each cache tier had, and the reason for a cache miss, as a JSON object."""
+    """Returns how many prompt tokens had their KV on each cache tier, and the reason for a cache miss, as JSON."""
     reason = None if cache.miss_reason is None else cache.miss_reason.value
     return figures.CacheReport(**_prompt_tokens(cache), miss_reason=reason).body()
 
@@ -152,8 +156,8 @@ def _prompt_tokens(cache: CacheReport) -> dict[str, int]:
 def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
     """Returns the counts of draft tokens of one answer.
 
-    A client can send a prediction of the answer as drafts. The counts of this prediction are None if the model neither
-    accepted nor rejected one of its tokens.
+    A client can send a prediction of the answer, whose tokens then serve as draft tokens. The counts of this prediction
+    are None if the model neither accepted nor rejected one of its tokens.
     """
     was_predicted = bool(drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens)
     return figures.CompletionTokensDetails(

@@ -63,9 +63,9 @@ class ResponseFormatFields:
     structural_tag: str | Mapping[str, Any] | None = None
 
     def read(self) -> ResponseFormat | None:
-        """Returns the requested format; None for free text.
+        """Reads these fields. Returns the format that they ask for, or None for free text.
 
-        Raises InvalidRequest for wrong values, or if two fields are set.
+        Raises InvalidRequest for wrong values, or if two fields ask for a format.
         """
         found = read_response_format(self.response_format)
         for name, kind in _FIELDS.items():
@@ -83,7 +83,7 @@ FREE_FORMAT = ResponseFormatFields()
 
 
 def read_response_format(value: Any) -> ResponseFormat | None:
-    """Reads the request field `response_format`. Returns None if the answer may be free text.
+    """Reads the request field `response_format`. Returns the format that it asks for, or None for free text.
 
     Raises InvalidRequest if the field has a wrong value.
     """
@@ -151,9 +151,9 @@ class OutputGrammar:
     """
 
     def name_field(self, error: InvalidRequest) -> InvalidRequest:
-        """Adds the name of the request field that asked for this grammar to an error of the engine.
+        """Returns the engine's error with the name of the request field that asked for this grammar.
 
-        Returns a new error, or the same error if it is not about a grammar.
+        If the error is not about a grammar, returns it unchanged.
         """
         if not error.code.startswith(_GRAMMAR_CODES):
             return error
@@ -162,7 +162,7 @@ class OutputGrammar:
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """The plan for one output: the grammar that it must match, and whether it is searched for tool calls."""
+    """The plan for one output: the grammar that the output must match, and whether it may contain tool calls."""
 
     grammar: OutputGrammar | None = None
     """The grammar; None allows any text."""
@@ -189,7 +189,7 @@ class ConstraintPlanner:
         self._lock = Lock()
 
     def plan(self, constraints: OutputConstraints) -> OutputPlan:
-        """Returns the plan for one output: its grammar, and whether it is searched for tool calls.
+        """Returns the plan for one output: the grammar that it must match, and whether it may contain tool calls.
 
         Raises InvalidRequest for wrong or unsupported fields. The error names the field.
         """

@@ -131,7 +131,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage | None:
-        """The number of tokens used so far. It is None while the prompt waits in the engine's queue."""
+        """The token counts of the request so far. They are None while the prompt waits in the engine's queue."""
         return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:

@@ -34,7 +34,7 @@ class OutputTokenLogprobs:
 
 
 class LogprobCollector:
-    """Collects the log-probabilities of one answer, and returns them together with the text of the answer."""
+    """Collects the log-probabilities of one answer, and returns them piece by piece, with the text that is sent."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer

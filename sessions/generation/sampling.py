@@ -1,9 +1,9 @@
 """Reads the sampling fields of every API, and converts them to the engine's parameters.
 
 Owns the one pydantic model of these fields, for chat completions, completions, messages, responses and sessions. The
-ranges and descriptions of the fields come from the engine's `SamplingParams`. This module adds only where the form of a
-field in the API differs from the engine's form. Never owns the size of a vocabulary or of a context: the caller passes
-both sizes.
+ranges and descriptions of the fields come from the engine's `SamplingParams`. This module adds only the rules for
+fields whose form in the API differs from the engine's form. Never owns the size of a vocabulary or of a context: the
+caller passes both sizes.
 """
 
 import math
@@ -186,7 +186,7 @@ def _with_neutral_values(schema: dict[str, Any]) -> None:
 
 
 class SessionSampling(SamplingFields):
-    """The `sampling` of a session or of a turn; unknown fields are refused."""
+    """The sampling fields of a session or of one turn. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_with_neutral_values)
 

@@ -2,7 +2,8 @@
 
 Owns the order of the steps: reserve quota, record the usage, settle the reservation.
 Never generates anything, and never computes a price.
-Invariant: the usage row is written before the reservation is settled, so no token is missing from both.
+Invariant: the usage row is written before the reservation is settled. So at any time, the tokens of a request are in
+the reservation, in the usage row, or in both.
 """
 
 from collections.abc import Awaitable, Callable
@@ -49,7 +50,10 @@ class Usage:
 
     @property
     def prompt_tokens_by_tier(self) -> dict[str, int]:
-        """How many prompt tokens had their KV on each cache tier, and how many were recomputed, by metric label."""
+        """How many prompt tokens had their KV on each cache tier, and how many were recomputed.
+
+        The keys are the labels that the metrics use.
+        """
         return {
             "device": self.cache.device_tokens,
             "host": self.cache.host_tokens,
@@ -75,7 +79,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Reserves quota for the requests of a gateway, and makes the object that records what each request uses."""
+    """Reserves quota for the requests of a gateway, and opens a RequestAccount for each of them."""
 
     quota_of: Callable[[TenantId], Awaitable[Quota]]
     quotas: QuotaKeeper

@@ -68,7 +68,7 @@ class ResponseEvents:
     def end(self, turn: Turn) -> list[Event]:
         """Returns the last events of the response. Call this method after the end of the turn is stored.
 
-        `turn` is the turn as the store has it after its end.
+        `turn` is the ended turn, as the caller has read it from the store.
         """
         status = final_status(turn)
         events = [] if self.output or status not in ("completed", "incomplete") else list(self._open_message())

@@ -17,7 +17,7 @@ from graftwork.sessions.turns.handle import TurnHandle
 
 
 class ResponseHandle:
-    """One response of the Responses API, running or ended. A client's request reads or cancels it here."""
+    """One response of the Responses API, running or ended. A client's request reads or cancels the response here."""
 
     def __init__(self, record: ResponseRecord, turn: TurnHandle, delete: Callable[[], Awaitable[None]]) -> None:
         """`delete` deletes the response, and the session if nothing else uses it."""
@@ -70,7 +70,7 @@ class ResponseHandle:
             raise Unavailable("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
 
     async def result(self) -> dict[str, Any]:
-        """Waits until the response has ended, and returns its JSON body."""
+        """Waits until the response has ended, and returns the JSON body of the response."""
         body: dict[str, Any] = {}
         async with aclosing(self.events()) as events:
             async for event in events:
@@ -95,8 +95,8 @@ class ResponseHandle:
     async def release(self) -> None:
         """Ends the work for the client's request. Does nothing if the response runs in the background.
 
-        Otherwise cancels the response if this request has started it, and waits until it has ended. Then deletes the
-        response if it must not be stored.
+        Otherwise cancels the response if this request has started it, and waits until the response has ended. Then
+        deletes the response if it must not be stored.
         """
         if self.record.is_background:
             return

@@ -1,8 +1,8 @@
 """Creates, reads, cancels and deletes responses for the routes. A response is a turn of a session.
 
-Owns the choice of the session: the session of the conversation, or of the previous response. If another response has
-already continued the previous one, uses a fork of that session. Without a conversation or previous response, makes a
-new session.
+Owns the choice of the session: a response joins the session of its conversation, or of its previous response. If
+another response has already continued the previous one, the new response gets a fork of that session. A response
+without a conversation and without a previous response gets a new session.
 Never uses HTTP types, and never writes a turn.
 """
 

@@ -28,7 +28,7 @@ from graftwork.sessions.store.tables import (
 
 
 async def is_used(database: ReadSession, scope: TenantScope, session_id: SessionId) -> bool:
-    """Returns whether a response refers to the session, or another session was forked from it."""
+    """Returns whether a response uses the session, or another session was forked from this session."""
     statement = select(SessionRow.id).where(SessionRow.id == session_id, SessionRow.tenant_id == scope, _is_used())
     return await database.scalar(statement) is not None
 
@@ -157,7 +157,7 @@ async def delete_checkpoints(database: WriteSession, scope: TenantScope, session
 
 
 async def delete_turns(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Deletes the turns of a session whose checkpoint does not exist: it was never made, or it is deleted."""
+    """Deletes those turns of a session that made no checkpoint, or whose checkpoint is deleted."""
     made_checkpoints = select(CheckpointRow.turn_id).where(
         CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope
     )

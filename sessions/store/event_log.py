@@ -184,7 +184,7 @@ class EventStream:
             self._log.add(self)
 
     async def failure(self) -> None:
-        """Waits until an event of the turn could not be stored, and raises the error. Never returns."""
+        """Waits until the EventLog cannot store an event of the turn, and raises the error. Never returns a value."""
         await self._has_failed.wait()
         assert self.error is not None
         raise self.error

@@ -35,7 +35,7 @@ from graftwork.sessions.store.turn_store import ledger_of
 
 @dataclass(frozen=True, slots=True)
 class AcceptedOutputs:
-    """The result of storing tool outputs: the session after it, and the outputs that the store has now."""
+    """The result of storing tool outputs: the stored outputs, and the session as it is after this."""
 
     session: AgentSession
     outputs: tuple[ToolOutput, ...]
@@ -81,7 +81,8 @@ class SessionStore:
     ) -> AgentSession:
         """Stores a new session whose history is `items`. The session's first turn encodes the items to token ids.
 
-        Raises BudgetSpent if the tenant would then have more than `max_sessions` open sessions. None means no limit.
+        Raises BudgetSpent if the tenant would then have more than `max_sessions` open sessions. If `max_sessions` is
+        None, there is no limit.
         """
         seed = seed_history(session, items) if items else None
         session = session if seed is None else replace(session, head_id=seed[1].checkpoint_id)
@@ -128,10 +129,10 @@ class SessionStore:
     async def accept_outputs(
         self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
     ) -> AcceptedOutputs:
-        """Stores those of the tool outputs that are not stored yet. After an error, none of them is stored.
+        """Stores those of the tool outputs that are not stored yet. After an error, no output of this call is stored.
 
         Raises NotFound if the session or a tool call does not exist. Raises Conflict if an output differs from the
-        stored one, or if the session cannot take it now.
+        stored one, or if the session cannot take an output now.
         """
         wanted = list(dict.fromkeys(given.call_id for given in outputs))
         async with self._locked(scope, session_id) as (database, session):

@@ -213,7 +213,7 @@ async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) 
 async def list_items(database: ReadSession, scope: TenantScope, head_id: str, page: PageRequest) -> Page[Item]:
     """Reads one page of the items of the history that ends at the checkpoint `head_id`.
 
-    If `page.after` is not the id of an item of this history, the page begins at the start.
+    If `page.after` is not the id of an item of this history, it is ignored, and the first page is read.
     """
     chain = _chain(scope, head_id)
     ascending = page.order is Order.ASCENDING

@@ -128,7 +128,7 @@ class TurnStore:
 
         `seen` is the session as the caller has read it. `made_with` describes how the answer is made: the sampling, and
         the digests of the model's files.
-        Raises Conflict if the session has changed since then.
+        Raises Conflict if the session has changed since the caller has read it.
         """
         now = self._clock.now()
         async with self._database.write() as database:
@@ -166,10 +166,10 @@ class TurnStore:
         return SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch), turn
 
     async def append(self, batches: Sequence[EventBatch]) -> Sequence[bool | None]:
-        """Stores events of many turns, and renews the turns' leases. A batch that is stored twice changes nothing.
+        """Stores events of many turns, and renews the turns' leases. Storing the same batch again changes nothing.
 
-        Returns, for each batch, whether a client has asked to cancel the turn. If the lease of the turn is lost, stores
-        none of its events and returns None for it.
+        Returns, for each batch, whether a client has asked to cancel the turn. If the lease of a turn is lost, stores
+        none of its events and returns None for its batch.
         """
         now = self._clock.now()
         leases = [batch.lease for batch in batches]

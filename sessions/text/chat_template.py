@@ -60,7 +60,7 @@ def to_json(
 ) -> str:
     """Converts a value to JSON text, for the filter `tojson` of templates. Jinja's own filter would escape HTML.
 
-    The parameters have short names, because templates pass them by name.
+    Templates pass the options by name, so the parameters must have these names.
     """
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -333,13 +333,14 @@ class ChatTemplate:
     def render_delta(
         self, assistant: Message, new: Sequence[Message], *, closed: bool, escaper: ControlTokenEscaper | None = None
     ) -> str:
-        r"""Renders only the text that `new` adds after the message `assistant`, up to the start of the next answer.
+        r"""Renders only the text that the messages `new` add after the message `assistant`.
 
             …user\nHello<eos>\n<start>assistant\n | assistant | <eos> | \n<start>user\nnew<eos>\n<start>assistant\n
                                                     closed=False ^ closed=True ^
 
-        `closed` says whether the message's tokens end with the stop token. The history is not rendered again, because
-        its text could be encoded to other tokens than the stored ones.
+        The text ends with the start of the next answer. `closed` says whether the tokens of `assistant` end with the
+        stop token. The history is not rendered again, because its text could be encoded to other tokens than the stored
+        ones.
         Raises InvalidRequest if the template rewrites earlier messages. Can also raise PayloadTooLarge.
         """
         assistant = assistant.with_valid_arguments()

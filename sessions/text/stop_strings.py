@@ -38,9 +38,8 @@ class StopStrings:
     def push(self, text: str) -> StopOutcome:
         """Reads the next piece of the text, and searches for the first stop string.
 
-        Holds back the end of the piece if it may be the start of a stop string; the result of a later call has it.
-        After a match, the search starts anew: the caller passes the rest of the piece to `push` again if it needs a
-        search too.
+        If the end of the piece may be the start of a stop string, holds this end back until a later call.
+        After a match, the search starts anew. To search the rest of the piece too, pass this rest to `push`.
         """
         if not self._cursors:
             return StopOutcome(text)

@@ -75,7 +75,7 @@ class ToolCallFormat:
         return {"begin": self.open + self.gap + head, "schema": schema, "end": "}" + self.gap + self.close}
 
     def whole_call_tag(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the grammar tag for calls of the tool `name`, for answers that may also be another JSON object.
+        """Returns the grammar tag for calls of the tool `name`, for requests that also ask for an answer in JSON.
 
         It is for formats in which a call is a JSON object without markers. The tag has one JSON schema for the whole
         call, because calls and other answers begin alike. `schema` is the JSON schema of the call's arguments.

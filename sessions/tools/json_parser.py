@@ -227,7 +227,7 @@ class BrokenJson(ValueError):
 class JsonMembers:
     """Reads one JSON object from a text, character by character.
 
-    `values` has the text of each value, by key. It has a value's characters before the value is complete.
+    `values` has the text of each value, by key. While a value is incomplete, `values` has the part that was read.
     """
 
     def __init__(self) -> None:

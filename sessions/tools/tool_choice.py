@@ -74,8 +74,9 @@ def tool_for_prompt(tool: ToolDefinition) -> dict[str, Any]:
 
 
 def read_tool_choice(choice: Any, names: Sequence[str]) -> ToolChoice:
-    """Reads the request field `tool_choice`. `names` are the names of the request's tools, in order.
+    """Reads the request field `tool_choice`. Returns which tools the answer may call, and whether it must call one.
 
+    `names` are the names of the request's tools, in order.
     Raises InvalidRequest if the field has an unknown form, or if it names a tool that is not in `names`.
     """
     everything = tuple(range(len(names)))

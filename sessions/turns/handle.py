@@ -85,7 +85,7 @@ class TurnHandle:
 
     @property
     def rate_limit_headers(self) -> Mapping[str, str]:
-        """The HTTP headers that show the tenant's quota after the start of this turn.
+        """The HTTP headers that show what is left of the tenant's quota after the reservation for this turn.
 
         They are empty if another request has started the turn.
         """

@@ -50,7 +50,7 @@ class SessionKvClient:
     async def prefetch(self, history: History, answered: Iterable[ToolWait] = ()) -> SessionMemory | None:
         """Asks the engine to load the KV of a session to the device, before the session's next turn.
 
-        `answered` has the tools whose outputs have arrived. An empty list means that no tool is missing.
+        `answered` has the tools whose outputs have arrived. An empty list means that all outputs have arrived.
         """
         return await self._send(SessionVerb.PREFETCH, history, tuple(answered))
 

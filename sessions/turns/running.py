@@ -133,9 +133,9 @@ class RunningTurns:
 
 
 class SessionLoader:
-    """Reads sessions from the store for the requests of clients.
+    """Reads sessions from the store for the requests of clients, and hides sessions that clients must not see.
 
-    Hides sessions that clients must not see, and first ends a turn whose process has stopped.
+    If a session has a turn whose process has stopped, first ends this turn.
     """
 
     def __init__(self, sessions: SessionStore, turns: TurnStore, running: RunningTurns, clock: Clock) -> None:
@@ -147,7 +147,7 @@ class SessionLoader:
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
         """Reads a session or a conversation from the store.
 
-        Raises NotFound if it does not exist, if its time to live has passed, or if it only holds responses.
+        Raises NotFound if the session does not exist, if its time to live has passed, or if it only holds responses.
         """
         session = await self.load_any(scope, session_id)
         if session.kind is SessionKind.RESPONSES:
