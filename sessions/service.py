@@ -81,7 +81,7 @@ class SessionChanged:
     given_up_tokens: int
     """The number of tokens of the history whose KV the new adapter version cannot use."""
     given_up_bytes: int | None
-    """The size of that KV in bytes; None if the engine does not answer."""
+    """The size in bytes of the KV that the new adapter version cannot use; None if the engine does not answer."""
 
 
 class SessionService:

@@ -43,14 +43,14 @@ class SessionKind(StrEnum):
 
     SESSION = "session"
     RESPONSES = "responses"
-    """A chain of responses outside a conversation. It is deleted with its last response.
+    """A chain of responses outside a conversation. The session is deleted with its last response.
 
-    Lists of sessions and limits of open sessions leave it out.
+    Clients do not see such a session in lists, and it does not count towards the limit of open sessions.
     """
     CONVERSATION = "conversation"
     """A conversation of the Responses API. Clients can read it by its id.
 
-    Lists of sessions and limits of open sessions leave it out.
+    Clients do not see such a session in lists, and it does not count towards the limit of open sessions.
     """
 
 
@@ -119,9 +119,9 @@ class AgentSession:
     retention_s: float | None = None
     """The session's own time to live in seconds.
 
-    It counts from the close, or from the last use while the session is open.
-    If None, a closed session has the service's default. If 0, a closed session ends at once. In both cases, an open
-    session has no limit.
+    While the session is open, this time counts from the last use. After the close, it counts from the close.
+    If None, the default of the service applies to the closed session. If 0, the session is over when it is closed. If
+    None or 0, an open session has no limit.
     """
     head_id: CheckpointId | None = None
     origin_id: CheckpointId | None = None
@@ -141,7 +141,7 @@ class AgentSession:
     closed_at: float | None = None
     kind: SessionKind = SessionKind.SESSION
     ledger: tuple[LedgerCall, ...] = ()
-    """The tool calls at the end of the head (the latest checkpoint), in the order in which the model made them."""
+    """The tool calls at the end of the latest checkpoint (the head), in the order in which the model made them."""
 
     @property
     def resting_status(self) -> SessionStatus:

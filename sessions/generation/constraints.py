@@ -118,7 +118,7 @@ _KEPT_CHECKS = 4096
 
 
 _MAX_GAPS = 64
-"""The most places with unenforceable keywords that are reported for one schema."""
+"""The most keywords that are reported for one schema because they cannot be enforced."""
 
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -267,7 +267,7 @@ class ConstraintPlanner:
     # ---- reading ----------------------------------------------------------------------------------------------
 
     def _gaps(self, source: GrammarSource, param: str) -> tuple[str, ...]:
-        """Returns the places of keywords that cannot be enforced. Raises InvalidRequest for an unsupported grammar."""
+        """Returns the paths of keywords that cannot be enforced. Raises InvalidRequest for an unsupported grammar."""
         found = self._check(source)
         if isinstance(found, InvalidRequest):
             pointer = found.param
@@ -307,7 +307,7 @@ def _arguments_schema(tool: ToolDefinition, index: int) -> Mapping[str, Any]:
 
 
 def _within_limits(text: str, *, is_strict: bool) -> GrammarSource:
-    """Checks the size of all schemas together. Raises InvalidRequest if it is too large."""
+    """Returns the grammar of all tools together. Raises InvalidRequest if its text is too large."""
     most = LintLimits().text_bytes
     if len(text.encode()) > most:
         raise InvalidRequest(

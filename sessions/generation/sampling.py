@@ -174,7 +174,7 @@ _SPELLED_ALIKE = {field.name for field in fields(SamplingParams)} & set(Sampling
 
 
 NEUTRAL_VALUES: Mapping[str, bool | int] = {"logprobs": False, "top_logprobs": 0, "n": 1}
-"""Maps sampling fields that sessions know, but do not support, to the one value that they accept. It has no effect."""
+"""Maps sampling fields that sessions do not support to the one value that they accept. This value has no effect."""
 
 
 def _with_neutral_values(schema: dict[str, Any]) -> None:

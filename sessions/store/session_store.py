@@ -43,7 +43,7 @@ class AcceptedOutputs:
     concerns_head: bool
     """Whether one of the outputs is for a tool call at the end of the latest checkpoint."""
     turn_id: TurnId | None
-    """The latest turn that used one of the outputs."""
+    """The latest turn that used one of the outputs; None if no turn has used one."""
 
     @property
     def may_continue(self) -> bool:
