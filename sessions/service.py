@@ -148,7 +148,7 @@ class SessionService:
         await self._log.close()
 
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
-        """Creates a session. The session stays with the adapter version to which its model name refers now.
+        """Creates a session. Finds the adapter version for the model name of `new`, and the session keeps this version.
 
         Can raise ValidationFailed, InvalidRequest, NotFound or LimitExceeded.
         """
@@ -364,7 +364,7 @@ class SessionService:
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
         """Returns the tenant's limit of open sessions.
 
-        Returns None (no limit) for conversations and for sessions that only hold responses.
+        Returns None (no limit) for conversations and for internal sessions of the Responses API.
         """
         return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
 

@@ -11,7 +11,7 @@
     all except running        a client closes the session                 closed (read-only)
     all except running        the time to live has passed                 expired (no client can read it)
 
-Invariant: at rest, a session awaits tools exactly if its latest checkpoint ends with tool calls.
+Invariant: while no turn runs, a session awaits tool outputs exactly if its latest checkpoint ends with tool calls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,9 +43,10 @@ class SessionKind(StrEnum):
 
     SESSION = "session"
     RESPONSES = "responses"
-    """A chain of responses outside a conversation. The session is deleted with its last response.
+    """An internal session of the Responses API: a chain of responses outside a conversation.
 
-    Clients do not see such a session in lists, and it does not count towards the limit of open sessions.
+    The session is deleted with its last response. Clients do not see it in lists, and it does not count towards the
+    limit of open sessions.
     """
     CONVERSATION = "conversation"
     """A conversation of the Responses API. Clients can read it by its id.

@@ -104,7 +104,8 @@ class Accounting:
 class RequestAccount:
     """Records the usage of one request, and charges the tenant's quota for it.
 
-    End each request once: call `close`, or, if the usage row is stored elsewhere, `settle`.
+    Call `close` once at the end of the request. If the caller stores the usage row itself (see `row`), call `settle`
+    instead.
     In all methods, `usage` is None if the engine admitted no prompt. `outcome` is `completed`, `failed` or `cancelled`.
     """
 

@@ -27,7 +27,7 @@ class ConversationService:
     ) -> AgentSession:
         """Creates a conversation whose history starts with `items`.
 
-        The conversation has no model of its own: each later response in it names its model.
+        The conversation has no model of its own: each request for a response in the conversation names a model.
         Raises ValidationFailed if a tool call in `items` has no output.
         """
         check_outputs(items, (), "items")

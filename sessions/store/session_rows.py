@@ -66,8 +66,8 @@ async def list_sessions(
 ) -> Page[AgentSession]:
     """Reads one page of a tenant's sessions, ordered by creation time.
 
-    Each session has the tool calls at the end of its latest checkpoint. Leaves out conversations, sessions that only
-    hold responses, and sessions whose time to live has passed at `now` (Unix seconds). `retention_s` is the default
+    Each session has the tool calls at the end of its latest checkpoint. Leaves out conversations, internal sessions of
+    the Responses API, and sessions whose time to live has passed at `now` (Unix seconds). `retention_s` is the default
     time to live of closed sessions, in seconds.
     """
     ascending = page.order is Order.ASCENDING
@@ -98,7 +98,7 @@ async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
 async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:
     """Counts the sessions of a tenant that are neither closed nor expired at `now` (Unix seconds).
 
-    Leaves out conversations, and sessions that only hold responses.
+    Leaves out conversations, and internal sessions of the Responses API.
     """
     ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
     statement = select(func.count()).where(
@@ -113,7 +113,7 @@ async def count_open_sessions(database: ReadSession, scope: TenantScope, now: fl
 async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
     """Counts the sessions of all tenants by status. The query is fast, because it reads only an index.
 
-    Leaves out conversations, sessions that only hold responses, and expired sessions.
+    Leaves out conversations, internal sessions of the Responses API, and expired sessions.
     """
     statement = (
         select(SessionRow.status, func.count())

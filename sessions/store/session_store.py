@@ -107,7 +107,7 @@ class SessionStore:
     async def count_by_status(self) -> Mapping[SessionStatus, int]:
         """Counts the sessions of all tenants by status, for the metrics.
 
-        Leaves out conversations, sessions that only hold responses, and expired sessions.
+        Leaves out conversations, internal sessions of the Responses API, and expired sessions.
         """
         async with self._database.read() as database:
             return await session_rows.count_by_status(database)
@@ -241,7 +241,7 @@ class SessionStore:
     async def hide(self, scope: TenantScope, session_id: str) -> AgentSession:
         """Hides a session from clients: they can no longer list it or read it.
 
-        From now on, the session counts as one that was made for responses.
+        From now on, the session counts as an internal session of the Responses API.
         """
         async with self._locked(scope, session_id) as (database, session):
             return await self._update(database, replace(session, kind=SessionKind.RESPONSES))

@@ -40,7 +40,10 @@ async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
 
 
 async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
-    """Stores how a turn ended. The turn's output is not in this row: it is stored as items of the turn's checkpoint."""
+    """Stores in the row of a turn how the turn ended.
+
+    The output of the turn is not in this row: it is stored as items of the turn's checkpoint.
+    """
     await database.execute(
         update(TurnRow).where(TurnRow.id == turn.turn_id, TurnRow.tenant_id == scope).values(**_changing_columns(turn))
     )

@@ -226,7 +226,10 @@ class TurnStore:
         ]
 
     async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
-        """Ends a turn as failed, because the process that ran it has stopped. Does nothing if the turn has ended."""
+        """Ends a turn as failed, because the process that ran it has stopped.
+
+        Does nothing if the turn has already ended, or if another process still has a valid lease for it.
+        """
         error = interrupted_error()
         outcome = TurnOutcome(TurnStatus.FAILED, [failure_event(error)], error=error.body()["error"])
         async with self._database.write() as database:

@@ -25,9 +25,9 @@ class TokenBytes(Protocol):
 
 
 class ByteLevelTokens:
-    """Converts tokens in which each character stands for one byte, by GPT-2's alphabet.
+    """Converts tokens in which each character stands for one byte, as in the vocabulary of GPT-2.
 
-    A token with a character outside of this alphabet becomes the UTF-8 bytes of its text.
+    A token with a character that stands for no byte becomes the UTF-8 bytes of its text.
     """
 
     leading_spaces = 0
@@ -77,7 +77,7 @@ def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Returns the byte that each character of GPT-2's alphabet stands for, by character.
+    """Returns the byte that each character in the tokens of GPT-2 stands for, by character.
 
     A printable Latin-1 character stands for the byte with its own code. The other bytes have the characters from U+0100
     on.

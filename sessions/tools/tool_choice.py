@@ -67,7 +67,7 @@ def tool_names(tools: Sequence[ToolDefinition]) -> tuple[str, ...]:
 def tool_for_prompt(tool: ToolDefinition) -> dict[str, Any]:
     """Returns a tool in the form that the prompt shows to the model.
 
-    It has no field `strict`, because only the server reads this field.
+    The result has no field `strict`, because only the server reads this field.
     """
     function = {name: value for name, value in tool["function"].items() if name != "strict"}
     return {**tool, "function": function}

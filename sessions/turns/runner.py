@@ -151,11 +151,14 @@ class TurnRunner:
         self._settled = asyncio.Event()
 
     def cancel(self) -> None:
-        """Makes `run` end the turn as cancelled. Does nothing if the turn has ended. Does not wait."""
+        """Makes `run` end the turn as cancelled. Does nothing if the turn has ended.
+
+        Does not wait for the end of the turn.
+        """
         self._stop_wanted.set()
 
     def shut_down(self) -> None:
-        """Makes `run` end the turn as failed, because this process stops. Does not wait."""
+        """Makes `run` end the turn as failed, because this process stops. Does not wait for the end of the turn."""
         self._shutting_down = True
         self._stop_wanted.set()
 

@@ -1,7 +1,7 @@
 """Keeps the turns that run in this process, and reads the sessions that clients ask for.
 
 Owns the asyncio tasks of turns, and ends these tasks at shutdown. Also decides which sessions a client can see:
-sessions that only hold responses, and sessions past their time to live, are hidden. Never plans or stores a turn.
+internal sessions of the Responses API, and sessions past their time to live, are hidden. Never plans or stores a turn.
 Invariants: RunningTurns lists a turn before the row of the turn exists and until its outcome is stored, so this process
 never mistakes its own turn for an interrupted one. If SessionLoader returns a session whose status is running, a
 process still holds the lease of the session's turn.
@@ -147,7 +147,8 @@ class SessionLoader:
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
         """Reads a session or a conversation from the store.
 
-        Raises NotFound if the session does not exist, if its time to live has passed, or if it only holds responses.
+        Raises NotFound if the session does not exist or its time to live has passed. Also raises NotFound for internal
+        sessions of the Responses API.
         """
         session = await self.load_any(scope, session_id)
         if session.kind is SessionKind.RESPONSES:
@@ -155,7 +156,7 @@ class SessionLoader:
         return session
 
     async def load_any(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Reads a session of any kind from the store, even if it only holds responses.
+        """Reads a session of any kind from the store, also an internal session of the Responses API.
 
         If the lease of the session's turn has expired, and this process does not run the turn, first ends the turn as
         failed.
