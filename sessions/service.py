@@ -35,8 +35,7 @@ RETENTION_S = 30 * 86_400.0
 _POLL_S = 0.25
 """Seconds between two checks of a turn that runs in another process."""
 _ABANDONED_AFTER_S = 3600.0
-"""An age in seconds. A session that was made for a response, but to which no response refers, is deleted at this age.
-"""
+"""An age in seconds. An internal session of the Responses API to which no response refers is deleted at this age."""
 
 
 class ModelResolver(Protocol):
@@ -131,8 +130,8 @@ class SessionService:
     async def sweep(self) -> int:
         """Deletes the sessions whose time to live has passed. Returns how many of them are completely deleted.
 
-        Also marks interrupted turns as failed. Also deletes sessions that were made for a response, if no response
-        refers to them any more.
+        Also marks interrupted turns as failed. Also deletes internal sessions of the Responses API to which no response
+        refers any more.
         """
         await self.recover()
         for scope, session_id in await self.store.find_unused(self._clock.now() - _ABANDONED_AFTER_S):

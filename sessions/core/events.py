@@ -155,7 +155,7 @@ class EventFeed:
         self._changed.set()
 
     def after(self, seq: int) -> tuple[SessionEvent, ...] | None:
-        """Returns the events of this turn whose number is above `seq`, in order.
+        """Returns the events of the feed's turn whose number is above `seq`, in order.
 
         Returns None if the feed does not hold all of these events, because it holds only the newest ones. The reader
         then reads the events from the store.

@@ -40,7 +40,8 @@ class TurnEncoder(Protocol):
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
         """Returns the token ids of the text that the messages `new` add to a conversation that ends with `assistant`.
 
-        `assistant` is an answer of the model. `closed` says whether its tokens end with an end-of-sequence token.
+        `assistant` is an answer of the model. `closed` says whether the answer's tokens end with an end-of-sequence
+        token.
         """
         ...
 
@@ -143,8 +144,8 @@ EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())
 def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
     """Joins the token ids of the checkpoints of one history. The checkpoints must come oldest first.
 
-    Leaves out the ids before the last change of the instructions or tools, because the change encoded the whole history
-    again.
+    When the instructions or tools change, the next checkpoint has the token ids of the whole history, encoded again. So
+    the ids of all checkpoints before the last such change are left out.
     """
     token_ids: list[int] = []
     opening: str | None = None

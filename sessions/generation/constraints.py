@@ -162,7 +162,7 @@ class OutputGrammar:
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """The plan for one output: the grammar that the output must match, and whether it may contain tool calls."""
+    """The plan for one output: the grammar that the output must match, and whether the output may have tool calls."""
 
     grammar: OutputGrammar | None = None
     """The grammar; None allows any text."""
@@ -189,7 +189,7 @@ class ConstraintPlanner:
         self._lock = Lock()
 
     def plan(self, constraints: OutputConstraints) -> OutputPlan:
-        """Returns the plan for one output: the grammar that it must match, and whether it may contain tool calls.
+        """Returns the plan for one output: the grammar to match, and whether the output may contain tool calls.
 
         Raises InvalidRequest for wrong or unsupported fields. The error names the field.
         """

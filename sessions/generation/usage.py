@@ -62,7 +62,7 @@ class Usage:
         }
 
     def as_body(self) -> dict[str, Any]:
-        """Returns these token counts as the JSON object `usage` of an API answer."""
+        """Returns the token counts of this request as the JSON object `usage` of an API answer."""
         return usage_body(self.cache, self.completion_tokens, self.drafts)
 
 

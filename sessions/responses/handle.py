@@ -33,7 +33,7 @@ class ResponseHandle:
     def unenforced(self) -> tuple[str, ...]:
         """The paths of the schema keywords that this response's grammar ignores, because it cannot enforce them.
 
-        It is empty if another HTTP request has started the response.
+        There are none if another HTTP request has started the response.
         """
         return self._turn.unenforced
 

@@ -48,7 +48,7 @@ class ResponseService:
     async def sweep(self) -> int:
         """Deletes the responses that are older than their time to live, and returns the number of deleted responses.
 
-        Also deletes a session that was made for such responses, if no other response and no fork uses it.
+        Also deletes the internal session of such a response, if no other response and no fork uses the session.
         """
         num_gone = 0
         while found := await self._store.find_older(self._clock.now() - self._retention_s, _SWEPT_AT_ONCE):
@@ -139,7 +139,7 @@ class ResponseService:
         return await self._launch_on_own(principal, forks[0], new)
 
     async def _launch_on_own(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
-        """Starts the turn on a session that was made for this response.
+        """Starts the turn on an internal session that has no other response.
 
         Deletes the session if the turn cannot start.
         """
@@ -191,7 +191,7 @@ class ResponseService:
 
 
 def _ends_at(session: AgentSession, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether the session only holds responses, runs no turn, and ends with the checkpoint `checkpoint_id`."""
+    """Returns whether the session is internal, runs no turn, and ends with the checkpoint `checkpoint_id`."""
     rests = session.status in (SessionStatus.IDLE, SessionStatus.AWAITING_TOOL)
     return session.kind is SessionKind.RESPONSES and rests and session.head_id == checkpoint_id
 

@@ -34,7 +34,7 @@ async def is_used(database: ReadSession, scope: TenantScope, session_id: Session
 
 
 async def find_unused(database: ReadSession, before: float) -> list[tuple[TenantId, SessionId]]:
-    """Finds sessions, of all tenants, that were made for a response but that no response uses any more.
+    """Finds internal sessions of the Responses API, of all tenants, that no response uses any more.
 
     Leaves out sessions that run a turn, sessions from which another session was forked, and sessions that were changed
     at or after `before` (Unix seconds).

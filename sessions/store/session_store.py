@@ -1,7 +1,7 @@
 """Stores sessions in the database: create, read, fork, rewind, store tool outputs, close.
 
-Owns every transaction on a session, except the transactions of its running turn. AgentSession has the rules.
-Never starts a turn.
+Owns every transaction on a session, except the transactions of its running turn. Never starts a turn, and has no rules:
+the rules for changes of a session are in AgentSession.
 Invariant: a change of the head (the latest checkpoint), the model or the lease raises the session's epoch, a counter. A
 turn that was planned with an older epoch is refused.
 """
@@ -247,7 +247,7 @@ class SessionStore:
             return await self._update(database, replace(session, kind=SessionKind.RESPONSES))
 
     async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
-        """Deletes a session that was made for responses, if no response and no fork uses it.
+        """Deletes an internal session of the Responses API, if no response and no fork uses the session.
 
         Then does the same with the session from which the deleted session was forked, and so on.
         Keeps sessions of other kinds, and sessions that run a turn.
@@ -258,7 +258,7 @@ class SessionStore:
                 following = await self._remove(database, scope, following)
 
     async def find_unused(self, before: float) -> list[tuple[TenantScope, SessionId]]:
-        """Finds sessions, of all tenants, that were made for responses but that no response and no fork uses any more.
+        """Finds internal sessions of the Responses API, of all tenants, that no response and no fork uses any more.
 
         Leaves out sessions that run a turn, and sessions that were changed at or after `before` (Unix seconds).
         """
@@ -267,7 +267,7 @@ class SessionStore:
         return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
 
     async def _remove(self, database: WriteSession, scope: TenantScope, session_id: SessionId) -> SessionId | None:
-        """Deletes a session that was made for responses, if nothing uses it.
+        """Deletes an internal session of the Responses API, if nothing uses the session.
 
         Returns the session from which it was forked.
         Returns None if the session stays, or if it was not forked from another session.

@@ -59,8 +59,9 @@ class ByteFallbackTokens:
 
 
 def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
-    """Returns the converter for the spelling that the `decoder` of a tokenizer.json describes.
+    """Returns the converter from tokens to bytes that fits a model's tokenizer.
 
+    `decoder` is the object `decoder` of tokenizer.json, which says how the vocabulary spells bytes.
     Raises ValidationFailed for an unknown decoder.
     """
     steps = _steps(decoder or {})

@@ -95,7 +95,7 @@ class TurnHandle:
     def unenforced(self) -> tuple[str, ...]:
         """The paths of the schema keywords that the grammar of this turn ignores, because it cannot enforce them.
 
-        It is empty if another request has started the turn.
+        There are none if another request has started the turn.
         """
         grammar = None if self._started is None else self._started[0].plan.request.grammar
         return () if grammar is None else grammar.unenforced
