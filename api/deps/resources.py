@@ -1,8 +1,8 @@
-"""Groups the services of one process by the routes that use them, and gives each route its group.
+"""Groups the services of one process, such as the adapter registry, by the routes that use them.
 
-Owns the types of handler parameters: a group of services, the request's id, or the principal, which is the owner of the
-request's key. FastAPI fills in a parameter by its type. Never builds or closes a service (`wiring` does), and never
-authenticates a request (the route's class does). Only checks that the key has the scope that a route needs.
+Owns the types of the parameters that FastAPI passes to a handler: a group of services, the request's id, or the
+principal, which is the owner of the request's API key. Checks that this key has the scope that a route needs.
+Never builds or closes a service (`wiring` does), and never authenticates a request (the route's class does).
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -42,7 +42,7 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class InferenceResources:
-    """The services of the routes that generate text, and facts about the served model."""
+    """The services of the routes that generate text, and the description of the served model."""
 
     clock: Clock
     pepper: bytes
@@ -78,9 +78,10 @@ class InferenceResources:
     async def resolve(
         self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
     ) -> ResolvedModel:
-        """Finds the base model or adapter version with the name `model`.
+        """Finds the base model or the adapter version with the name `model`.
 
-        If `parts` is given, returns a mixture of adapters.
+        If `parts` is given, returns the mixture of these adapters on the base model. Then `model` must be the base
+        model.
         Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture if `model` is not
         the base model, or if the mixture contains the base model.
         """

@@ -1,10 +1,8 @@
 """Gives each request an id, and answers a request whose handler crashes.
 
-This is the outermost layer of the application.
-Never tells the client more about an unexpected exception than the request's id; the log has the exception under this
-id.
-Invariant: clients cannot choose the id, because usage records use it. Only an outermost layer like this one may catch
-every exception.
+This is the outermost layer of the application. Only this layer may catch every exception.
+Never tells the client more about an unexpected exception than the request's id. The log has the exception and the id.
+Invariant: clients cannot choose the id, because usage records use the id.
 """
 
 import logging

@@ -22,9 +22,10 @@ Result = TypeVar("Result")
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result], abandon: Callable[[], None]) -> Result:
-    """Returns the result of `work`. If `work` fails or the client leaves first, calls `abandon`.
+    """Waits for `work` and returns its result. If `work` fails or the client leaves first, calls `abandon`.
 
-    Raises the error of `work`, or ClientDisconnect. The caller must have read the request's body to its end.
+    Raises the error of `work`. Raises ClientDisconnect if the client leaves first.
+    The caller must have read the request's body to its end.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(request))
@@ -94,14 +95,14 @@ def error_event(error: GraftworkError) -> bytes:
 
 
 class TextEvents:
-    """Encodes events that differ in only one text. The rest of the event is encoded only once."""
+    """Encodes many events that differ only in one piece of text. Encodes all other fields of the events only once."""
 
     def __init__(self, event_of: Callable[[str], bytes]) -> None:
         """`event_of` encodes the event for a text. The event must contain the text exactly once."""
         self._before, self._after = event_of(_PLACEHOLDER).split(_ENCODER.encode(_PLACEHOLDER).encode())
 
     def of(self, text: str) -> bytes:
-        """Returns the encoded event for this text: the same bytes that `event_of` returns."""
+        """Returns the encoded event that contains `text`. These are the same bytes that `event_of(text)` returns."""
         return self._before + _ENCODER.encode(text).encode() + self._after
 
 
@@ -145,7 +146,10 @@ class EventStream(StreamingResponse):
 
 @asynccontextmanager
 async def heartbeats(write: Write, ping: bytes, silence_s: float = PING_AFTER_S) -> AsyncGenerator[Write]:
-    """Yields a function that writes events. Sends `ping` after each `silence_s` seconds without an event."""
+    """Yields a function that writes events, and pings the client while the `async with` block runs.
+
+    Writes the bytes `ping` after each `silence_s` seconds without an event.
+    """
     now = asyncio.get_running_loop().time
     written_at = now()
 

@@ -16,7 +16,10 @@ _MOST_NAMED = 5
 
 
 def invalid_body(error: RequestValidationError) -> InvalidRequest:
-    """Joins all problems of a body in one error. `param` of the error names the first wrong field."""
+    """Converts all problems that pydantic found in a body to one error.
+
+    `param` of the error names the first wrong field.
+    """
     complaints = _complaints(error)
     return InvalidRequest(_message(complaints), param=complaints[0][0])
 

@@ -36,7 +36,7 @@ def push(
     name: Annotated[str | None, typer.Option(help="The adapter's name (default: the folder's).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload a folder as the next version. The same files again make no new one.
+    """Upload a folder as the next version of an adapter. If a version has the same files, no new version is made.
 
     Example: graftwork adapters push ./my-lora --name support
     """
@@ -90,7 +90,7 @@ def promote(
     alias: Alias = "prod",
     as_json: JsonFlag = False,
 ) -> None:
-    """Point an alias at a version.
+    """Point an adapter's alias at one of its versions.
 
     Example: graftwork adapters promote support 3
     """
@@ -100,7 +100,7 @@ def promote(
 
 @app.command()
 def rollback(name: NameArgument, alias: Alias = "prod", as_json: JsonFlag = False) -> None:
-    """Point an alias back at the newest version that is older than its present one.
+    """Point an adapter's alias back at an older version: the newest one before the alias's current version.
 
     Example: graftwork adapters rollback support
     """
@@ -115,7 +115,7 @@ def delete(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete an adapter, or one of its versions. Running requests end first.
+    """Delete an adapter, or one of its versions. Running requests still finish.
 
     Example: graftwork adapters delete support 2 --yes
     """
@@ -128,7 +128,7 @@ def delete(
 
 @app.command()
 def verify(folder: Folder, model: ModelDir = None, as_json: JsonFlag = False) -> None:
-    """Check a folder against a base model, without a server.
+    """Check that an adapter folder fits a base model. Needs no server.
 
     Example: graftwork adapters verify ./my-lora --model ./llama
     """

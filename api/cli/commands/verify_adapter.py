@@ -21,7 +21,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class AdapterReport:
-    """The name of its base model, the rank, the size and more, for an adapter that passed all checks."""
+    """Facts about an adapter that passed all checks, such as the name of the base model, the rank and the size."""
 
     model_name: str
     rank: int
@@ -35,8 +35,9 @@ class AdapterReport:
 
 
 def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
-    """Checks whether the adapter in a folder fits the model in the folder `model`, by default the demo's model.
+    """Checks whether the adapter in `folder` fits the base model in the folder `model`.
 
+    If `model` is None, uses the demo's model.
     Raises ValidationFailed, which names the wrong tensor or field. Raises InvalidRequest if a file is missing.
     """
     description = describe_model(model or demo_folder() / "model")
@@ -53,7 +54,7 @@ def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
 
 
 def describe_model(folder: Path) -> EngineDescription:
-    """Returns the description that an engine would give of a model. Reads only the model's files."""
+    """Returns the same description of a model that an engine with this model would send. Reads only the model's files."""
     model, engine = read_model_config(folder), EngineConfig(folder)
     return EngineDescription(
         model_name=folder.resolve().name,

@@ -1,9 +1,9 @@
 """Runs the interactive chat of `graftwork sessions chat`.
 
 Owns the loop that reads lines, prints events and gets the outputs of tools. Never stores anything: the server does.
-Ctrl-C stops the running answer. The session is then as it was before the message. After an error of the server, the
-chat prints the error and continues. The chat ends at the end of the input, at `/quit`, or if the server does not
-answer.
+Ctrl-C stops the running answer. The session is then as it was before the message.
+If the server answers with an error, the chat prints the error and continues.
+The chat ends at the end of the input, at `/quit`, or if the server does not answer.
 """
 
 import json

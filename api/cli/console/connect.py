@@ -7,8 +7,9 @@ if TYPE_CHECKING:
 
 
 def connect(max_retries: int = 0) -> "Graftwork":
-    """Returns a client for the server at GRAFTWORK_URL, with the keys of the environment.
+    """Returns a client for the server at GRAFTWORK_URL.
 
+    The keys come from the environment variables GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY.
     By default the client does not retry, so that a person sees an error at once.
     """
     # httpx takes longer to import than the rest of the program, and `graftwork --help` does not need it.
@@ -18,9 +19,10 @@ def connect(max_retries: int = 0) -> "Graftwork":
 
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
-    """Returns the id of the tenant with this id or name.
+    """Returns the id of the tenant whose id or name is `name_or_id`.
 
-    If there is no such tenant, returns the text unchanged, and the server then refuses it.
+    If there is no such tenant, returns `name_or_id` unchanged. The server then answers the caller's request with an
+    error.
     """
     after: str | None = None
     while True:

@@ -24,7 +24,10 @@ _NEEDS_SERVER = "This command needs the server: pip install 'graftwork[server]'"
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands. If a command raises an expected error, prints one line and exits with status 1."""
+    """The group of all commands of the program.
+
+    If a command raises an expected error, prints one line, and exits with status 1.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:

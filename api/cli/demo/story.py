@@ -66,9 +66,9 @@ async def _running(server: DemoServer) -> AsyncGenerator[DemoServer, None]:
 
 
 class Story:
-    """Runs the three steps of the demo.
+    """Runs the three steps of the demo (see the top of this file).
 
-    Collects the conversations, and the statements that the demo checks (claims).
+    Collects the conversations, and the statements that the demo checks, which are called claims.
     """
 
     def __init__(self, server: DemoServer, clock: Clock, quiet: bool) -> None:
