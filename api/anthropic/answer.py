@@ -81,7 +81,10 @@ class ContentBlocks:
 
 
 async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, Any]:
-    """Waits until the job has ended, and returns its answer as one message of Anthropic's API. Raises the job's error."""
+    """Waits until the job has ended, and returns its answer as one message of Anthropic's API.
+
+    Raises the job's error.
+    """
     blocks = ContentBlocks()
     ending: dict[str, Any] = {}
 

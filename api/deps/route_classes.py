@@ -175,7 +175,7 @@ class AuthenticatedRoute(APIRoute):
         return body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """Returns the response to a repeated request, made of the answer that the server stored for the first request."""
+        """Returns the response to a repeated request: the answer that the server stored for the first request."""
         return Response(reply.body, status_code=reply.status, media_type="application/json")
 
     def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:

@@ -45,7 +45,7 @@ def error_response(error: GraftworkError) -> JSONResponse:
 
 
 def error_headers(error: GraftworkError) -> dict[str, str]:
-    """Returns the HTTP headers of an error response. OpenAI's and Anthropic's form of the error have the same headers."""
+    """Returns the HTTP headers of an error response. OpenAI's and Anthropic's form have the same headers."""
     return error.headers() | ({"www-authenticate": "Bearer"} if isinstance(error, NotAuthenticated) else {})
 
 

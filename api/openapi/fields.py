@@ -44,7 +44,7 @@ SHARED_FIELDS = {
 
 
 def describe_fields(schemas: Mapping[str, dict[str, Any]]) -> None:
-    """Add a description to each property of the schemas that has none. Changes `schemas` itself."""
+    """Adds a description to each property of the schemas that has none. Changes `schemas` itself."""
     for model in _subclasses(Answer, NativeBody, OpenAiBody, Shape):
         properties = schemas.get(model.__name__, {}).get("properties", {})
         for base in model.__mro__:

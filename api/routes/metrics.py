@@ -1,6 +1,6 @@
 """Defines the route for metrics: with the operator's key on the server's port, without a key on the port for metrics.
 
-Metrics name every tenant, so no other key can read them.
+Metrics name every tenant. So a tenant's key cannot read them.
 """
 
 from contextlib import suppress
@@ -26,7 +26,7 @@ open_router = APIRouter()
 async def get_metrics(request: Request, resources: ForServer, sessions: ForSessions) -> Response:
     """Get the metrics as Prometheus text, or as OpenMetrics if the client asks for it. Needs the admin key.
 
-    If the engine or the database does not answer, its figures are those of its last answer.
+    If the engine or the database does not answer, the metrics have the last figures that the server got from it.
     """
     with suppress(Unavailable):
         counts = await sessions.sessions.store.count_by_status()

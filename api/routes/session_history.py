@@ -48,6 +48,6 @@ async def follow_session_events(
 
 @router.get("/cache")
 async def get_session_cache(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionCache:
-    """Get where the server caches the session's history, and what the latest turn found in the cache."""
+    """Get how much of the session's history each cache tier has, and how much of it the latest turn had to compute."""
     session, memory = await resources.sessions.read_cache(principal, session_id)
     return session_cache_answer(session, memory, resources.clock.now())

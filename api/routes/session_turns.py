@@ -31,7 +31,10 @@ _BEGUN = "turn.begun"
 
 
 class TurnRoute(NativeRoute):
-    """A route that starts a turn. A repeated request gets the same turn again, also while the turn still runs."""
+    """A route that starts a turn, and supports `Idempotency-Key`.
+
+    A repeated request gets the turn that the first request started, even if that turn still runs.
+    """
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
         kept = json.loads(reply.body)
@@ -77,7 +80,7 @@ async def send_tool_outputs(
 
 @router.get("/tool_outputs")
 async def get_tool_outputs(session_id: str, resources: ForSessions, principal: InferenceKey) -> GivenOutputs:
-    """Get the stored outputs of the history's last tool calls, and the calls that still need an output.
+    """Get the stored outputs of the session's last tool calls, and the calls that still need an output.
 
     If no call needs an output and no turn runs, the turn has failed. Then send an output again to start a new turn.
     """

@@ -9,7 +9,7 @@ from graftwork.api.schemas.shapes import MessageList, exactly_one
 
 
 class TokenizeRequest(OpenAiBody):
-    """The text to tokenize: a prompt or messages, but not both."""
+    """The text to convert to token ids: a prompt or messages, but not both."""
 
     model_config = ConfigDict(json_schema_extra=exactly_one("prompt", "messages"))
 
@@ -30,7 +30,7 @@ class TokenizeRequest(OpenAiBody):
 
 
 class DetokenizeRequest(OpenAiBody):
-    """Token ids that the server converts to text."""
+    """The token ids that the server converts to text."""
 
     model: str
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 20)]

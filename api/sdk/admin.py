@@ -22,7 +22,7 @@ def _tenant_path(tenant_id: str) -> str:
 
 
 class Tenants(Resource[R]):
-    """Manages tenants. Sends requests to `/v1/admin/tenants`."""
+    """Creates, changes and deletes tenants. Sends requests to `/v1/admin/tenants`."""
 
     @operation
     def create(
@@ -68,7 +68,7 @@ class Tenants(Resource[R]):
 
 
 class Keys(Resource[R]):
-    """Manages the keys of a tenant. Sends requests to `/v1/admin/tenants/{id}/keys`."""
+    """Creates, lists, rotates and revokes the API keys of a tenant. Sends requests to `/v1/admin/tenants/{id}/keys`."""
 
     @operation
     def create(
@@ -91,7 +91,7 @@ class Keys(Resource[R]):
 
     @operation
     def revoke(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """Revokes a key. The list of keys still shows the key."""
+        """Revokes an API key. The key never works again, but the list of keys still shows it."""
         path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}"
         return (yield from self._read(TenantKey, Call("DELETE", path, admin=True)))
 
@@ -105,7 +105,7 @@ class Quotas(Resource[R]):
 
     @operation
     def set(self, tenant_id: str, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:
-        """Replaces the whole quota. The server removes each limit that you leave out."""
+        """Replaces all limits of a tenant. The server removes each limit that you leave out."""
         call = Call("PUT", f"{_tenant_path(tenant_id)}/quota", json=dict(limits), admin=True)
         return (yield from self._read(Quota, call))
 

@@ -33,7 +33,7 @@ _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 
 
 def run_engine(settings: Settings, listen: str) -> None:
-    """Serves the model at `listen` (a gRPC address) until SIGTERM or SIGINT. Blocks the caller until then.
+    """Serves the model at the gRPC address `listen` until SIGTERM or SIGINT. Blocks the caller until then.
 
     Raises InvalidRequest for wrong settings.
     """
@@ -66,9 +66,9 @@ def child_command() -> list[str]:
 
 
 def child_orders(settings: Settings, listen: str) -> bytes:
-    """Returns the line that the parent sends to its child.
+    """Returns the line of JSON that the parent sends to its child.
 
-    It has the address to listen at, and the settings for the child.
+    The line has the address at which the child listens, and the child's settings without secrets.
     """
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}
@@ -76,9 +76,9 @@ def child_orders(settings: Settings, listen: str) -> bytes:
 
 
 def main() -> None:
-    """Runs a child process.
+    """Runs the engine as a child process.
 
-    Reads its settings from standard input, watches that pipe for the end of the parent, and serves.
+    Reads the settings from standard input and serves. When the parent ends, this pipe closes and the child ends too.
     """
     lifeline = sys.stdin.fileno()
     orders = json.loads(_read_line(lifeline))

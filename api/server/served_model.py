@@ -1,4 +1,4 @@
-"""Finds the model that the settings select, and the demo model and adapters that come with this program.
+"""Finds the model that the settings select, and the demo model and adapters that come with Graftwork.
 
 Never reads a model's files.
 """

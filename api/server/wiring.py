@@ -215,10 +215,11 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
 
 
 def owner_name(settings: Settings) -> str | None:
-    """Returns a name for this gateway, made of the machine and the address. No two running gateways have the same name.
+    """Returns a name for this gateway, computed from the machine's name and the address at which the gateway listens.
 
-    The name stays the same after a restart, so that the gateway finds its own turns again. It does not contain the data
-    folder, because gateways may share one. Returns None if the system chooses the port: the next start gets a new name.
+    No two running gateways have the same name. The name stays the same after a restart, so that the gateway finds its
+    own turns again. It does not contain the data folder, because gateways may share one.
+    Returns None if the system chooses the port, because each start then gets another port.
     """
     if settings.port == 0:
         return None

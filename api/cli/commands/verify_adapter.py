@@ -54,7 +54,7 @@ def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
 
 
 def describe_model(folder: Path) -> EngineDescription:
-    """Returns the same description of a model that an engine with this model would send. Reads only the model's files."""
+    """Returns the description that an engine would send for the model in `folder`. Reads only the model's files."""
     model, engine = read_model_config(folder), EngineConfig(folder)
     return EngineDescription(
         model_name=folder.resolve().name,
