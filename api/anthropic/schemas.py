@@ -1,7 +1,9 @@
 """Defines the bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
 Owns the names of Anthropic's fields, and the list of fields that this server does not support. Never reads messages and
-their blocks: `messages.py` does. After the translation, the checks of chat completions apply to the values.
+their blocks: `messages.py` does.
+`translate.py` converts a body to a chat completion request, and then the checks of chat completions apply to its
+values.
 """
 
 from collections.abc import Mapping

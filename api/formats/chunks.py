@@ -22,7 +22,7 @@ async def write_chunks(
 ) -> None:
     """Writes the chunks of all choices with `write`, until the job ends. A choice is one of the request's answers.
 
-    `shell` has the fields that are equal in every chunk. `choice_of` builds the field that differs.
+    `shell` has the fields that are equal in every chunk. `choice_of` converts an event to the entry in `choices`.
     If the job fails, the last event is an `error`. If the client leaves, the server cancels this function.
     """
     chunks = _Chunks({**shell, "usage": None} if include_usage else shell, choice_of)

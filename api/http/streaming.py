@@ -1,8 +1,8 @@
 """Streams server-sent events to clients.
 
-Owns the encoding of events, the pings while there are no events, and what happens when a client disconnects. Never
-knows the meaning of an event. A source is a function that writes the events of one stream in order, and returns when
-the stream ends.
+Owns the encoding of events, the pings while there are no events, and what happens when a client disconnects.
+Never knows the meaning of an event: the caller passes a function that writes the events of one stream in order, and
+returns when the stream ends.
 """
 
 import asyncio
@@ -79,12 +79,15 @@ No other field has a control character.
 
 
 def data_event(data: Mapping[str, Any]) -> bytes:
-    """Encodes an event without a name, as in OpenAI's streams."""
+    """Encodes a server-sent event that has no name, as in OpenAI's streams."""
     return b"data: " + _json(data) + b"\n\n"
 
 
 def named_event(name: str, data: Mapping[str, Any], event_id: int | None = None) -> bytes:
-    """Encodes an event with a name. After the connection breaks, clients send `event_id` back as `Last-Event-ID`."""
+    """Encodes a server-sent event that has a name.
+
+    After the connection breaks, clients send the last `event_id` back as `Last-Event-ID`.
+    """
     identity = b"" if event_id is None else f"id: {event_id}\n".encode()
     return identity + f"event: {name}\n".encode() + b"data: " + _json(data) + b"\n\n"
 

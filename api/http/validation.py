@@ -33,7 +33,7 @@ def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidReque
 
 
 def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkError:
-    """Returns the same error with the status 422, for native and admin routes.
+    """Returns the same error with the status 422, for the routes of Graftwork's own API.
 
     The error of a prompt that is too long keeps the status 400.
     """

@@ -1,9 +1,9 @@
 """Defines `InferenceJob`, a task of the server that generates the answers to one inference request.
 
-Owns the request's generations and its account. Never knows the form of the answer: the route gives the job a function
-that takes the events. Each generation calls this function in its own task, so an event wakes no other task. If the
-client reads slowly, the generation waits. When the client leaves, the route calls `abandon`, which cancels the engine's
-work at once.
+Owns the request's generations, and the account that has the request's usage and its quota reservation.
+Never knows the form of the answer: the route gives the job a function that takes the events. Each generation calls this
+function in its own task, so an event wakes no other task. If the client reads slowly, the generation waits.
+When the client leaves, the route calls `abandon`, which cancels the engine's work at once.
 Invariant: at the end of every job, with or without an error, the job writes its usage row and settles its quota
 reservation.
 """

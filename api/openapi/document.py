@@ -1,4 +1,4 @@
-"""Completes FastAPI's OpenAPI document with errors, streams, headers, keys, examples and descriptions.
+"""Completes FastAPI's OpenAPI document with errors, streams, headers, API keys, examples and descriptions.
 
 Owns all parts of the document that FastAPI cannot derive from the types of a route. Never changes how a route behaves.
 Invariant: each operation lists every status that it can return.

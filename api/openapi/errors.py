@@ -64,7 +64,7 @@ ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
 
 
 def header_components() -> dict[str, Any]:
-    """Returns the definition of every header, for `#/components/headers`."""
+    """Returns the definition of every response header, for `#/components/headers`."""
     return {
         name: {"description": description, "schema": schema, "example": example}
         for name, (description, schema, example) in HEADERS.items()

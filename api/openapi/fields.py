@@ -1,7 +1,7 @@
 """Describes the fields of the OpenAPI document's schemas.
 
-The description of a field is the docstring below the field in its class. A field that means the same in several bodies
-has its one description here.
+The description of a field is the docstring below the field in its class. If a field means the same in several bodies,
+this module has the one description for all of them.
 """
 
 import ast

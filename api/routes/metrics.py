@@ -1,5 +1,6 @@
-"""Defines the route for metrics: with the operator's key on the server's port, without a key on the port for metrics.
+"""Defines the two routes for metrics.
 
+The route on the server's port needs the operator's key. The route on the metrics port needs no key.
 Metrics name every tenant. So a tenant's key cannot read them.
 """
 

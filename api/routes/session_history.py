@@ -48,6 +48,9 @@ async def follow_session_events(
 
 @router.get("/cache")
 async def get_session_cache(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionCache:
-    """Get how much of the session's history each cache tier has, and how much of it the latest turn had to compute."""
+    """Get how much of the session's history each cache tier has.
+
+    Also get the number of prompt tokens that the latest turn had to compute, because the cache did not have them.
+    """
     session, memory = await resources.sessions.read_cache(principal, session_id)
     return session_cache_answer(session, memory, resources.clock.now())

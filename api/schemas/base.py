@@ -5,7 +5,7 @@ Owns the lists of known fields that this server does not support. The server ref
 no effect, such as null. The lists leave out fields that never change the answer (`user`, `metadata`, `store`,
 `prompt_cache_key`), because the server ignores them.
 Invariant: all bodies are strict. They refuse NaN, and text where a number must be. Bodies of OpenAI-compatible routes
-ignore unknown fields; bodies of native and admin routes refuse them.
+ignore unknown fields; bodies of Graftwork's own (native) routes and of admin routes refuse them.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ class OpenAiBody(RequestBody):
 
 
 class NativeBody(RequestBody):
-    """A body of a native or admin route. It refuses unknown fields, because they may be spelling mistakes."""
+    """A body of a route of Graftwork's own API. It refuses unknown fields, because they may be spelling mistakes."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -150,7 +150,7 @@ class FunctionDefinition(OpenAiBody):
 
 
 class FunctionTool(OpenAiBody):
-    """A tool that the client itself runs, as a function."""
+    """A function that the client itself runs, described as a tool for the model."""
 
     model_config = ConfigDict(
         json_schema_extra={

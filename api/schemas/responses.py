@@ -39,7 +39,7 @@ class ConversationReference(OpenAiBody):
 
 
 class ResponseTool(OpenAiBody):
-    """A function tool. The server refuses OpenAI's built-in tools, which have other types."""
+    """A tool that the client itself runs. The server refuses OpenAI's built-in tools, which have other types."""
 
     type: Literal["function"]
     name: Annotated[str, Field(pattern=TOOL_NAME)]

@@ -142,9 +142,9 @@ CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_CHARACTERS)]
 
 
 class SessionMessage(Shape):
-    """A message in the input of a session's turn. The server refuses unknown fields.
+    """A message in the input of a session's turn.
 
-    It does not read `id` and `status`.
+    The server refuses unknown fields. It accepts `id` and `status`, but does not read them.
     """
 
     model_config = ConfigDict(

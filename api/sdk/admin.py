@@ -74,7 +74,7 @@ class Keys(Resource[R]):
     def create(
         self, tenant_id: str, *, name: str, scopes: tuple[str, ...] | None = None, expires_at: Moment | None = None
     ) -> Steps[TenantKey]:
-        """Creates a key. Only this answer has the secret text of the key, in the field `key`."""
+        """Creates an API key of a tenant. Only this answer has the secret text of the key, in the field `key`."""
         body = {"name": name} | _given(scopes=list(scopes) if scopes else None, expires_at=expires_at)
         call = Call("POST", f"{_tenant_path(tenant_id)}/keys", json=body, admin=True, creates=True)
         return (yield from self._read(TenantKey, call))
@@ -85,7 +85,10 @@ class Keys(Resource[R]):
 
     @operation
     def rotate(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """Replaces the key's secret. Only this answer has the new secret. The old secret stops working at once."""
+        """Replaces the secret of an API key. Only this answer has the new secret.
+
+        The old secret stops working at once.
+        """
         path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}/rotate"
         return (yield from self._read(TenantKey, Call("POST", path, admin=True, creates=True)))
 

@@ -56,7 +56,7 @@ Messages = list[dict[str, Any]]
 
 
 class Completions(Resource[R]):
-    """Sends `POST /v1/chat/completions`."""
+    """Asks the model to answer conversations. Sends `POST /v1/chat/completions`."""
 
     @overload
     def create(

@@ -290,7 +290,10 @@ class Session(Resource[R]):
 
     @operation
     def cache(self) -> Steps[SessionCache]:
-        """Returns how many tokens of the session's history are in each cache tier: device memory, host memory and disk."""
+        """Returns how many tokens of the session's history are in each cache tier.
+
+        The tiers are device memory, host memory and disk.
+        """
         return (yield from self._read(SessionCache, Call("GET", f"{self._path}/cache")))
 
     @property

@@ -64,7 +64,7 @@ _ROUTES = tuple(route for router in _ROUTERS for route in router.routes if isins
 
 
 class GatewayApp(FastAPI):
-    """The FastAPI application, with our own OpenAPI document."""
+    """The FastAPI application. To FastAPI's OpenAPI document it adds errors, streams, examples and more."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:

@@ -78,7 +78,8 @@ def child_orders(settings: Settings, listen: str) -> bytes:
 def main() -> None:
     """Runs the engine as a child process.
 
-    Reads the settings from standard input and serves. When the parent ends, this pipe closes and the child ends too.
+    Reads the settings from standard input, which is a pipe from the parent, and serves the model. When the parent ends,
+    the pipe closes and the child ends too.
     """
     lifeline = sys.stdin.fileno()
     orders = json.loads(_read_line(lifeline))

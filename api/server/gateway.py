@@ -40,7 +40,7 @@ Process = Callable[[Settings, Console, SignalWatch], Awaitable[None]]
 
 
 def run_gateway(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT. Blocks the caller until then.
+    """Serves the HTTP API until SIGTERM or SIGINT. Blocks the caller until then.
 
     Raises a GraftworkError if the gateway cannot start.
     """

@@ -1,9 +1,10 @@
-"""Reads HTTP requests from one connection: uvicorn's protocol over httptools, a parser that is written in C.
+"""Reads HTTP requests from a connection. Extends uvicorn's protocol class for httptools, a parser that is written in C.
 
-Adds what httptools and uvicorn lack: limits on the size of a head, on the time that a client takes to send a request or
-to read an answer, and on the number of connections from one address. Refusals are JSON, as all errors of the server.
+Adds limits that httptools and uvicorn lack: on the size of a request's head, on the time that a client takes to send a
+request or to read an answer, and on the number of connections from one address. A refused client gets JSON, like all
+errors of the server.
 Never limits the time that the server itself takes for an answer.
-Invariant: a connection whose client does nothing is closed within `ConnectionLimits`' seconds.
+Invariant: a connection whose client does nothing is closed within the times of `ConnectionLimits`.
 """
 
 import asyncio

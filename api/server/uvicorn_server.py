@@ -1,7 +1,8 @@
 """Runs the application in uvicorn, with two changes to uvicorn. Never starts or stops an engine.
 
 The server calls a function when it is ready, and `SignalWatch` handles the signals instead of uvicorn.
-uvicorn alone raises a captured SIGTERM again after it has stopped. That would end the process before the engine.
+After it has stopped, uvicorn alone would raise a captured SIGTERM again. The process would then end before it has
+stopped its engine.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """Builds one gateway's resources at start, and closes them in reverse order at the end.
 
-Owns the order in which services start. Never handles a request. Before the gateway serves, it upgrades the database to
-the schema of this code, and ends the turns that a crash left running.
+Owns the order in which services start. Never handles a request.
+Before the gateway serves, this module upgrades the database to the schema of this code, and ends the turns that a crash
+left running.
 """
 
 import asyncio
@@ -65,10 +66,11 @@ async def open_resources(
     clock: Clock | None = None,
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
-    """Opens all services that routes need. They stay open inside the `async with` block.
+    """Opens all services that routes need, for the duration of the `async with` block.
 
-    A given `inspector` stays open after the block. By default `engine` is the engine at the settings' address. Raises
-    Unavailable if the engine does not answer.
+    If the caller passes an `inspector`, it stays open after the block. By default `engine` is the engine at the
+    settings' address.
+    Raises Unavailable if the engine does not answer.
     """
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)

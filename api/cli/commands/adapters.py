@@ -90,7 +90,7 @@ def promote(
     alias: Alias = "prod",
     as_json: JsonFlag = False,
 ) -> None:
-    """Point an adapter's alias at one of its versions.
+    """Point an alias of an adapter at a version of the adapter.
 
     Example: graftwork adapters promote support 3
     """

@@ -75,7 +75,7 @@ def suspend(tenant: TenantArgument, yes: YesFlag = False, as_json: JsonFlag = Fa
 
 @app.command()
 def resume(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
-    """Let a suspended tenant in again.
+    """Accept the keys of a suspended tenant again.
 
     Example: graftwork tenants resume acme
     """

@@ -103,7 +103,10 @@ class ChatScreen:
         }
 
     def talk(self) -> None:
-        """Reads lines from the user and runs them, until `/quit` or the end of the input."""
+        """Reads lines from the user, until `/quit` or the end of the input.
+
+        Sends a line to the model as a message, or runs it as a command, such as `/fork`.
+        """
         version = self._session.model.version
         model = self._session.model.name + (f"@{version}" if version else "")
         typer.echo(f"{self._session.id} on {model}. Type a message, or /help.")

@@ -54,7 +54,7 @@ def require_modules(*names: str) -> None:
 
 
 def advice(error: sdk_errors.GraftworkError | platform_errors.GraftworkError) -> str:
-    """Returns one line that says what is wrong and what the user can do about it."""
+    """Returns one line of text for an error: what is wrong, and what the user can do about it."""
     message = " ".join(error.message.split())
     if isinstance(error, _VALUE_ERRORS) and error.param and error.param not in message:
         message = f"{error.param}: {message}"

@@ -1,4 +1,4 @@
-"""Runs the demo (`graftwork demo`) on the demo model, and checks what the README says about it.
+"""Runs the demo (`graftwork demo`) on the demo model, and checks the statements that the README makes about Graftwork.
 
 1. Three tenants and the base model talk at once, and each session calls tools.
 2. One session is forked, and the two forks ask different questions.

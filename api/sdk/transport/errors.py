@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the command line imports this module at every start, but ne
 
 
 class GraftworkError(Exception):
-    """The base of all errors of the SDK. `message` says what is wrong."""
+    """The base class of all errors of the SDK. `message` says what is wrong."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -153,7 +153,10 @@ STATUS_BY_TYPE: Mapping[str, int] = {
 
 
 def error_from_response(response: "httpx.Response") -> APIError:
-    """Converts an HTTP answer with an error status to an error. The caller must have read the answer's body."""
+    """Converts an HTTP answer with an error status to an error of the SDK.
+
+    The caller must have read the answer's body.
+    """
     body = _json_or_none(response)
     described = body.get("error", body.get("detail")) if isinstance(body, dict) else None
     fallback = response.text.strip()[:500] or response.reason_phrase
@@ -161,9 +164,9 @@ def error_from_response(response: "httpx.Response") -> APIError:
 
 
 def error_from_description(described: object, status: int | None, request_id: str | None = None) -> APIError:
-    """Converts the JSON object of an error, `{"message": …, "type": …, "param": …, "code": …}`, to an error.
+    """Converts the JSON object of an error, `{"message": …, "type": …, "param": …, "code": …}`, to an error of the SDK.
 
-    `details` of the error gets the other fields of the object. If `described` is no object, it becomes the message.
+    `details` of the error gets the other fields of the object. If `described` is not an object, it becomes the message.
     """
     fields = dict(described) if isinstance(described, Mapping) else {"message": str(described)}
     message, kind = str(fields.pop("message", "The server gave no reason.")), str(fields.pop("type", ""))

@@ -23,7 +23,10 @@ class Stream(Iterator[E]):
         self._connection = connection
 
     def open(self) -> Self:
-        """Sends the request and waits for the start of the answer. Raises the server's error if it refuses the request."""
+        """Sends the request and waits for the start of the answer.
+
+        Raises the server's error if the server refuses the request.
+        """
         self._runtime.advance(self._steps)
         return self
 
