@@ -27,7 +27,7 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Maps a status to an error type. Any other status has the type `api_error`."""
+"""Maps an HTTP status to Anthropic's type of error. Any other status has the type `api_error`."""
 
 
 def anthropic_error(error: GraftworkError) -> dict[str, Any]:

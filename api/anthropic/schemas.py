@@ -99,9 +99,9 @@ _UNSUPPORTED: Mapping[str, IsNeutral] = {
     "mcp_servers": lambda value: not value,
     "speed": lambda value: value in (None, "standard"),
 }
-"""The fields that this server does not support.
+"""The fields that this server does not support. A request may have such a field only with a value that has no effect.
 
-Each function returns whether a value has no effect and is thus accepted.
+Each function returns whether a value has no effect.
 The server ignores `metadata` and `cache_control`, because they do not change the answer. It caches every prefix anyway.
 """
 

@@ -42,7 +42,7 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class InferenceResources:
-    """The services of the routes that generate text, and the description of the served model."""
+    """The services that the routes for text generation use, such as the generator, and the description of the model."""
 
     clock: Clock
     pepper: bytes
@@ -68,7 +68,10 @@ class InferenceResources:
         return self.description.model_name
 
     def chat_prompts(self) -> PromptEncoder:
-        """Returns the encoder for chats. Raises InvalidRequest if the model has no chat template."""
+        """Returns the encoder that turns the messages of a chat into token ids.
+
+        Raises InvalidRequest if the model has no chat template.
+        """
         if self.prompts is None:
             raise InvalidRequest(
                 "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
@@ -111,7 +114,7 @@ class InferenceResources:
 
 @dataclass(frozen=True, slots=True)
 class SessionResources:
-    """The services of the routes for sessions, responses and conversations."""
+    """The services that the routes for sessions, responses and conversations use, such as the session service."""
 
     clock: Clock
     base_name: str
@@ -124,7 +127,7 @@ class SessionResources:
 
 @dataclass(frozen=True, slots=True)
 class AccountResources:
-    """The services of the routes for a tenant's adapters, usage and limits."""
+    """The services that the routes for a tenant's adapters, usage and limits use, such as the adapter registry."""
 
     clock: Clock
     tenancy: Tenancy
@@ -135,7 +138,7 @@ class AccountResources:
 
 @dataclass(frozen=True, slots=True)
 class AdminResources:
-    """The services of the operator's routes."""
+    """The services that the operator's routes use, such as the adapter registry and the client of the engine."""
 
     settings: Settings
     clock: Clock
@@ -148,7 +151,7 @@ class AdminResources:
 
 @dataclass(frozen=True, slots=True)
 class ServerResources:
-    """The services for authentication, idempotency keys, readiness and metrics."""
+    """The services for authentication, idempotency keys, readiness and metrics, such as the database."""
 
     settings: Settings
     clock: Clock
@@ -162,7 +165,7 @@ class ServerResources:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """All groups of services of one process."""
+    """All services of one process, in one group for each kind of route."""
 
     inference: InferenceResources
     sessions: SessionResources

@@ -99,8 +99,9 @@ _COMMENT = b": still here\n\n"
 async def write_response_events(
     events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
 ) -> None:
-    """Writes all events of a response with `write`. The last event of the response ends the stream, without `[DONE]`.
+    """Writes all events of one response of the Responses API with `write`.
 
+    The last event of the response ends the stream, without `[DONE]`.
     After each `silence_s` seconds without an event, writes a comment, which clients ignore.
     """
     async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):

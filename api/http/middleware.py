@@ -22,9 +22,10 @@ QUIET_PATHS = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
 CLIENT_CLOSED_REQUEST = 499
 
 SEND_BODY = "send_body"
-"""The key in a request's state for the function that sends the body of a response that has begun.
+"""The key in a request's state for the function that sends the rest of a response that has begun.
 
-Layers between the route and this layer look only at the beginning of a response, so the parts of a body can skip them.
+Layers between the route and this layer look only at the beginning of a response. So the rest of the body can go
+directly to this function.
 """
 
 

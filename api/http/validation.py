@@ -12,7 +12,7 @@ from graftwork.api.schemas.base import FieldError
 from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, InvalidRequest, ValidationFailed
 
 _MOST_NAMED = 5
-"""The most problems that one message lists."""
+"""The most problems that one error message lists."""
 
 
 def invalid_body(error: RequestValidationError) -> InvalidRequest:

@@ -60,7 +60,7 @@ Take = Callable[[ChoiceEvent], Awaitable[None]]
 
 
 class InferenceJob:
-    """Generates all answers to one request. Each answer is one generation of the engine."""
+    """Generates all answers to one inference request. Each answer is one generation of the engine."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class InferenceRequest:
     resolved: ResolvedModel
     prompts: tuple[tuple[int, ...], ...]
     samplings: tuple[SamplingParams, ...]
-    """The sampling parameters of each answer to a prompt."""
+    """The sampling parameters of the answers to each prompt: one entry for each answer."""
     stop: tuple[str, ...]
     tier: str
     output: OutputPlan = FREE_OUTPUT

@@ -20,7 +20,7 @@ STREAMS: dict[str, tuple[type[Answer], ...]] = {
 """Maps each kind of stream to the classes of the events in that stream."""
 
 EVENT_CLASSES = tuple(event for events in STREAMS.values() for event in events)
-"""The classes of all events in streams. No other answer uses these classes."""
+"""The classes of the events in all streams. No answer outside a stream has one of these classes."""
 
 Responses = dict[int | str, dict[str, Any]]
 

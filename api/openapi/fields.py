@@ -40,7 +40,10 @@ SHARED_FIELDS = {
     "name": "A name of the client's choice.",
     "service_tier_ceiling": "The highest priority that the tenant's requests may have.",
 }
-"""The description of each field that means the same in several bodies. A docstring in a class has priority."""
+"""Maps the name of a field that means the same in several bodies to its description.
+
+If a class has a docstring for the field, that docstring is used instead.
+"""
 
 
 def describe_fields(schemas: Mapping[str, dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ _SHOWN_STATUSES = [status for status in SessionStatus if status is not SessionSt
 router = APIRouter(tags=["operations"], route_class=AdminRoute)
 
 open_router = APIRouter()
-"""The same route without a key. Only the application on the port for metrics includes it."""
+"""The metrics route that needs no key. Only the application on the metrics port includes it."""
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

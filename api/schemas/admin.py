@@ -60,7 +60,7 @@ class KeyBody(NativeBody):
     scopes: list[Annotated[str, Field(json_schema_extra={"enum": sorted(ALL_SCOPES)})]] | None = None
     """The scopes of the key. If this field is null or missing, the key gets all scopes."""
     expires_at: Time | None = None
-    """The time after which the server refuses the key: unix seconds, or ISO 8601 text. By default there is none."""
+    """The time after which the server refuses the key: unix seconds, or ISO 8601 text. The default is no such time."""
 
 
 QuotaBody = Annotated[
@@ -104,7 +104,7 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
 
 
 def audit_answer(entry: AuditEntry) -> answers.AuditEntry:
-    """Converts an audit entry to the body of an answer."""
+    """Converts an entry of the audit log, which says who changed what, to the body of an answer."""
     return answers.AuditEntry(
         id=entry.id,
         at=entry.at,

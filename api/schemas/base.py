@@ -108,7 +108,7 @@ class MixturePart(NativeBody):
     model: str
     """The adapter's name in the same form as in the request's `model`: `name`, `name@3` or `name@alias`."""
     weight: Annotated[float, Field(ge=-MAX_MIXTURE_WEIGHT, le=MAX_MIXTURE_WEIGHT)] = 1.0
-    """Multiplies the adapter's weight changes."""
+    """The factor by which the adapter's weight changes are multiplied."""
 
 
 MixtureParts = Annotated[list[MixturePart], Field(min_length=1, max_length=MAX_MIXTURE)]

@@ -44,7 +44,7 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
     logprobs: bool | None = None
     """If true, the answer has the log-probability of each token."""
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
-    """How many likely tokens to report beside each token. It needs `logprobs`."""
+    """How many likely tokens to report beside each token, with log-probabilities. This field needs `logprobs`."""
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     tools: ToolList | None = None
     tool_choice: ToolChoiceJson = None

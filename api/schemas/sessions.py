@@ -45,7 +45,7 @@ class SessionBody(NativeBody):
     sampling: SamplingJson = None
     metadata: Metadata | None = None
     retention: RetentionBody | None = None
-    """How long the server keeps the session after its last change."""
+    """How long the server keeps the session."""
 
     def new_session(self) -> NewSession:
         settings = SessionSettings(
@@ -118,7 +118,7 @@ class GivenOutput(NativeBody):
 
     call_id: str
     output: Any
-    """A text. Other JSON becomes JSON text."""
+    """The output as text. The server converts other JSON to JSON text."""
 
 
 class ToolOutputsBody(TurnOptions):

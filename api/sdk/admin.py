@@ -114,7 +114,7 @@ class Quotas(Resource[R]):
 
 
 class Admin(Resource[R]):
-    """Groups the operator's calls under `client.admin`."""
+    """Groups the methods for operators, such as `client.admin.tenants.create`. Every call sends the admin key."""
 
     @property
     def tenants(self) -> Tenants[R]:
@@ -142,11 +142,11 @@ class Admin(Resource[R]):
 
     @operation
     def audit(self, *, limit: int | None = None, after: str | None = None) -> Steps[Page[AuditEntry]]:
-        """Lists what administrators did, newest first."""
+        """Lists the audit entries: who changed what, and when. The newest entry comes first."""
         call = Call("GET", "/v1/admin/audit", query={"limit": limit, "after": after}, admin=True)
         return (yield from self._page(AuditEntry, call))
 
     @operation
     def replicas(self) -> Steps[Page[Replica]]:
-        """Lists the engines (replicas) and their load."""
+        """Lists the engines (replicas) with figures of their load, such as the number of waiting requests."""
         return (yield from self._page(Replica, Call("GET", "/v1/admin/replicas", admin=True)))

@@ -1,4 +1,4 @@
-"""Defines `Session`, which starts turns, runs the tools that the model calls, forks and rewinds.
+"""Defines `Session`, which starts the turns of one session, runs the tools that the model calls, and forks the session.
 
 Keeps the last state of the session that the server sent, and the number of the last event that the client read.
 Never stores the history: a `Session` asks the server for it.

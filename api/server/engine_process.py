@@ -22,7 +22,7 @@ ARTIFACTS_FOLDER = "artifacts"
 """The folder inside the data folder to which the gateway writes adapters, and from which the engine reads them."""
 
 KV_FOLDER = "kv"
-"""The default folder for files of KV pages, inside the data folder. Only one engine may use it."""
+"""The default folder for files of KV pages, inside the data folder. Only one engine may use this folder."""
 
 _BUDGETS = ("device_bytes", "host_kv_bytes", "lora_pool_bytes", "lora_host_bytes")
 _DISK_KV_BYTES = 2 * 2**30

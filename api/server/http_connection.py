@@ -49,7 +49,7 @@ class ConnectionLimits:
     body_window_bytes: int = 32 * 1024
     """How many bytes of a request's body must arrive in each window of `body_window_s`, except the last window."""
     read_window_s: float = 60.0
-    """In each window of this length, a client must read at least one byte of an answer that waits to be sent."""
+    """In each window of this many seconds, a client must read at least one byte of an answer that waits to be sent."""
     per_address: int = 512
     """The most connections of one address; 0 means no limit. This machine's own addresses have no limit."""
 

@@ -18,7 +18,7 @@ from graftwork.api.server.http_connection import ConnectionLimits, HttpConnectio
 from graftwork.platform.errors import Conflict
 
 _DRAIN_S = 10
-"""The seconds that running answers may take after the first signal."""
+"""How many seconds running answers may take after the first SIGTERM or SIGINT."""
 
 
 _KEEP_ALIVE_S = 75

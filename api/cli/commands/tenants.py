@@ -1,4 +1,4 @@
-"""Defines `graftwork tenants`, which creates, shows, suspends and deletes the tenants of a server."""
+"""Defines `graftwork tenants`, which creates, lists, shows, suspends, resumes and deletes the tenants of a server."""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -44,9 +44,9 @@ class CommandGroup(TyperGroup):
 
 
 def require_modules(*names: str) -> None:
-    """Checks that these top-level modules are installed, without importing them.
+    """Checks that these Python packages are installed, without importing them.
 
-    Raises ModuleNotFoundError for the first module that is not installed.
+    Raises ModuleNotFoundError for the first package that is not installed.
     """
     for name in names:
         if find_spec(name) is None:

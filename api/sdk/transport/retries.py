@@ -17,7 +17,7 @@ from graftwork.api.sdk.transport.errors import APIConnectionError, APITimeoutErr
 FIRST_WAIT_S = 0.5
 LONGEST_BACKOFF_S = 8.0
 LONGEST_WAIT_S = 60.0
-"""The longest wait in seconds. If the server asks for a longer one, the SDK raises the error and does not try again."""
+"""The longest wait in seconds. If the server asks for a longer wait, the SDK raises the error at once."""
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
