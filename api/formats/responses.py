@@ -101,7 +101,8 @@ async def write_response_events(
 ) -> None:
     """Writes all events of one response of the Responses API with `write`.
 
-    The last event of the response ends the stream, without `[DONE]`.
+    The last event of the response ends the stream, without `[DONE]`. If `events` raises an error, the last event is an
+    `error`.
     After each `silence_s` seconds without an event, writes a comment, which clients ignore.
     """
     async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):

@@ -122,7 +122,7 @@ class PredictionPart(OpenAiBody):
 
 
 class Prediction(OpenAiBody):
-    """The text that the client expects in the answer. A prediction can make the answer faster, but never changes it."""
+    """The text that the client expects in the answer. A prediction can save time, but never changes the answer."""
 
     type: Literal["content"]
     content: str | Annotated[list[PredictionPart], Field(min_length=1)]

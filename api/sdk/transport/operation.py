@@ -1,8 +1,8 @@
 """Lets one method work in both the synchronous client and the asyncio client. Never sends a request itself.
 
-A method with the decorator `operation` exists once, as a generator of effects (see effects.py). In `Graftwork` a call
-of the method returns the result; in `AsyncGraftwork` it returns an awaitable. Type checkers see the difference, because
-the class `Resource` has the type of its runtime as a parameter.
+A method with the decorator `operation` is written once, as a generator of effects (see effects.py). In `Graftwork`, a
+call of the method returns the result. In `AsyncGraftwork`, it returns an awaitable. Type checkers see the difference,
+because the class `Resource` has the type of its runtime as a parameter.
 """
 
 import functools

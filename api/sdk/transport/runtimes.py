@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The tenant's key and the admin key, or None for a key that the caller did not give."""
+    """The tenant's key and the admin key, or None for a key that the caller did not give.
+
+    `header` raises ConfigurationError if the key that a call needs is None.
+    """
 
     tenant: str | None
     admin: str | None
@@ -49,7 +52,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[T]):
-    """Says that an operation has ended. `value` is the result of the operation."""
+    """Says that the generator of an SDK method has ended. `value` is the method's result."""
 
     value: T
 
@@ -75,7 +78,8 @@ def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APICon
 class SyncRuntime:
     """Performs effects one after another on the caller's thread. Only the user's tools run on other threads.
 
-    An effect describes one input or output, such as sending a request (see effects.py).
+    An effect describes one input or output, such as sending a request. Each method of the SDK is a generator of effects
+    (see effects.py).
     """
 
     def __init__(self, http: httpx.Client, keys: Keys, policy: RetryPolicy, sleep: Callable[[float], None]) -> None:
@@ -85,15 +89,15 @@ class SyncRuntime:
         self._sleep = sleep
 
     def run(self, steps: Steps[T]) -> T:
-        """Performs all effects of an operation that emits no events, and returns the operation's result."""
+        """Performs all effects of the generator `steps`, and returns its result. `steps` must not emit events."""
         ended = self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Performs the effects of an operation until the operation emits an event, has opened its stream, or ends.
+        """Performs the effects of the generator `steps` until `steps` emits an event, has opened its stream, or ends.
 
-        Returns this last effect, or Ended with the operation's result.
+        Returns the effect Emit or Opened, or Ended with the result of `steps`.
         """
         answer: Any = None
         failure: APIConnectionError | None = None
@@ -141,9 +145,10 @@ class SyncRuntime:
 
 
 class AsyncRuntime:
-    """Performs effects with `await`. Many operations can run at the same time.
+    """Performs effects with `await`. Many methods of the SDK can run at the same time.
 
-    An effect describes one input or output, such as sending a request (see effects.py).
+    An effect describes one input or output, such as sending a request. Each method of the SDK is a generator of effects
+    (see effects.py).
     """
 
     def __init__(
@@ -155,15 +160,15 @@ class AsyncRuntime:
         self._sleep = sleep
 
     async def run(self, steps: Steps[T]) -> T:
-        """Performs all effects of an operation that emits no events, and returns the operation's result."""
+        """Performs all effects of the generator `steps`, and returns its result. `steps` must not emit events."""
         ended = await self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     async def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Performs the effects of an operation until the operation emits an event, has opened its stream, or ends.
+        """Performs the effects of the generator `steps` until `steps` emits an event, has opened its stream, or ends.
 
-        Returns this last effect, or Ended with the operation's result.
+        Returns the effect Emit or Opened, or Ended with the result of `steps`.
         """
         answer: Any = None
         failure: APIConnectionError | None = None
