@@ -147,6 +147,7 @@ class AdminResources:
     meter: UsageMeter
     registry: AdapterRegistry
     engine: EngineClient
+    description: EngineDescription
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Owns these choices, which are made once at start.
 """
 
 import ctypes
+import re
 import sys
 
 import torch
@@ -26,11 +27,10 @@ _OLDER_LIMIT = 2**25  # the largest threshold that older versions accept
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep up to 1 GiB of freed memory instead of returning it to the system.
+    """Makes glibc keep up to 1 GiB of freed memory in the process, instead of returning it to the system.
 
-    A prefill allocates and frees tensors of megabytes in every layer. Returning this memory took a third of the time: a
-    prefill of 2,048 tokens of the CPU benchmark took 0.49 s instead of 0.32 s. Does nothing on systems other than Linux
-    with glibc.
+    Without this, the CPU benchmark's prefill of 2,048 tokens took 0.49 s instead of 0.32 s, because a prefill allocates
+    and frees megabytes in every layer. Does nothing on systems other than Linux with glibc.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -45,8 +45,18 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """Reads the model's weights onto the device, in `dtype`, and returns the decoder over them."""
-    weights = load_decoder_weights(WeightReader(config.model), model, device, dtype)
+    """Reads the model's weights onto the device, in `dtype`, and returns the decoder over them.
+
+    Raises InvalidRequest if a file is damaged or the weights do not fit into the device's memory.
+    """
+    try:
+        weights = load_decoder_weights(WeightReader(config.model), model, device, dtype)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise InvalidRequest(
+            f"The weights of {config.model} do not fit into the memory of {device}: take a smaller model, "
+            "or a device with more memory.",
+            param="model",
+        ) from error
     return Decoder(model, weights, RotaryTable(model.head_dim, model.rope, model.context_tokens, device))
 
 
@@ -59,15 +69,31 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device to run on. `auto` is CUDA if there is one."""
+    """Returns the device with this name. The name `auto` takes CUDA if it is available, else the CPU.
+
+    Raises InvalidRequest if the name is unknown, or if this machine has no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device(name)
+    if not re.fullmatch(r"cuda(:\d+)?", name):
+        raise InvalidRequest(f"device {name!r} is not served: give auto, cpu, cuda or cuda:N.", param="device")
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(name.partition(":")[2] or 0) >= found:
+        raise InvalidRequest(
+            f"device {name!r} is not there: torch {torch.__version__} finds {found} CUDA devices. Give --device cpu, "
+            "or install the GPU's driver and a torch for CUDA.",
+            param="device",
+        )
     return torch.device(name)
 
 
 def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """Returns the dtype of weights and KV. `auto` is the model's own, or float32 on a CPU without bf16 instructions.
-    Raises InvalidRequest for any other dtype than float32, bfloat16 and float16.
+    """Returns the dtype of weights and KV: `float32`, `bfloat16` or `float16`.
+
+    The name `auto` takes the dtype of the model's files, but float32 on a CPU without bf16 instructions. Raises
+    InvalidRequest for any other name.
     """
     wanted = model.dtype if name == "auto" else name
     if name == "auto" and device.type == "cpu" and not _cpu_multiplies_bfloat16():

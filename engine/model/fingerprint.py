@@ -13,18 +13,26 @@ from graftwork.platform.errors import InvalidRequest
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns `sha256:…` over the content of config.json and all weight files. The folder's path does not matter."""
+    """Returns `sha256:…`, a digest of the content of config.json and all weight files. The folder's path does not
+    matter.
+
+    Raises InvalidRequest if a file is missing or cannot be read.
+    """
     digest = hashlib.sha256(b"graftwork/base/1")
     for path in [folder / "config.json", *weight_files(folder)]:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", param="model") from error
     return f"sha256:{digest.hexdigest()}"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors files that the index lists, or all if there is no index.
+    """Returns the safetensors files that the model's index file lists. Without an index file, returns all in the
+    folder.
 
-    Raises InvalidRequest if one is missing.
+    Raises InvalidRequest if a file is missing.
     """
     files = sorted(_indexed_files(folder)) or sorted(folder.glob("*.safetensors"))
     missing = [path.name for path in files if not path.exists()]
@@ -37,5 +45,10 @@ def weight_files(folder: Path) -> list[Path]:
 def _indexed_files(folder: Path) -> Iterator[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        yield from {folder / name for name in names}
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            yield from [folder / name for name in names]
+        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"{index} is no index of weight files ({error}): download it again.", param="model"
+            ) from error

@@ -1,12 +1,15 @@
-"""Reads the weight files of a model folder, memory-mapped safetensors.
+"""Reads the weight files of a model folder. The files are safetensors, which are memory-mapped.
 
 Owns the record of which tensors have been read. Never loads a tensor before `read` is called for it.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from graftwork.engine.model.fingerprint import weight_files
 from graftwork.platform.errors import InvalidRequest
@@ -15,13 +18,14 @@ _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 
 class WeightReader:
-    """Reads the tensors of a model folder by name, over all its files."""
+    """Reads single tensors from the weight files of a model folder, by name."""
 
     def __init__(self, folder: Path) -> None:
+        """Reads the files' headers. Raises InvalidRequest if a file is missing or is not a whole safetensors file."""
         self._files = weight_files(folder)
         self._file_by_name: dict[str, Path] = {}
         for path in self._files:
-            with safe_open(path, framework="pt") as tensors:
+            with _open(path) as tensors:
                 self._file_by_name.update(dict.fromkeys(tensors.keys(), path))
         self._unread = set(self._file_by_name)
 
@@ -30,18 +34,18 @@ class WeightReader:
 
     @property
     def unread(self) -> frozenset[str]:
-        """Names of the tensors that have not been read."""
+        """The names of the tensors in the files that have not been read yet."""
         return frozenset(self._unread)
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Reads one tensor onto the CPU, in its own dtype.
+        """Reads one tensor into CPU memory, in the dtype of its file.
 
-        Raises InvalidRequest if it is missing, or has another shape or the dtype of a quantised model.
+        Raises InvalidRequest if the tensor is missing, has another shape, or has the dtype of a quantised model.
         """
         path = self._file_by_name.get(name)
         if path is None:
             raise InvalidRequest(f"The checkpoint has no tensor {name!r}.", param="model")
-        with safe_open(path, framework="pt") as tensors:
+        with _open(path) as tensors:
             tensor: torch.Tensor = tensors.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise InvalidRequest(f"Tensor {name!r} has shape {tuple(tensor.shape)}, not {shape}.", param="model")
@@ -52,3 +56,15 @@ class WeightReader:
             )
         self._unread.discard(name)
         return tensor
+
+
+@contextmanager
+def _open(path: Path) -> Generator[Any]:
+    """Opens one file. Raises InvalidRequest if it cannot be read, or is damaged."""
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
+    except (OSError, SafetensorError) as error:
+        raise InvalidRequest(
+            f"{path} is not a whole safetensors file ({error}): download or copy it again.", param="model"
+        ) from error

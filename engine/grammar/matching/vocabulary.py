@@ -1,7 +1,9 @@
-"""Reads the bytes of every token from a model's tokenizer.json. A grammar engine needs nothing else from a tokenizer.
+"""Reads the text of every token, as bytes, from a model's tokenizer.json. A grammar engine needs nothing else from a
+tokenizer.
 
-Special tokens have no bytes, so that no text can produce one. Only a structural tag may name special tokens. Padding
-ids beyond the tokenizer's vocabulary have no bytes either.
+The entry of a special token is empty, so that no text can produce this token. Only a structural tag (a description of
+an answer with tool calls) may name special tokens. Padding ids beyond the tokenizer's vocabulary have empty entries
+too.
 """
 
 import hashlib
@@ -11,15 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from graftwork.platform.errors import InvalidRequest
+
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of a model's tokens. The engine and its compile server read them from the same file."""
+    """The text of each token of a model, as bytes. The engine and its compile server read it from the same file."""
 
     tokens: tuple[bytes, ...]
-    """Bytes by token id, one entry for each row of the model's head. Empty for special tokens and padding."""
+    """The text by token id, one entry for each row of the model's output head. Empty for special tokens and padding."""
     specials: dict[str, int]
     eos_token_ids: tuple[int, ...]
     fingerprint: str
@@ -30,11 +34,23 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path, size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
-    """Reads the tokenizer.json of a model folder. Returns None if there is no such file."""
+    """Reads the vocabulary from the tokenizer.json of a model folder. Returns None if there is no such file.
+
+    `size` is the number of rows of the model's output head. Token ids beyond the tokenizer's own are padding.
+    Raises InvalidRequest if the file cannot be read, or holds no tokenizer.
+    """
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
-    content = path.read_bytes()
+    try:
+        return _read_vocabulary(path.read_bytes(), size, eos_token_ids)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"{path} holds no tokenizer ({type(error).__name__}: {error}): take the model's own file.", param="model"
+        ) from error
+
+
+def _read_vocabulary(content: bytes, size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
     tokenizer = json.loads(content)
     pieces: dict[str, int] = _pieces(tokenizer["model"]["vocab"])
     decode = _from_byte_level if "ByteLevel" in json.dumps(tokenizer.get("decoder")) else _from_byte_fallback
