@@ -3,8 +3,11 @@ r"""Matches regular expressions against module names, in linear time.
 Uploads contain such expressions: PEFT's rank_pattern and alpha_pattern. Python's `re` backtracks, so one hostile
 pattern could block the process for hours. Invariant: `re` never gets a pattern from an upload.
 Owns the automaton of a pattern (Thompson, 1968): a match reads the name once and keeps the set of possible states.
-Supports the part of the language that module names need, and refuses the rest with an error that names it.
-As in PEFT, a pattern matches a whole name, or an end of it that follows a dot: re.match(r"(.*\.)?(pattern)$", name).
+Supports the part of the regular expression language that module names need. Refuses any other feature with an error
+that names the feature.
+
+As in PEFT, a pattern matches a whole name, or the end of a name after one of its dots: re.match(r"(.*\.)?(pattern)$",
+name).
 """
 
 from graftwork.adapters.format.pattern_parser import (
@@ -92,7 +95,9 @@ class _Automaton:
 
 
 class NamePattern:
-    """One pattern of a rank_pattern or alpha_pattern. Raises PatternRefused for a pattern that is not supported."""
+    """One pattern of a rank_pattern or alpha_pattern. The constructor raises PatternRefused for a pattern that is not
+    supported.
+    """
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_PATTERN_CHARACTERS or not text.isascii():
@@ -110,7 +115,7 @@ class NamePattern:
         return len(self._automaton.free)
 
     def matches(self, name: str) -> bool:
-        """Returns whether the pattern matches `name`, or an end of `name` that follows a dot."""
+        """Returns whether the pattern matches the whole `name`, or the end of `name` after one of its dots."""
         states = self._reach({self._start}, at_start=True, at_end=not name)
         for character in name:
             states = self._step(states, character)
