@@ -27,8 +27,9 @@ from typing import Any, ClassVar
 
 
 class GraftworkError(Exception):
-    """The base class of all errors that a caller can receive. `message` tells the caller what is wrong and what to do
-    about it.
+    """The base class of all errors that a caller can receive.
+
+    `message` tells the caller what is wrong, and what to do about it.
     """
 
     status: ClassVar[int] = 500
@@ -53,17 +54,22 @@ class GraftworkError(Exception):
 
     @property
     def should_retry(self) -> bool:
-        """Whether sending the same request again may succeed."""
+        """Whether the same request may succeed if the caller sends it again."""
         return self.retry_after_s is not None
 
     def body(self) -> dict[str, Any]:
-        """Returns the error as JSON in OpenAI's form. `details` are added to the four fields of that form."""
+        """Returns the JSON body of the error in OpenAI's form: `error` with message, type, param and code.
+
+        The error's `details` are added as further fields of `error`.
+        """
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error | self.details}
 
     def headers(self) -> dict[str, str]:
-        """Returns the retry headers: `retry-after` if waiting helps, else `x-should-retry: false` for a status 409 or
-        429.
+        """Returns the HTTP headers that tell the client whether to retry.
+
+        If waiting helps, these are `retry-after` and `retry-after-ms`. If not, it is `x-should-retry: false` for a
+        status of 409 or 429, and no header for any other status.
         """
         if self.retry_after_s is not None:
             seconds = max(self.retry_after_s, 0.0)
@@ -118,9 +124,9 @@ class PayloadTooLarge(GraftworkError):
 
 
 class LimitExceeded(GraftworkError):
-    """A limit of the caller is reached.
+    """Raised if a request would exceed a limit of the caller.
 
-    `rate_limit_headers` tell how much of each limit is used. The quota keeper sets them.
+    `rate_limit_headers` are HTTP headers that show each limit and how much of it is left. The quota keeper sets them.
     """
 
     status = 429
@@ -162,7 +168,7 @@ class InternalFailure(GraftworkError):
 
 
 def error_classes() -> dict[str, type[GraftworkError]]:
-    """Returns every error class by its name. gRPC messages name an error by its class."""
+    """Returns a table from the name of each error class to the class. gRPC messages contain such a name."""
     found: dict[str, type[GraftworkError]] = {}
     waiting: list[type[GraftworkError]] = [GraftworkError]
     while waiting:
