@@ -75,8 +75,7 @@ class Wakeup:
     def wait(self) -> asyncio.Future[None]:
         """Returns a future that the next call of `wake` completes. Await the future at once.
 
-        Before this call, check whether the event has happened already, because an earlier `wake` does not complete the
-        future.
+        A `wake` before this call is lost. So check before this call whether there is anything to wait for.
         """
         self._waiter = self._loop.create_future()
         return self._waiter

@@ -149,7 +149,7 @@ class Settings:
 
 
 def async_database_url(url: str) -> str:
-    """Returns a database address with the async driver for SQLite or PostgreSQL, such as `postgresql+asyncpg://…`."""
+    """Returns the database address `url` with the async driver for its database, such as `postgresql+asyncpg://…`."""
     scheme, separator, rest = url.partition("://")
     drivers = {"postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
     return f"{drivers.get(scheme, scheme)}{separator}{rest}"

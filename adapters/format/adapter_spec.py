@@ -1,8 +1,8 @@
 """Defines the types of a validated adapter: where each tensor is in the weights file, and how the tensor is applied.
 
 `module_reader.py` makes these values, and `registry/weights.py` builds matrices from them. Never reads a file.
-Invariant: `AdapterSpec.entries` covers every tensor of the file. If a tensor belongs to several targets (a fused q, k
-and v), there is one entry for each target, and together these entries contain every row of the tensor.
+Invariant: `AdapterSpec.entries` covers every tensor of the file. A fused tensor, such as one matrix for q, k and v, has
+one entry for each of its modules, and these entries together contain all of its rows.
 """
 
 from collections.abc import Iterator

@@ -6,8 +6,9 @@ Owns the automaton of a pattern (Thompson, 1968): a match reads the name once an
 Supports the part of the regular expression language that module names need. Refuses any other feature with an error
 that names the feature.
 
-As in PEFT, a pattern matches a whole name, or the end of a name after one of its dots: re.match(r"(.*\.)?(pattern)$",
-name).
+As in PEFT, a pattern matches a whole name, or the end of a name after one of its dots:
+
+    re.match(r"(.*\.)?(pattern)$", name)
 """
 
 from graftwork.adapters.format.pattern_parser import (

@@ -1,7 +1,8 @@
-r"""Parses patterns of module names into nodes.
+r"""Parses a pattern of module names (a regular expression) into a syntax tree.
 
 Owns the supported part of the regular expression language: characters, classes, groups, alternatives, repeats and
-anchors. Refuses the rest (look-around, back-references, flags, \b) with an error that names it. Never matches a name.
+anchors. Refuses any other feature (look-around, back-references, flags, \b) with an error that names the feature. Never
+matches a name.
 """
 
 import string

@@ -92,7 +92,7 @@ class TensorEntry:
         return np.frombuffer(weights, dtype=FORMATS[self.dtype].numpy_bits, count=number, offset=self.start)
 
     def rows(self, first: int, end: int) -> "TensorEntry":
-        """Returns an entry for rows [first, end) of this tensor. The data stays in the same place of the file."""
+        """Returns an entry that describes rows [first, end) of this tensor. Copies no data."""
         row_bytes = (self.end - self.start) // self.shape[0]
         shape = (end - first, *self.shape[1:])
         return replace(self, shape=shape, start=self.start + first * row_bytes, end=self.start + end * row_bytes)

@@ -224,9 +224,9 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AliasChange:
-    """The result of setting or removing an alias: its old and its new target.
+    """The old and the new target of an alias that was set or removed.
 
-    `target` is None if the alias was removed. `previous` is None if the alias did not exist before.
+    `target` is the new target; None if the alias was removed. `previous` is the old target; None if the alias is new.
     """
 
     adapter: str
@@ -271,5 +271,9 @@ class ResolvedModel:
 
     @property
     def label(self) -> str:
-        """The same text as `adapter_label`; for the base model, the name that the request gave."""
+        """A text that names the model: the adapter version, such as `name@3`, or the base model's name as the request
+        gave it.
+
+        A mixture has a label such as `name@3*0.5+other@1*0.5`.
+        """
         return self.adapter_label or self.requested

@@ -145,9 +145,7 @@ def refuse_unserved_settings(config: dict[str, Any]) -> None:
 
 
 def describe_unserved_tensor(name: str) -> str | None:
-    """Returns the description of the unsupported feature to which a tensor with this name belongs; None for an unknown
-    name.
-    """
+    """Returns a description of the unsupported feature that uses tensors with this name; None if the name is unknown."""
     return next((row.what for row in UNSERVED_TENSORS if row.pattern.search(name)), None)
 
 

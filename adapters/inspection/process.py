@@ -1,7 +1,8 @@
-"""Starts a worker process that inspects uploaded adapters, sends it orders, and stops it. Runs in the parent process.
+"""Starts a worker process that inspects uploaded adapters, sends it the uploads, and stops it. Runs in the parent
+process.
 
-Owns the worker process, its socket and its time limit. Never reads the upload itself: the worker does. The calls block,
-so use them on a thread and never on an event loop.
+Owns the worker process, its socket and its time limit. Never reads the uploaded files itself: the worker does. The
+calls block, so use them on a thread and never on an event loop.
 """
 
 import signal
@@ -36,7 +37,7 @@ class WorkerTooSlow(Exception):
 
 
 class InspectionProcess:
-    """One worker process that inspects uploaded adapters, and the socket to this process."""
+    """One worker process that inspects uploaded adapters, and the socket through which the parent process talks to it."""
 
     def __init__(self, command: tuple[str, ...] = (sys.executable, "-P", "-s", "-m", _MODULE)) -> None:
         """Starts the worker, and waits until it is ready. Raises Unavailable if the worker does not start."""
@@ -65,10 +66,12 @@ class InspectionProcess:
         return self._process.pid
 
     def ask(self, order: dict[str, Any], descriptor: int, within_s: float) -> dict[str, Any]:
-        """Sends the worker an order and an open file, and returns the worker's answer.
+        """Sends the worker one upload, and returns the worker's answer.
 
-        `within_s` is the most time in seconds that the worker may take. Raises WorkerEnded, or WorkerTooSlow after this
-        time. After an error, call `kill` and do not use this worker again.
+        `order` has the limits, the lengths of the two files and the description of the model. `descriptor` is an open
+        file that contains both files. `within_s` is the most time in seconds that the worker may take.
+        Raises WorkerEnded if the worker dies, and WorkerTooSlow if it takes too long. After an error, call `kill` and
+        do not use this worker again.
         """
         deadline = time.monotonic() + within_s
         self._connection.settimeout(within_s)

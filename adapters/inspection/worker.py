@@ -2,10 +2,10 @@
 
     {"ready"}  →  {limits, lengths, description} + file  →  {"identified"} or {"refused"} or {"exceeded"}  →  …
 
-The parent process sends each order with one file, which holds both uploaded files, and with the description of the
-model. The worker has no torch, no database, no keys, and no connection except the socket to its parent. For each order,
-it limits its own address space and processor time. It ends when its parent ends. If a file breaks the worker, the
-parent kills it and starts a new one.
+For each upload, the parent process sends one message: the limits, the lengths of the two uploaded files, a description
+of the model, and an open file that contains both files. The worker has no torch, no database, no keys, and no
+connection except the socket to its parent. It sets its own limits of address space and processor time for each upload,
+and ends when its parent ends. If an upload breaks the worker, the parent kills it and starts a new one.
 """
 
 import errno

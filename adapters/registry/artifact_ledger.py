@@ -56,17 +56,19 @@ class ArtifactKeeper:
                 await self.free((upload.digest,))
 
     async def store(self, upload: Upload) -> None:
-        """Inserts the row of the upload's digest, then writes the files. Files that are stored already are not changed."""
+        """Adds the digest of the upload to the table of stored files, then writes the files.
+
+        Does not change files that are stored already.
+        """
         async with self._database.write() as session:
             await ArtifactLedger(session).claim(upload.digest, self._clock.now())
         await self._put(upload)
 
     async def claim(self, session: WriteSession, upload: Upload) -> None:
-        """Locks the row of the upload's digest until the transaction of `session` ends, so that nobody removes the
-        files.
+        """Locks the digest of the upload in the table of stored files until the transaction of `session` ends.
 
-        The caller records a version with this digest in the same transaction. If the delete of another version has
-        removed the files before the lock, writes them again.
+        While it is locked, nobody removes the files. The caller records a version with this digest in the same
+        transaction. If a delete has removed the files before the lock, writes them again.
         """
         await ArtifactLedger(session).claim(upload.digest, self._clock.now())
         if not await asyncio.to_thread(self._artifacts.exists, upload.digest):
@@ -79,9 +81,10 @@ class ArtifactKeeper:
         return tuple([digest for digest in sorted(digests) if await self._free_one(digest)])
 
     async def sweep(self) -> tuple[str, ...]:
-        """Removes all stored files that no version needs, such as files left by a crash. Returns their digests.
+        """Removes all stored files that no version of any tenant needs, such as files left by a crash. Returns their
+        digests.
 
-        Safe at any time: if a running upload loses its files, it writes them again.
+        Safe at any time, because an upload writes its files again if they were removed while it runs.
         """
         async with self._database.read() as session:
             digests = await unreferenced_digests(session)

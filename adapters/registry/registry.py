@@ -229,7 +229,7 @@ class AdapterRegistry:
         """Removes all stored files that no version of any tenant needs, such as files left by a crash. Returns their
         digests.
 
-        Safe at any time, also while uploads run.
+        Safe at any time, because an upload writes its files again if they were removed while it runs.
         """
         return await self._keeper.sweep()
 

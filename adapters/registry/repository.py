@@ -24,7 +24,7 @@ _ID = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
 
 
 class AdapterReader:
-    """Reads the adapters of one tenant, inside the transaction of the given session."""
+    """Reads the adapters of one tenant, inside the transaction of the caller's database session."""
 
     def __init__(self, session: ReadSession, scope: TenantScope) -> None:
         self._session = session
@@ -95,7 +95,7 @@ class AdapterReader:
 
 
 class AdapterWriter(AdapterReader):
-    """Reads and changes the adapters of one tenant, inside the transaction of the given session."""
+    """Reads and changes the adapters of one tenant, inside the transaction of the caller's database session."""
 
     def __init__(self, session: WriteSession, scope: TenantScope) -> None:
         super().__init__(session, scope)

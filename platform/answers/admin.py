@@ -54,34 +54,40 @@ Limit = Annotated[int | None, Field(ge=0, le=MAX_LIMIT)]
 
 
 class Quota(Answer):
-    """A tenant's limits. Null means no limit, and 0 allows nothing."""
+    """The limits of one tenant. If a limit is null, there is no limit. If it is 0, nothing is allowed."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     requests_per_minute: Limit = None
-    """Inference requests in any span of 60 seconds."""
+    """The most inference requests in any span of 60 seconds."""
     tokens_per_minute: Limit = None
-    """Prompt and completion tokens in any span of 60 seconds. Cached tokens count too."""
+    """The most prompt and completion tokens in any span of 60 seconds. Cached prompt tokens count too."""
     max_concurrent_requests: Limit = None
-    """Inference requests at the same time."""
+    """The most inference requests that run at the same time."""
     max_adapters: Limit = None
-    """Adapters that the tenant may keep."""
+    """The most adapters that the tenant may have."""
     max_adapter_bytes: Limit = None
-    """Bytes of all versions of all the tenant's adapters together."""
+    """The most bytes that the weights of all versions of all the tenant's adapters may have together."""
     max_adapter_rank: Limit = None
     """The largest rank of an adapter."""
     max_sessions: Limit = None
-    """Open sessions."""
+    """The most open sessions that the tenant may have."""
     max_device_kv_bytes: Limit = None
-    """Bytes of cached KV on the device. Above it, the tenant's own pages are offloaded. No request is refused."""
+    """The most bytes of the tenant's cached KV in device memory. Above this, the tenant's own pages are offloaded. No
+    request is refused.
+    """
     max_host_kv_bytes: Limit = None
-    """Bytes of cached KV on the host. Above it, the tenant's own pages move to the disk. No request is refused."""
+    """The most bytes of the tenant's cached KV in host memory. Above this, the tenant's own pages move to disk. No
+    request is refused.
+    """
     monthly_tokens: Limit = None
-    """Tokens per calendar month in UTC. Spent tokens and those of running requests together never pass this limit."""
+    """The most prompt and completion tokens per calendar month in UTC. Used tokens, and reserved tokens of running
+    requests, count together.
+    """
 
 
 class QuotaLimits(TypedDict, total=False):
-    """The fields of `Quota` as types for keyword arguments. A test checks that both have the same names."""
+    """The types of keyword arguments that have the same names as the fields of `Quota`. A test compares the names."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None

@@ -40,19 +40,19 @@ class AnthropicErrorAnswer(Answer):
 
 
 class Health(Answer):
-    """The answer that shows that the server's process is running."""
+    """The answer of a server whose process is running."""
 
     status: Literal["ok"] = "ok"
 
 
 class Ready(Answer):
-    """The answer that shows that the server can serve requests."""
+    """The answer of a server that can serve requests."""
 
     status: Literal["ready"] = "ready"
 
 
 class NotReady(Answer):
-    """The answer that shows that the server cannot serve requests now.
+    """The answer of a server that cannot serve requests now.
 
     `problems` maps the name of each part that fails, such as the database, to a description of the problem.
     """
@@ -62,6 +62,6 @@ class NotReady(Answer):
 
 
 class Version(Answer):
-    """The answer that shows the version of the server."""
+    """The answer that contains the version of the server."""
 
     version: str

@@ -39,6 +39,6 @@ class DetokenizedPrompt(Answer):
 
 
 class TokenCount(Answer):
-    """The number of tokens in the prompt that a request to `/v1/messages` would have."""
+    """The number of tokens in the prompt that the server would make from a `/v1/messages` request."""
 
     input_tokens: int

@@ -22,10 +22,10 @@ class SessionEvent(Answer):
 
 
 class TurnCreated(SessionEvent):
-    """The first event of a turn. The server sends it when the engine has accepted the turn's prompt.
+    """The first event of a turn. `cache` shows how much of the turn's prompt was in the KV cache.
 
-    `cache` shows how much of the prompt was in the KV cache. It is null if the turn ended before the engine accepted
-    it.
+    The server sends this event when the engine accepts the prompt. If the turn ends before that, the server sends this
+    event at the end of the turn, and `cache` is null.
     """
 
     type: Literal["turn.created"] = "turn.created"

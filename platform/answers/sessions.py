@@ -124,10 +124,10 @@ class PendingCall(Answer):
 
 
 class AwaitedCall(PendingCall):
-    """A tool call whose output the server does not have yet, with the time at which the client expects to send the
-    output.
+    """A tool call whose output the server does not have yet.
 
-    `deadline_at` is the latest such time, in unix seconds, or null. The server accepts a later output too.
+    `deadline_at` is the time until which the client expects to send the output, in unix seconds, or null if the client
+    gave no time. The server accepts a later output too.
     """
 
     deadline_at: float | None
@@ -182,7 +182,11 @@ class Turn(Answer):
 
 
 class Lease(Answer):
-    """A request to the engine to keep the KV cache of a session, if possible, until the time `until` in unix seconds."""
+    """A lease on a session's KV cache: the engine tries to keep the cache in device memory until `until`, in unix
+    seconds.
+
+    `seconds` is the time that was left when the server sent the answer.
+    """
 
     tier: str
     seconds: float

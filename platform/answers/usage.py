@@ -1,4 +1,6 @@
-"""Defines the token counts in answers: of one answer, of one prompt by source, and of a tenant."""
+"""Defines token counts: the usage of one answer, the sources of a prompt's tokens (cached or computed), and the usage
+of a tenant.
+"""
 
 from graftwork.platform.answers.base import Answer, absent
 
@@ -17,10 +19,10 @@ class PromptTokensDetails(Answer):
 
 
 class CompletionTokensDetails(Answer):
-    """Counts of tokens from speculative decoding.
+    """Counts of draft tokens, which speculative decoding proposes.
 
-    `drafted_tokens` is the number of draft tokens that were verified, and `accepted_tokens` the number of those that
-    are in the answer. `forced_tokens` counts the accepted tokens that were the only ones that a grammar allowed.
+    `drafted_tokens` counts the draft tokens that the model verified. `accepted_tokens` counts those that became part of
+    the answer. `forced_tokens` counts accepted draft tokens at positions where a grammar allowed no other token.
     """
 
     drafted_tokens: int

@@ -66,8 +66,9 @@ class Standing:
     """If no further request comes, the seconds until the last minute contains no request."""
 
     def headers(self, quota: Quota) -> dict[str, str]:
-        """Returns the headers `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`. Leaves out a kind that has no
-        limit.
+        """Returns the headers `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`.
+
+        If there is no limit for requests, or none for tokens, leaves out the headers for it.
         """
         headers: dict[str, str] = {}
         used_by_kind = {
@@ -132,8 +133,10 @@ class TokenLedger(Protocol):
     """Reads from the usage records how many tokens a tenant has used."""
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
-        """Returns the number of prompt and completion tokens in the tenant's requests since `start`, in seconds since
-        the Unix epoch.
+        """Returns how many prompt and completion tokens the tenant has used in requests that were recorded at `start`
+        or later.
+
+        `start` is in seconds since the Unix epoch.
         """
         ...
 

@@ -20,9 +20,10 @@ __all__ = ["LocalQuotaKeeper", "Quota", "QuotaKeeper", "RedisQuotaKeeper", "Rese
 
 
 class Reservation(Protocol):
-    """One request, and the tokens and the running slot that it has reserved from its tenant's limits.
+    """The part of a tenant's limits that one request has reserved: one request, its tokens, and one place among the
+    tenant's running requests.
 
-    End it with one call of `settle` or `refund`. Further calls of either method have no effect.
+    End the reservation with one call of `settle` or `refund`. Further calls of either method have no effect.
     """
 
     def rate_limit_headers(self) -> dict[str, str]:
@@ -49,14 +50,16 @@ class QuotaKeeper(Protocol):
     """
 
     async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> Reservation:
-        """Counts one request with its estimated tokens, and reserves one of the tenant's slots for running requests.
+        """Counts one request with its estimated tokens, and reserves one place among the tenant's running requests.
 
-        If the request would exceed a limit, changes no count and raises LimitExceeded. The error has the seconds after
-        which an equal request fits; for the limit of running requests, this time is a guess. Raises BudgetSpent if the
-        request would exceed the tokens per month.
+        If the request would exceed a limit, changes no count and raises LimitExceeded. The error has the time in
+        seconds after which an equal request fits; for the limit of running requests, this time is a guess. Raises
+        BudgetSpent if the request would exceed the tokens per month.
         """
         ...
 
     async def close(self) -> None:
-        """Closes the connections. A reservation that was not ended keeps its slot for at most `SLOT_LIFE_S` seconds."""
+        """Closes the connections. If a reservation was never ended, its request counts as running for at most
+        `SLOT_LIFE_S` seconds.
+        """
         ...

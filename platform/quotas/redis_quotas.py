@@ -1,8 +1,8 @@
 """Counts in Redis how much of its limits each tenant has used. The counts are exact for any number of gateways.
 
 One Lua script (quotas.lua) checks and counts in one step. It uses the time of Redis, so the clocks of the gateways do
-not matter. Each running request takes one of its tenant's slots. If a gateway dies, the slots of its requests become
-free after `SLOT_LIFE_S` seconds.
+not matter. Each running request takes one of the slots that its tenant's limit of running requests allows. If a gateway
+dies, the slots of its requests become free after `SLOT_LIFE_S` seconds.
 """
 
 import logging

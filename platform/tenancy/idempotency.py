@@ -43,7 +43,9 @@ class StoredReply:
 
 
 class IdempotencyStore:
-    """Manages the idempotency keys of all owners. They are in the SQL database, so all gateways share them."""
+    """Manages the idempotency keys of all tenants and of the administrator. The keys are in SQL, so all gateways share
+    them.
+    """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -92,7 +94,10 @@ class IdempotencyStore:
             await repository.free_idempotency_key(session, attempt.owner, attempt.key, attempt.claim)
 
     async def sweep(self) -> int:
-        """Deletes the keys of all owners whose answers or attempts are too old. Returns the number of deleted keys."""
+        """Deletes all idempotency keys whose stored answer, or whose attempt without an answer, is too old.
+
+        Returns the number of deleted keys.
+        """
         now = self._clock.now()
         async with self._database.write() as session:
             return await repository.drop_lapsed_idempotency_keys(

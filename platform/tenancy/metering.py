@@ -31,19 +31,20 @@ class UsageMeter:
     async def summarise(
         self, tenant_id: TenantId | None, start: float, end: float, group_by: UsageGroup = UsageGroup.DAY
     ) -> list[UsageSummary]:
-        """Returns the total usage of each group of requests from `start` to before `end`, in seconds since the Unix
-        epoch.
+        """Returns the total usage of each group of requests that were recorded in the time [start, end).
 
-        `group_by` decides how requests are grouped, such as by day. The result is sorted by group, with the group None
-        last. If `tenant_id` is None, the requests of all tenants count.
+        Times are in seconds since the Unix epoch. `group_by` decides how requests are grouped, such as by day. The
+        result is sorted by group, with the group None last. If `tenant_id` is None, the requests of all tenants count.
         """
         async with self._database.read() as session:
             summaries = await repository.sum_usage(session, tenant_id, start, end, group_by)
         return sorted(summaries, key=lambda summary: (summary.group is None, summary.group or ""))
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
-        """Returns the number of prompt and completion tokens in the tenant's requests since `start`, in seconds since
-        the Unix epoch.
+        """Returns how many prompt and completion tokens the tenant has used in requests that were recorded at `start`
+        or later.
+
+        `start` is in seconds since the Unix epoch.
         """
         async with self._database.read() as session:
             return await repository.sum_tokens(session, tenant_id, start)

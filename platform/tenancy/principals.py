@@ -1,8 +1,9 @@
 """Defines principals: the authenticated sender of a request (a tenant or the administrator), and what the sender may
 do.
 
-Owns TenantScope, the permission to act for one tenant. SQL statements over a tenant's rows require a TenantScope. Only
-this module makes one, for an authenticated tenant or for the administrator. Never holds a secret.
+Owns TenantScope, the permission to act for one tenant. Only this module makes a TenantScope, and only for an
+authenticated tenant or for the administrator. So a SQL statement that requires a TenantScope never runs for anybody
+else. Never holds a secret.
 """
 
 import hashlib
@@ -57,8 +58,9 @@ class Principal:
             raise NotPermitted(f"This key lacks the scope {str(scope)!r}; use a key that has it.", code="missing_scope")
 
     def capped_tier(self, asked: str) -> str:
-        """Returns the service tier for a request that asks for the tier `asked`: this tier, or the tenant's highest if
-        it is lower.
+        """Returns the service tier for a request that asks for the tier `asked`.
+
+        The result is `asked`, or the tenant's highest tier if `asked` is above that.
         """
         return min(asked, self.tier_ceiling, key=SERVICE_TIERS.index)
 

@@ -233,7 +233,7 @@ async def drop_lapsed_idempotency_key(
 
 
 async def drop_lapsed_idempotency_keys(session: WriteSession, answered_before: float, begun_before: float) -> int:
-    """Deletes the rows of all idempotency keys that are too old, of all owners. Returns the number of deleted rows.
+    """Deletes the rows of all idempotency keys that are too old. Returns the number of deleted rows.
 
     A row with a stored answer is too old if it was created before `answered_before`. A row without an answer is too old
     if it was created before `begun_before`. Both are Unix seconds.

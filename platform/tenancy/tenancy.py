@@ -214,7 +214,9 @@ class Tenancy:
             return await repository.find_quota(session, tenant_id) or Quota()
 
     async def set_quota(self, tenant_id: TenantId, quota: Quota, *, actor: str = "admin") -> Quota:
-        """Replaces all limits of the tenant by `quota`, and returns them. Raises NotFound if the tenant does not exist."""
+        """Replaces all limits of the tenant by `quota`, and returns `quota`. Raises NotFound if the tenant does not
+        exist.
+        """
         async with self._database.write() as session:
             await _hold_tenant(session, tenant_id)
             await repository.put_quota(session, tenant_id, quota)
@@ -324,7 +326,7 @@ class Authenticator:
         self._wrong_keys = wrong_keys
 
     async def authenticate(self, token: str, address: str) -> Principal:
-        """Returns the principal to whom a tenant's API key belongs.
+        """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
 
         Raises NotAuthenticated if the key is wrong, revoked or expired, NotPermitted for the admin key or a suspended
         tenant, and LimitExceeded if the client's address has sent too many wrong keys.

@@ -1,9 +1,9 @@
 """Slows down clients that send many wrong API keys. Wrong keys are counted by the client's IP address.
 
 An address may send 20 wrong keys at once, and then one per second. If it sends more, each further request with an
-unknown key waits and is refused, without a question to the database. Keys that were right before are never slowed down,
-because a proxy's address can have many clients behind it. Uses a limited amount of memory, and counts for one process.
-Never decides whether a key is right.
+unknown key waits one second and is refused, and the database is not asked. Keys that were right before are never slowed
+down, because a proxy's address can have many clients behind it. Uses a limited amount of memory, and counts for one
+process. Never decides whether a key is right.
 """
 
 import asyncio
