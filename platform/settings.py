@@ -254,7 +254,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables for a child process: all variables of this process, and those of `defaults`
-    that this process does not have.
+    """Returns the environment variables for a child process: all variables of this process, and `defaults`.
+
+    If a variable is in both, the value of this process is used.
     """
     return {**defaults, **os.environ}

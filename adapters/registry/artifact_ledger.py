@@ -26,7 +26,7 @@ from graftwork.platform.errors import Unavailable
 
 
 class ArtifactKeeper:
-    """The store of adapter files together with the table of the stored digests."""
+    """Writes and removes the stored files of adapters, and lists the digests of these adapters in a table."""
 
     def __init__(
         self,
@@ -75,8 +75,9 @@ class ArtifactKeeper:
             await self._put(upload)  # a delete by another tenant removed it after it was written
 
     async def free(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Removes the stored files of each digest that no version of any tenant has. Returns the digests whose files
-        were removed.
+        """Removes the stored files of these digests. Files stay if an adapter version (of any tenant) still needs them.
+
+        Returns the digests whose files were removed.
         """
         return tuple([digest for digest in sorted(digests) if await self._free_one(digest)])
 

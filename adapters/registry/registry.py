@@ -187,8 +187,8 @@ class AdapterRegistry:
     async def delete(self, scope: TenantScope, name: str) -> tuple[str, ...]:
         """Deletes the adapter with its versions and aliases. Returns the digests whose files were removed.
 
-        Files with the same digest as another version, of any tenant, stay. Raises NotFound if the adapter does not
-        exist.
+        The files of a digest are not removed if another version (of any tenant) has the same digest. Raises NotFound if
+        the adapter does not exist.
         """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
@@ -202,8 +202,8 @@ class AdapterRegistry:
         """Deletes one version of an adapter. Returns the version's digest if its files were removed, else an empty
         tuple.
 
-        Files with the same digest as another version, of any tenant, stay. Raises Conflict if an alias has the version
-        as a target, and NotFound if the adapter or the version does not exist.
+        The files are not removed if another version (of any tenant) has the same digest. Raises Conflict if an alias
+        has the version as a target, and NotFound if the adapter or the version does not exist.
         """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
@@ -216,7 +216,10 @@ class AdapterRegistry:
         return await self._keeper.free({found.digest})
 
     async def delete_all(self, scope: TenantScope) -> tuple[str, ...]:
-        """Deletes all adapters of a tenant. Returns the digests whose files were removed."""
+        """Deletes all adapters of a tenant. Returns the digests whose files were removed.
+
+        The files of a digest are not removed if a version of another tenant has the same digest.
+        """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             await writer.lock_tenant()

@@ -184,7 +184,7 @@ class AdapterWriter(AdapterReader):
 
 
 class ArtifactLedger:
-    """The table of the digests whose adapter files are stored.
+    """The table that lists the digest of every adapter whose files are stored.
 
     The row of a digest is written before the files, and deleted after them.
     """
@@ -219,13 +219,13 @@ class ArtifactLedger:
 
 
 async def is_referenced(session: ReadSession, digest: str) -> bool:
-    """Returns whether a version of any tenant has this digest."""
+    """Returns whether at least one adapter version, of any tenant, has this digest."""
     statement = select(exists().where(AdapterVersionRow.digest == digest))
     return bool((await session.execute(statement)).scalar_one())
 
 
 async def unreferenced_digests(session: ReadSession) -> tuple[str, ...]:
-    """Returns the digests in the table of stored files that no version of any tenant has."""
+    """Returns the digests whose files are stored although no version of any tenant has the digest."""
     statement = select(ArtifactRow.digest).where(~exists().where(AdapterVersionRow.digest == ArtifactRow.digest))
     return tuple((await session.scalars(statement)).all())
 

@@ -175,7 +175,7 @@ class TextEvent(ResponseEvent):
 
 
 class ArgumentsEvent(ResponseEvent):
-    """An event about the arguments of a tool call, as JSON text.
+    """An event about the arguments of a tool call. Arguments are JSON text.
 
     The type `….delta` has the next part of the arguments in `delta`. The type `….done` has all arguments in
     `arguments`.

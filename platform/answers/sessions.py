@@ -134,7 +134,7 @@ class AwaitedCall(PendingCall):
 
 
 class StoredOutput(Answer):
-    """The output of one tool call that the client has sent and the server has stored."""
+    """One tool call's output, as the client sent it and the server stored it."""
 
     call_id: str
     output: str

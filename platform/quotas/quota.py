@@ -68,7 +68,8 @@ class Standing:
     def headers(self, quota: Quota) -> dict[str, str]:
         """Returns the headers `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`.
 
-        If there is no limit for requests, or none for tokens, leaves out the headers for it.
+        Leaves out the headers for requests if requests have no limit, and the headers for tokens if tokens have no
+        limit.
         """
         headers: dict[str, str] = {}
         used_by_kind = {

@@ -98,7 +98,10 @@ class AuditRow(Base):
 
 
 class IdempotencyRow(Base):
-    """An idempotency key that is in use, with its request's digest. It has the request's answer once that is known."""
+    """An idempotency key that is in use, and the digest of the request that used it first.
+
+    The row also has the answer to this request, once the request was executed.
+    """
 
     __tablename__ = "idempotency_keys"
 
