@@ -47,7 +47,9 @@ class Runner(Protocol):
 
 
 class EngineLoop:
-    """Serves requests on one thread. Messages come in through `inbox` only, and outputs leave through sinks only."""
+    """Serves requests on one thread. Messages come in only through `inbox`. Outputs leave only through the sinks, the
+    callbacks that gateways pass with their requests.
+    """
 
     def __init__(
         self,
@@ -75,7 +77,9 @@ class EngineLoop:
         self._stopping = False
 
     def run(self) -> None:
-        """Serves until a Stop message arrives."""
+        """Handles messages and runs steps until a Stop message arrives. Then stops the threads of the engine's
+        parts.
+        """
         worked = False
         while True:
             self._receive(wait=not worked)
@@ -87,7 +91,9 @@ class EngineLoop:
         self._copies.close()
 
     def step(self) -> bool:
-        """Runs one step. Returns False if there was nothing to run; then only a message can bring work."""
+        """Admits requests and runs one step. Returns False if there was nothing to run: then only a message can bring
+        work.
+        """
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
         if plan is None:
@@ -121,7 +127,7 @@ class EngineLoop:
                 return
 
     def take(self, message: Message) -> None:
-        """Handles one message."""
+        """Handles one message from the inbox."""
         match message:
             case SubmitRequest(request, sink):
                 self._submit(request, sink)
@@ -215,7 +221,7 @@ class EngineLoop:
         )
 
     def check_integrity(self) -> None:
-        """Checks the scheduler, the adapters and the grammars. Call it between two steps."""
+        """Checks the invariants of the scheduler, the adapter pool and the grammars. Call it between two steps."""
         self._scheduler.check_integrity()
         self._adapters.check_integrity()
         self._grammars.check_integrity(self._scheduler.running_ids)

@@ -6,8 +6,8 @@ Invariant: a `write()` block is committed at its end, or changes nothing if it f
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
 from typing import Any, NewType
 
@@ -16,7 +16,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, MetaData, NullPool, event, make_url, text
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
@@ -69,19 +69,22 @@ class Database:
         """Opens a read-only session for an `async with` block, in one transaction.
 
         On SQLite, all reads in the block see the same state. On PostgreSQL, each statement sees the state at its own
-        start. Raises Unavailable if the database cannot be reached.
+        start. Raises Unavailable if the database does not answer.
         """
-        async with self._read_sessions() as session:
-            await _connect(session)
-            yield ReadSession(session)
+        with _database_errors():
+            async with self._read_sessions() as session:
+                await _begin(session)
+                yield ReadSession(session)
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[WriteSession]:
         """Opens a transaction for an `async with` block. It is committed at the end of the block, or rolled back if the
         block fails.
 
-        Raises Unavailable if the database cannot be reached. Never open a second `write()` inside the block: on SQLite,
-        the second would wait for the first for ever.
+        Raises Unavailable if the database does not answer, or cannot store anything. If the connection is lost during
+        the commit, the caller cannot know whether the changes are stored. So a caller that tries again must make
+        changes that are harmless the second time. Never open a second `write()` inside the block: on SQLite, the second
+        would wait for the first for ever.
         """
         if not self._is_sqlite:
             async with self._transaction() as session:
@@ -116,16 +119,25 @@ class Database:
             connection = await session.connection()
             return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
 
+    async def check_writable(self) -> None:
+        """Checks that the database can store changes: writes one row without changing its values, and commits.
+
+        Raises Unavailable if the database does not answer, or cannot store anything.
+        """
+        async with self.write() as session:
+            await session.execute(text("UPDATE alembic_version SET version_num = version_num"))
+
     def head_revision(self) -> str | None:
         """Returns the schema revision that this code needs."""
         return ScriptDirectory.from_config(_alembic_config()).get_current_head()
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncGenerator[WriteSession]:
-        async with self._write_sessions() as session:
-            await _connect(session)
-            yield WriteSession(ReadSession(session))
-            await session.commit()
+        with _database_errors():
+            async with self._write_sessions() as session:
+                await _begin(session)
+                yield WriteSession(ReadSession(session))
+                await session.commit()
 
     async def _migrate(self, verb: Callable[[Config, str], None], revision: str) -> None:
         """Runs one Alembic command in one transaction. A lock keeps other processes out."""
@@ -173,19 +185,63 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
         connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
 
 
-async def _connect(session: AsyncSession) -> None:
-    """Begins the transaction at once.
-
-    Raises Unavailable if the database does not answer, before any statement is sent.
-    """
+async def _begin(session: AsyncSession) -> None:
+    """Begins the transaction at once, so that a database that is away is noticed before any statement is sent."""
     try:
         await session.connection()
-    except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
-        raise Unavailable(
-            "The database cannot be reached; send the request again shortly.",
-            code="database_unavailable",
-            retry_after_s=1.0,
-        ) from error
+    except (OperationalError, InterfaceError, OSError) as error:
+        raise _away() from error
+
+
+@contextmanager
+def _database_errors() -> Iterator[None]:
+    """Converts the errors of a database that does not answer, or cannot store anything, to Unavailable.
+
+    Other errors pass, such as a broken constraint.
+    """
+    try:
+        yield
+    except (DBAPIError, PoolTimeoutError, ConnectionError) as error:
+        converted = _as_unavailable(error)
+        if converted is None:
+            raise
+        raise converted from error
+
+
+_CUT_STATES = ("08", "57P01", "57P02", "57P03")
+"""PostgreSQL's codes for connections that were lost, and for a server that stops or starts."""
+_FULL_STATES = ("53100",)
+"""PostgreSQL's code for a full disk."""
+_BUSY_STATES = ("53", "25006", "58030")
+"""PostgreSQL's codes for a lack of memory or connections, a server that only reads, and a disk that fails."""
+_FULL_NAMES = ("SQLITE_FULL",)
+_BUSY_NAMES = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")
+"""The beginnings of SQLite's names for errors of the disk, and for a lock that another process holds too long."""
+
+
+def _as_unavailable(error: DBAPIError | PoolTimeoutError | ConnectionError) -> Unavailable | None:
+    if not isinstance(error, DBAPIError):
+        return _away()
+    state = str(getattr(error.orig, "sqlstate", None) or "")
+    name = str(getattr(error.orig, "sqlite_errorname", None) or "")
+    if state.startswith(_FULL_STATES) or name.startswith(_FULL_NAMES):
+        return Unavailable(
+            "The database's disk is full, so nothing can be stored: tell the operator to make room on it.",
+            code="storage_full",
+            retry_after_s=10.0,
+        )
+    is_away = error.connection_invalidated or state.startswith(_CUT_STATES)
+    if is_away or state.startswith(_BUSY_STATES) or name.startswith(_BUSY_NAMES):
+        return _away()
+    return None
+
+
+def _away() -> Unavailable:
+    return Unavailable(
+        "The database does not answer, or cannot store anything; send the request again shortly.",
+        code="database_unavailable",
+        retry_after_s=1.0,
+    )
 
 
 def _alembic_config() -> Config:

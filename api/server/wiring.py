@@ -33,7 +33,7 @@ from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, Redi
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
-from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.platform.tenancy.wrong_keys import WrongKeyLimit
@@ -54,6 +54,7 @@ from graftwork.sessions.turns.runner import TurnDependencies
 _REDIS_PREFIX = "graftwork:"
 _LEASE_S = 30.0
 _HEARTBEAT_S = 10.0
+_FLUSH_S = 1.0
 _SWEEP_S = 300.0
 
 
@@ -83,7 +84,10 @@ async def open_resources(
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
         resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
+        backlog = resources.inference.accounting.backlog
         stack.push_async_callback(resources.server.quotas.close)
+        stack.push_async_callback(backlog.flush)
+        await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
@@ -112,7 +116,8 @@ async def _assemble(
     tenancy = Tenancy(database, pepper, clock)
     meter = UsageMeter(database)
     quotas = _quota_keeper(settings, clock, meter)
-    accounting = Accounting(tenancy.get_quota, quotas, meter, telemetry, clock)
+    backlog = UsageBacklog(meter)
+    accounting = Accounting(tenancy.get_quota, quotas, backlog, telemetry, clock)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
     registry = AdapterRegistry(
         database,

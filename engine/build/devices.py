@@ -26,11 +26,10 @@ _OLDER_LIMIT = 2**25  # the largest threshold that older versions accept
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep up to 1 GiB of freed memory instead of returning it to the system.
+    """Makes glibc keep up to 1 GiB of freed memory in the process, instead of returning it to the system.
 
-    A prefill allocates and frees tensors of megabytes in every layer. Returning this memory took a third of the time: a
-    prefill of 2,048 tokens of the CPU benchmark took 0.49 s instead of 0.32 s. Does nothing on systems other than Linux
-    with glibc.
+    Without this, the CPU benchmark's prefill of 2,048 tokens took 0.49 s instead of 0.32 s, because a prefill allocates
+    and frees megabytes in every layer. Does nothing on systems other than Linux with glibc.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -59,15 +58,17 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device to run on. `auto` is CUDA if there is one."""
+    """Returns the device with this name. The name `auto` takes CUDA if it is available, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
 
 
 def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """Returns the dtype of weights and KV. `auto` is the model's own, or float32 on a CPU without bf16 instructions.
-    Raises InvalidRequest for any other dtype than float32, bfloat16 and float16.
+    """Returns the dtype of weights and KV: `float32`, `bfloat16` or `float16`.
+
+    The name `auto` takes the dtype of the model's files, but float32 on a CPU without bf16 instructions. Raises
+    InvalidRequest for any other name.
     """
     wanted = model.dtype if name == "auto" else name
     if name == "auto" and device.type == "cpu" and not _cpu_multiplies_bfloat16():

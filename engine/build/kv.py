@@ -1,6 +1,6 @@
-"""Allocates the KV memory of one engine on all tiers, and builds the KV cache over it.
+"""Allocates the KV memory of one engine on all tiers (device, host, disk), and builds the KV cache over it.
 
-Owns the sizes of the tiers. Never moves a page: the KV cache does.
+Owns the sizes of the tiers. Never moves a page between tiers: the KV cache does that.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from graftwork.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class KvStorage:
-    """The KV memory of one engine on all tiers."""
+    """The KV memory of one engine on all tiers: device, host and disk."""
 
     sizes: KvSizes
     device_memory: DeviceMemory
@@ -58,7 +58,9 @@ def allocate_kv_storage(
 def build_kv_cache_manager(
     config: EngineConfig, storage: KvStorage, costs: CostTracker, report: Report, clock: Clock
 ) -> tuple[KvCacheManager, PageCopier]:
-    """Returns the KV cache manager of a storage, and the PageCopier that copies pages for it on its own threads."""
+    """Builds the KV cache manager over the allocated memory, and the PageCopier that copies pages for it on its own
+    threads.
+    """
     overlaps = storage.device_memory.device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
     copier = PageCopier(storage.cache, storage.host, storage.disk, report, clock, overlaps_loads=overlaps)
     lower = LowerTiers(copier, costs, storage.disk or NoDisk())

@@ -25,10 +25,10 @@ _PACK_BYTES = 256 * 2**20
 
 
 def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> LoraBackend:
-    """Builds the backend that `config.lora_kernels` names. `auto` takes the device's own kernels if they work, else
-    torch.
+    """Builds the LoRA backend that the setting `lora_kernels` names.
 
-    Raises InvalidRequest if the name is unknown, or if it names kernels that do not work.
+    `auto` takes the kernels for this device if they work, else plain torch. Raises InvalidRequest if the name is
+    unknown, or if it names kernels that do not work here.
     """
     wanted = config.lora_kernels
     if wanted not in _CHOICES:

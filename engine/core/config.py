@@ -37,8 +37,8 @@ class EngineConfig:
     overlap_loads: bool | None = None
     """Whether a step starts while its KV is still loaded from the host, layer by layer. None means on CUDA only."""
     kv_reserve_share: float = 0.5
-    """The fraction of each tier, 0 to 1, that is reserved for domains. The domains that have pages on the tier share it
-    equally.
+    """The fraction of each tier, 0 to 1, that is reserved for isolation domains. The domains that have pages on the
+    tier share it equally.
     """
     lora_floor_share: float = 0.125
     """The fraction of the device memory, 0 to 1, that is reserved for adapters.
@@ -65,4 +65,6 @@ class EngineConfig:
     max_draft_tokens: int = 16
     """The most draft tokens of one request in one step; 0 turns drafting off. Drafting does not change answers."""
     draft_cache_bytes: int = 32 * 2**20
-    """Bytes of earlier answers to draft from, over all domains. A domain never drafts from another domain's answers."""
+    """Bytes of earlier answers from which drafts are taken, over all isolation domains. A domain never drafts from
+    another domain's answers.
+    """

@@ -28,7 +28,7 @@ class SessionVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolWait:
-    """A tool that a session waits for."""
+    """A tool whose answer a session waits for."""
 
     tool: str
     expected_ms: float | None = None
@@ -55,9 +55,9 @@ class SessionCommand:
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """The tiers on which the KV of a session's history is.
+    """How many tokens of a session's history have their KV on each tier (device, host, disk).
 
-    Each token counts once, on the nearest tier that has its KV.
+    A token counts once, on the tier nearest to the model. The sizes in bytes count every copy.
     """
 
     device_tokens: int = 0
@@ -68,11 +68,13 @@ class SessionMemory:
     device_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
-    """Bytes of the copies on disk. A page with copies on two tiers counts on both."""
+    """Bytes of the session's KV on disk. A page that is also on another tier counts on both."""
     lease_s: float | None = None
     """Seconds until the lease on the device pages ends; None without a lease."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all copies on all tiers."""
+        """Bytes of the session's KV on all tiers together. A page with copies on several tiers counts once for each
+        copy.
+        """
         return self.device_bytes + self.host_bytes + self.disk_bytes

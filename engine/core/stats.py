@@ -1,7 +1,7 @@
 """Defines what an engine reports about itself: a fixed description, counters and gauges.
 
-Owns the definition of every figure: its name, kind and help text. The wire and `/metrics` carry what is defined here.
-Never counts anything: the scheduler, the adapters and the KV cache count, and the engine's loop reads the figures.
+Owns the definition of every figure: its name, kind and help text. gRPC messages and `/metrics` carry what is defined
+here. Never counts anything: the scheduler, the adapters and the KV cache count, and the engine loop reads the figures.
 """
 
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ def _drafts(result: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Totals since the engine's start. To add a counter, add one line here."""
+    """Totals since the engine's start. To add a counter, add one field here."""
 
     steps: int = 0
     """The number of forward passes."""
@@ -69,7 +69,10 @@ class EngineCounters:
 
 @dataclass(slots=True)
 class EngineStats(EngineCounters):
-    """The values of all counters and gauges at one time. Fields with the same metric and labels are added up."""
+    """The values of all counters and gauges at one time.
+
+    If several fields have the same metric and labels, `/metrics` shows their sum.
+    """
 
     running_requests: int = field(
         default=0,
@@ -102,7 +105,7 @@ class EngineStats(EngineCounters):
     disk_foreign_files: int = field(default=0, metadata=_disk_trouble("foreign_file"))
     """Files that were skipped at start: they have another model or layout, or they are no KV files."""
     disk_failures: int = field(default=0, metadata=_disk_trouble("failed_operation"))
-    """Operations that failed in the file system."""
+    """Operations on KV files that failed in the file system."""
     lora_pool_bytes: int = field(default=0, metadata=gauge("lora_pool_bytes", "Adapter weights on the device."))
     adapter_loads: int = field(default=0, metadata=counter("adapter_loads", "Adapters loaded to the device."))
     forced_drafts: int = field(default=0, metadata=_drafts("forced"))
@@ -119,10 +122,10 @@ class EngineStats(EngineCounters):
 
     @property
     def drafted_tokens(self) -> int:
-        """Draft tokens that were verified."""
+        """The number of draft tokens that were verified since the engine's start."""
         return self.forced_drafts + self.accepted_drafts + self.rejected_drafts
 
     @property
     def accepted_tokens(self) -> int:
-        """Draft tokens that became part of an answer."""
+        """The number of draft tokens that became part of an answer since the engine's start."""
         return self.forced_drafts + self.accepted_drafts

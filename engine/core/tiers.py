@@ -5,7 +5,7 @@ from typing import NewType
 
 
 class Tier(StrEnum):
-    """A place that can hold KV pages. The tiers are listed from the nearest to the model on."""
+    """A kind of memory that can hold KV pages. The tier nearest to the model comes first."""
 
     DEVICE = "device"
     HOST = "host"

@@ -1,7 +1,8 @@
 """Tells the scheduler whether a request's grammar is ready, and follows each running request's tokens in its grammar.
 
-Owns one cursor for each running request that has a grammar. Never compiles and never blocks. A preempted request keeps
-no grammar state: when it starts again, a new cursor reads all its tokens.
+Owns one GrammarCursor for each running request that has a grammar. A cursor is the position of the request's answer in
+the grammar. Never compiles and never blocks. A preempted request loses its cursor. When the request starts again, a new
+cursor reads all tokens of the answer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,10 @@ from graftwork.platform.ids import RequestId
 
 
 class GrammarManager:
-    """Owns the grammar cursors of the engine's running requests. Only the engine loop's thread calls it."""
+    """Owns a GrammarCursor (the position in the grammar) for each running request that has a grammar.
+
+    Only the engine loop's thread calls it.
+    """
 
     def __init__(
         self, compiler: GrammarCompiler | None, eos_token_ids: Iterable[int], limits: CompileLimits, clock: Clock
@@ -35,7 +39,10 @@ class GrammarManager:
     # ---- before a request runs --------------------------------------------------------------------------------
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
-        """Starts the compiles that the waiting requests need, in queue order."""
+        """Queues the grammars of the waiting requests for compiling, in the order of the requests.
+
+        A grammar that is cached or queued already is not queued again.
+        """
         waiting = {request.request_id for request in requests}
         self._keys = {request_id: key for request_id, key in self._keys.items() if request_id in waiting}
         self._refusals.clear()
@@ -49,16 +56,19 @@ class GrammarManager:
                 self._refusals[request.request_id] = error
 
     def is_ready(self, request: EngineRequest) -> bool:
-        """Returns whether a request need not wait for a compile: it has no grammar, or the result of its compile is
-        known. That result may be a refusal.
+        """Returns whether the compile of the request's grammar has ended, with a compiled grammar or with a refusal.
+
+        Also True for a request without a grammar.
         """
         if request.grammar is None or self._compiler is None:
             return True
         return self._compiler.get(self._key(request)) is not None
 
     def refusal(self, request: EngineRequest) -> GraftworkError | None:
-        """Returns the error that ends a waiting request: its grammar was refused, or its domain must not compile now.
-        Returns None if there is no error.
+        """Returns the error that ends a waiting request, or None if there is no error.
+
+        There are two kinds of error: the grammar was refused, or the request's isolation domain (group of callers) has
+        used up its compile time or has too many grammars in the queue.
         """
         if request.grammar is None:
             return None
@@ -84,8 +94,10 @@ class GrammarManager:
     # ---- while it runs ----------------------------------------------------------------------------------------
 
     def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """Opens a cursor for a request whose grammar is ready, and moves it over the tokens generated so far. Does
-        nothing for a request without a grammar.
+        """Makes the cursor (position in the grammar) of a request that starts to run, and moves it past the tokens
+        generated so far.
+
+        The grammar must be ready. Does nothing for a request without a grammar.
         """
         if request.grammar is None:
             return
@@ -109,33 +121,39 @@ class GrammarManager:
         del self._keys[request.request_id]
 
     def close(self, request_id: RequestId) -> None:
-        """Closes a request's cursor. Does nothing for a request without a grammar."""
+        """Drops the cursor (position in the grammar) of a request that no longer runs. Does nothing if there is
+        none.
+        """
         self._cursors.pop(request_id, None)
         self._drafts.pop(request_id, None)
 
     def cursor(self, request_id: RequestId) -> GrammarCursor | None:
-        """Returns the cursor of a running request. None if the request has no grammar."""
+        """Returns the cursor (position in the grammar) of a running request. None if the request has no grammar."""
         return self._cursors.get(request_id)
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int] = ()) -> MaskRow | None:
-        """Returns a mask row for the token after the draft tokens `drafted`, which the grammar must allow.
+        """Returns a MaskRow: the tokens that the grammar allows after the answer so far and the draft tokens `drafted`.
 
-        The row never allows `banned` tokens. Returns None if the request has no grammar.
+        The grammar must allow the draft tokens. `banned` tokens are never allowed. Returns None if the request has no
+        grammar.
         """
         cursor = self._cursors.get(request_id)
         return None if cursor is None else cursor.row(drafted, banned)
 
     def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
-        """Returns the object that limits a running request's drafts to its grammar.
+        """Returns the GrammarDrafts of a running request. This object proposes draft tokens from the request's grammar,
+        and counts how many tokens of a draft from another source the grammar allows.
 
-        None if the request has no grammar.
+        Returns None if the request has no grammar.
         """
         return self._drafts.get(request_id)
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
-        """Moves a request's cursor by a token that was chosen with the cursor's mask.
+        """Tells the grammar which token was sampled for a running request, and moves the position in the grammar past
+        this token.
 
-        Returns an internal error if the grammar refuses the token, because the mask should have prevented it.
+        Returns an internal error if the grammar does not allow the token, because the mask should have excluded it.
+        Returns None if there is no error, or if the request has no grammar.
         """
         cursor = self._cursors.get(request_id)
         if cursor is None:
@@ -146,7 +164,7 @@ class GrammarManager:
         return InternalFailure(f"Token {token_id} was chosen against the grammar of request {request_id}.")
 
     def close_all(self) -> None:
-        """Stops the compile server and the threads of the compiler."""
+        """Stops the compile server, and ends the threads of the GrammarCompiler."""
         if self._compiler is not None:
             self._compiler.close()
 

@@ -277,13 +277,13 @@ array_at = cast(Callable[[Any, int], Elements], numba.carray)
 
 @_compiled
 def elements_at(address: int, count: int, like: Any) -> Elements:
-    """Returns a view of memory as an array of the type of `like`."""
+    """Returns `count` elements at a memory address, as an array of the same type as `like`. Copies nothing."""
     return array_at(pointer(address, like), count)
 
 
 @_compiled
 def row_of(matrix: Matrix, row: int, like: Any) -> Elements:
-    """Returns one row, as a view of the matrix's memory."""
+    """Returns one row of a matrix, as an array of the same type as `like`. Copies nothing."""
     address, row_stride, columns = matrix
     start = row * row_stride
     return elements_at(address, start + columns, like)[start:]
@@ -291,14 +291,14 @@ def row_of(matrix: Matrix, row: int, like: Any) -> Elements:
 
 @_compiled
 def widen(source: Elements, target: Floats) -> None:
-    """Writes the elements of `source` as fp32 to target[:len(source)]."""
+    """Copies all elements of `source` to the start of `target`, as fp32."""
     for k in range(len(source)):
         target[k] = widened(source[k])
 
 
 @_compiled
 def narrow(source: Floats, target: Elements) -> None:
-    """Rounds the first len(target) elements of `source` to the type of `target`, and writes them there."""
+    """Fills `target` with the first elements of `source`, rounded from fp32 to the type of `target`."""
     for k in range(len(target)):
         target[k] = narrowed(source[k], target[k])
 
@@ -394,10 +394,11 @@ def _expand_all(
 
 @_compiled_and_kept
 def add_to_rows(y: Matrix, x: Matrix, group: Group, rows: Pairs, scratch: Floats, like: Any) -> None:
-    """Adds to rows of y, in place, the LoRA deltas of the same rows of x.
+    """Adds the LoRA deltas of one group of projections to rows of y, in place. The inputs are the same rows of x.
 
-    `like` is any value of the type of x and y: np.float32, or np.uint16 for bf16. scratch: [SCRATCH_ROWS, at least the
-    columns of x, the ranks of any pair's parts together, and the columns of any slice].
+    `like` is any value of the element type of x and y: np.float32, or np.uint16 for bf16. `scratch` is overwritten:
+    [SCRATCH_ROWS, width], where width is at least the number of columns of x, the number of columns of any slice of y,
+    and the sum of the ranks of all adapters of one pair of rows.
     """
     table, slices = group
     pairs, parts, _ = rows

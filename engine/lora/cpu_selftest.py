@@ -30,9 +30,9 @@ sums.
 
 
 def why_cpu_kernel_fails(dtype: torch.dtype) -> str | None:
-    """Returns what is wrong with the kernel on this machine.
+    """Returns what is wrong with the compiled CPU kernel on this machine, as a text for the log.
 
-    None if every row is right and has the same bits beside any neighbour.
+    Returns None if every row's result is right and has the same bits beside any other row.
     """
     try:
         return _failure(dtype)

@@ -1,12 +1,11 @@
-"""Keeps adapters in device memory. Each adapter is in a run of consecutive frames (a frame is the memory of one KV
-page).
+"""Keeps adapters in device memory. Each adapter has a run of consecutive frames. A frame is the memory of one KV page.
 
 Owns where each adapter is, who uses it, and when it was last used. A pinned adapter is never evicted. Idle adapters and
-KV pages are evicted in one order. In this order an adapter ranks like a page whose lease has ended, because the host
-still has its weights.
+KV pages share one eviction order. In this order an idle adapter is treated like a page whose lease (reserved time) is
+over, because the host still has the adapter's weights.
 
-Invariant: KV cannot push adapters below their floor, and adapters cannot push KV below one context and its reserve
-(KvSizes).
+Invariant: KV pages cannot take the part of device memory that is reserved for adapters. Adapters cannot take the part
+that is reserved for KV pages (see KvSizes).
 """
 
 from collections import OrderedDict
@@ -26,7 +25,7 @@ from graftwork.engine.lora.resident_adapter import ResidentAdapter
 
 
 class PlacementResult(Enum):
-    """The result of placing adapters on the device."""
+    """Says whether adapters could be placed on the device, and if not, what is in the way."""
 
     DONE = auto()
     SHARE_IN_USE = auto()
@@ -43,14 +42,16 @@ class _Slot:
     """The adapter's tensors, as views of the memory of `run`."""
     run: FrameRun
     last_used: int
-    """The time of the last use on the prefix tree's clock, because adapters and pages share one eviction order."""
+    """When the adapter was last used, in ticks that the prefix tree counts. Adapters and pages have one eviction order.
+    """
     num_pins: int = 0
 
 
 class DeviceAdapterPool:
     """Owns the adapters on the device by digest, the least recently used first.
 
-    This pool is the FrameUser of the device: KV pages may evict idle adapters to get their frames.
+    KV pages may evict idle adapters to get their memory. For this, the pool implements FrameUser, the interface of
+    whatever uses device memory besides KV pages.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class DeviceAdapterPool:
         return digest in self._slots and self._slots[digest].num_pins > 0
 
     def pin(self, digest: str) -> None:
-        """Keeps an adapter on the device, and marks it as just used."""
+        """Adds one user of an adapter, and marks the adapter as just used. An adapter with users is not evicted."""
         self._slots[digest].num_pins += 1
         self._touch(digest)
 
     def unpin(self, digest: str) -> None:
-        """Removes one user of an adapter. Without users the adapter is idle."""
+        """Removes one user of an adapter. An adapter without users is idle and may be evicted."""
         self._slots[digest].num_pins -= 1
         if not self.is_pinned(digest):
             self._touch(digest)
@@ -108,7 +109,9 @@ class DeviceAdapterPool:
     # ---- coming and going -------------------------------------------------------------------------------------
 
     def why_never(self, adapters: Sequence[ResidentAdapter]) -> str | None:
-        """Returns why these adapters can never be on the device together, and what to change. None if they can."""
+        """Returns None if these adapters can be on the device together. Else returns why they never can, and what to
+        change.
+        """
         num_bytes = sum(adapter.num_bytes for adapter in adapters)
         if self._most_bytes is not None and num_bytes > self._most_bytes:
             return (
@@ -125,7 +128,10 @@ class DeviceAdapterPool:
         return None
 
     def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
-        """Places adapters on the device, all or none. Evicts idle adapters that are not in `spared`, and idle KV."""
+        """Copies adapters to the device, either all of them or none.
+
+        To make room, evicts idle adapters, except those whose digest is in `spared`, and idle KV pages.
+        """
         room = self._make_room(on_host, spared)
         if room is not PlacementResult.DONE:
             return room
@@ -139,7 +145,7 @@ class DeviceAdapterPool:
         return PlacementResult.DONE
 
     def evict(self, digest: str) -> None:
-        """Removes an idle adapter from the device, and frees its frames."""
+        """Removes an adapter that nobody uses from the device, and frees its memory."""
         slot = self._slots.pop(digest)
         assert not slot.num_pins, f"{digest} is in use"
         self.num_bytes -= slot.adapter.num_bytes
@@ -187,9 +193,11 @@ class DeviceAdapterPool:
     def to_drain(
         self, coming: Sequence[ResidentAdapter], draining: Collection[str], spared: Collection[str]
     ) -> set[str]:
-        """Returns the adapters to drain so that `coming` fits: those in `draining`, and more if these are not enough.
+        """Returns the digests of the adapters that must leave the device before `coming` fits, so that they can be
+        drained.
 
-        A drained adapter takes no new requests. Adapters that were used least recently are chosen first.
+        A drained adapter takes no new requests, so it becomes idle. First come the adapters in `draining`; if these are
+        not enough, then the least recently used adapters that are not in `spared`.
         """
         chosen = [*draining]
         chosen += [digest for digest in self._slots if digest not in draining and digest not in spared]
@@ -198,7 +206,7 @@ class DeviceAdapterPool:
         return set(chosen if victims is None else victims)
 
     def frames_for(self, adapters: Iterable[ResidentAdapter]) -> int:
-        """Returns the number of frames that these adapters take together."""
+        """Returns how many frames (memory of one KV page each) these adapters take together."""
         return sum(map(self._frames_of, adapters))
 
     def _frames_of(self, adapter: ResidentAdapter) -> int:
@@ -239,18 +247,20 @@ class DeviceAdapterPool:
         return not self.is_pinned(digest) and digest not in self.wanted
 
     def first_idle(self, may_go: Callable[[str], bool]) -> str | None:
-        """Returns the least recently used adapter that is not pinned and that `may_go` allows.
+        """Returns the digest of the least recently used adapter that is not pinned and for which `may_go` is true.
 
-        None if there is none.
+        Returns None if there is no such adapter.
         """
         return next((digest for digest in self._slots if not self.is_pinned(digest) and may_go(digest)), None)
 
     def last_used(self, digest: str) -> int:
-        """Returns when an adapter was last used, on the prefix tree's clock."""
+        """Returns when an adapter was last used, as a number of ticks. The prefix tree counts the ticks."""
         return self._slots[digest].last_used
 
     def check_integrity(self) -> None:
-        """Recounts bytes and frames, and checks that every adapter views its own run."""
+        """Checks the counts of bytes and frames (the memory of one KV page each), and that each adapter's tensors are
+        in its own frames.
+        """
         self.frame_allocator.check_integrity()
         self._lora.check_integrity()
         assert self.num_bytes == sum(slot.adapter.num_bytes for slot in self._slots.values())

@@ -1,4 +1,4 @@
-"""Turns an adapter's matrices into the form that the forward pass uses.
+"""Turns an adapter's matrices into the form that the forward pass uses: one block of memory, in the engine's dtype.
 
 Owns no state. Runs on a loading thread, never in the engine loop.
 """
@@ -29,24 +29,27 @@ Module = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class BaseModules(Protocol):
-    """Gives access to the base model's linear layers. DoRA rescales the rows of their weights, and trained biases
-    replace their biases.
+    """Gives access to the base model's linear layers, which some adapters need.
+
+    DoRA needs a layer's weight to rescale its outputs. A trained bias replaces the layer's own bias.
     """
 
     def module(self, layer: int, target: str) -> Module:
-        """Returns the weights of one target of a layer. This may copy them.
+        """Returns the weight and the bias of one linear layer of the base model. Both may be copies.
 
-        `HEAD_LAYER` and "lm_head" name the output head.
+        `target` is the layer's name, such as "q_proj". HEAD_LAYER and "lm_head" name the output head.
         """
         ...
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
-        """Returns (out_features, in_features) of a target."""
+        """Returns (out_features, in_features) of one linear layer of the base model. `target` is a name such as
+        "q_proj".
+        """
         ...
 
 
 def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtype) -> ResidentAdapter:
-    """Builds an adapter on the CPU, ready to be copied to the device.
+    """Builds an adapter in CPU memory, ready to be copied to the device in one transfer.
 
     Raises ValidationFailed if a value does not fit `dtype`: it would become infinite and spoil other requests' rows.
     """
@@ -70,7 +73,7 @@ def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtyp
 
 
 Change = tuple[LoraPair | None, torch.Tensor | None]
-"""An adapter's change of one target: its factors, and a bias that replaces the base's."""
+"""An adapter's change of one linear layer: low-rank factors, and a bias that replaces the base model's."""
 
 
 def _change_of(weights: AdapterWeights, layer: int, target: str) -> Change:

@@ -26,14 +26,14 @@ _LOADS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class AdapterLoaded:
-    """The result of a load, as an event for the loop: the adapter, or the error."""
+    """The message that tells the engine loop the result of a load: the adapter, or the error."""
 
     digest: str
     outcome: ResidentAdapter | GraftworkError
 
 
 class AdapterLoader:
-    """Reads adapters and turns them into the form that the forward pass uses, on its own threads."""
+    """Reads adapters into host memory and turns them into the form that the forward pass uses, on its own threads."""
 
     def __init__(
         self, source: AdapterSource, base: BaseModules, dtype: torch.dtype, deliver: Callable[[AdapterLoaded], None]
@@ -47,7 +47,7 @@ class AdapterLoader:
         self.loading: set[str] = set()
 
     def start(self, digest: str) -> None:
-        """Begins to load an adapter.
+        """Starts to load an adapter on a loading thread.
 
         Does nothing if this adapter is already loading, or if the maximum number of loads already runs.
         """

@@ -1,13 +1,14 @@
 """Decides which adapters are on the host and on the device.
 
-Only LoraPool decides this. A digest is absent, loading, on the host, or resident on the device. A batch pins the
-adapters that it uses. Loads run on their own threads, one load for each digest, and return to the loop as messages. A
-load that fails ends the requests that wait for it, and nothing else.
+Only LoraPool decides this. An adapter is absent, loading, on the host, or resident (on the device). A batch pins the
+adapters that it uses. Loads run on their own threads, one load for each adapter, and return to the loop as messages. If
+a load fails, only the requests that wait for it end.
 
-Free memory on the device goes to the group of adapters that has waited longest. All adapters of one request are placed
-together; otherwise two requests that each have one of their adapters could wait for each other for ever. If everything
-is in use for `patience_s`, the pool holds new requests back. It drains the adapter that was pinned longest ago: no new
-request may use it. If KV is in the way, no new request may take the frames that the waiting group needs.
+Free memory on the device goes to the group of adapters that has waited longest. A group is all adapters of one request.
+The adapters of a group are placed together; otherwise two requests that each have one of their adapters could wait for
+each other for ever. If everything is in use for `patience_s` seconds, the pool holds new requests back. It drains the
+adapter that was pinned longest ago: no new request may use it. If KV is in the way, no new request may take the memory
+that the waiting group needs.
 
 Invariant: every wait ends. A waiting request holds no page and no pin. A running request never waits for an adapter and
 always reaches its end. So when nothing runs, idle KV and idle adapters can be evicted until the group fits. `absorb`
@@ -35,8 +36,9 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LoraPoolLimits:
-    """The limits of a LoraPool. `patience_s` is how many seconds adapters wait for device memory before the pool holds
-    other new requests back.
+    """The limits of a LoraPool. `host_bytes` is the host memory for adapters.
+
+    If adapters have waited for device memory for `patience_s` seconds, the pool holds other new requests back.
     """
 
     host_bytes: int
@@ -44,7 +46,7 @@ class LoraPoolLimits:
 
 
 class LoraPool:
-    """Owns the adapters of an engine, by digest. Only the engine loop's thread calls it."""
+    """Decides which adapters are on the host and on the device. Only the engine loop's thread calls it."""
 
     def __init__(self, loader: AdapterLoader, limits: LoraPoolLimits, device: DeviceAdapterPool, clock: Clock) -> None:
         self._loader = loader
@@ -69,14 +71,16 @@ class LoraPool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the adapters on the device."""
+        """The total size of the adapters on the device, in bytes."""
         return self._device.num_bytes
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def want(self, groups: Sequence[Group]) -> None:
-        """Tells the pool which adapters each waiting request needs, in queue order. Starts loads, and places the
-        adapters that fit.
+        """Tells the pool which adapters each waiting request needs, in queue order.
+
+        The pool starts loads of missing adapters, and places on the device those that fit. Each group holds the digests
+        of one request's adapters.
         """
         distinct = dict.fromkeys(groups)
         self._device.wanted = {digest for group in distinct for digest in group}
@@ -98,15 +102,15 @@ class LoraPool:
         return bool(away) and all(digest in self._host for digest in away)
 
     def is_ready(self, digest: str) -> bool:
-        """Returns whether a request may start with this adapter now."""
+        """Returns whether a new request may use this adapter now: it is on the device, and is not about to leave it."""
         return digest in self._device and digest not in self._draining and digest not in self._to_forget
 
     def refusal(self, uses: Sequence[AdapterUse]) -> GraftworkError | None:
-        """Returns the error if these adapters cannot serve one request together. None if they can, or if that is not
-        known yet.
+        """Returns the error if one request can never use these adapters together.
 
-        Adapters of a mixture must fit the device together. They must have only low-rank factors, which can be summed
-        with weights.
+        The adapters of a mixture must fit on the device together, and must consist of low-rank factors only, because
+        other changes have no weighted sum. Returns None if the adapters can be used together, or if that is not known
+        yet.
         """
         if len(uses) == 1 and uses[0].weight == 1.0:
             return None
@@ -127,14 +131,18 @@ class LoraPool:
         )
 
     def get(self, digest: str) -> ResidentAdapter:
-        """Returns a resident adapter that the caller has pinned. The result is valid for this step."""
+        """Returns an adapter that is on the device and that the caller has pinned. The result is valid only for this
+        step.
+        """
         assert self._device.is_pinned(digest), f"{digest} is used without a pin"
         adapter = self._device.find(digest)
         assert adapter is not None, f"{digest} is pinned and not on the device"
         return adapter
 
     def pin(self, digest: str) -> None:
-        """Keeps a resident adapter on the device, and marks it as just used."""
+        """Adds one user of an adapter on the device, and marks the adapter as just used. An adapter with users is not
+        evicted.
+        """
         self._device.pin(digest)
 
     def unpin(self, digest: str) -> None:
@@ -143,11 +151,16 @@ class LoraPool:
             self._evict(digest)
 
     def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
-        """Tests on a loading thread that an adapter is applied exactly. Running requests are not disturbed."""
+        """Tests on a loading thread that the engine applies an adapter exactly. Does not disturb running requests.
+
+        `answer` is called with the error, or with None.
+        """
         self._loader.probe(digest, answer)
 
     def forget(self, digest: str) -> None:
-        """Drops an adapter from host and device. If requests use it, it leaves the device when the last one ends."""
+        """Drops an adapter from host and device. While requests use the adapter, it stays on the device until the last
+        one ends.
+        """
         self._drop_from_host(digest)
         self._claims = {group: since for group, since in self._claims.items() if digest not in group}
         if self._device.is_pinned(digest):
@@ -156,9 +169,10 @@ class LoraPool:
             self._evict(digest)
 
     def absorb(self, loaded: AdapterLoaded) -> GraftworkError | None:
-        """Keeps a loaded adapter on the host.
+        """Stores a loaded adapter on the host.
 
-        Returns the error for the requests that wait for it, if the load failed or the adapter can never fit the device.
+        If the load failed, or if the adapter can never fit on the device, returns the error for the requests that wait
+        for this adapter. Else returns None.
         """
         self._loader.loading.discard(loaded.digest)
         if isinstance(loaded.outcome, GraftworkError):
@@ -172,7 +186,7 @@ class LoraPool:
         return None
 
     def close(self) -> None:
-        """Ends the loading threads."""
+        """Waits for the loads that run, and ends the loading threads."""
         self._loader.close()
 
     def check_integrity(self) -> None:

@@ -1,7 +1,8 @@
-"""Tests an adapter before it is served: the engine's own path must add what plain torch computes.
+"""Tests an adapter before it is served: the engine must add to the base model's outputs what plain torch computes.
 
-The test runs every group of projections of every layer on a few random rows, beside a base row that must not change. It
-tests the torch path on the host. The kernels have self-tests of their own (cpu_selftest.py, triton/selftest.py).
+The test runs every group of projections of every layer on a few random rows, beside a row without an adapter, which
+must not change. It tests the torch path on the host. The kernels have self-tests of their own (cpu_selftest.py,
+triton/selftest.py).
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,10 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseModules, dtype: torch.dtype) -> None:
-    """Tests one adapter. Raises ValidationFailed, which names the group of projections whose output is wrong."""
+    """Tests that the engine applies an adapter as its matrices define it.
+
+    Raises ValidationFailed, which names the group of projections (such as qkv) whose output is wrong.
+    """
     generator = torch.Generator().manual_seed(_SEED)
     segment = Segment(1, _NUM_ROWS, AdapterMix(((adapter, 1.0),)))
     rules = BatchInvariance.of(dtype)

@@ -1,7 +1,7 @@
 """Describes the served architectures as data.
 
-Owns how architectures differ: windows, biases, norms, and defaults of settings. Never contains code for a single
-architecture.
+Owns how architectures differ: sliding windows, biases, norms, and the defaults of settings. Never contains code for a
+single architecture.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,7 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 class WindowRule(Enum):
-    """The rule that selects the layers with a sliding window. Such layers attend only to the last `sliding_window`
-    tokens.
-    """
+    """Says which layers have a sliding window. Such layers attend only to the last `sliding_window` tokens."""
 
     NO_LAYER = auto()
     EVERY_LAYER = auto()
@@ -26,7 +24,7 @@ class WindowRule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelVariant:
-    """Describes one architecture."""
+    """Describes how one architecture differs from the others."""
 
     model_type: str
     """The `model_type` that config.json must have; transformers selects the model by it."""

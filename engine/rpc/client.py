@@ -46,7 +46,7 @@ _LAST = (RequestFinished, GraftworkError)
 
 
 class GrpcEngineClient:
-    """Talks to one engine at one address over gRPC. Use each client from one event loop only."""
+    """Implements EngineClient for the engine at one gRPC address. Each client may be used from one event loop only."""
 
     def __init__(self, address: str) -> None:
         """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`."""

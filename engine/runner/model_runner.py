@@ -1,7 +1,7 @@
 """Runs steps on the device, and measures how long prefills take.
 
-Owns the decoder and the present measurement, and reads the adapter pool. For each step it builds tensors, runs the
-forward pass and chooses tokens. Keeps no state of a request between steps: the scheduler has it.
+Owns the decoder and the measurement that is under way, and reads the adapter pool. For each step it builds tensors,
+runs the forward pass and chooses tokens. Keeps no state of a request between steps: the scheduler has it.
 
 The measurement never waits for the device: it reads the clock around steps that sample tokens, and the host has waited
 for these tokens anyway. The cost model gets the time of a prefill only if its steps did nothing else: no decoding, no
@@ -46,7 +46,10 @@ class _Prefill:
 
 
 class PrefillMeter:
-    """Measures prefills. The engine loop calls it around each step. The times of a prompt's steps are added up."""
+    """Measures how long prefills take. The engine loop calls it before and after each step.
+
+    If a prompt takes several steps, their times are added up.
+    """
 
     def __init__(self, costs: CostTracker, clock: Clock) -> None:
         self._costs = costs
@@ -60,7 +63,8 @@ class PrefillMeter:
         self._began_at = self._clock.monotonic()
 
     def step_ended(self, plan: StepPlan, *, waited: bool) -> None:
-        """Adds the time of the step. Must be called as soon as the result of the step is known.
+        """Adds the time of the step that has just ended to the measured prefill. Must be called at once when the result
+        is known.
 
         `waited` says whether the step waited for pages that were being copied to the device.
         """
@@ -108,7 +112,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Runs one forward pass, and chooses a token for each sampled row."""
+        """Runs the forward pass of one step, and chooses a token for each row that is sampled."""
         batch = self.batch(plan)
         specs = [spec for piece in batch.slices for spec in piece.samples]
         filling = self._masks.begin(specs)
@@ -119,11 +123,11 @@ class ModelRunner:
         return _by_request(batch, tokens, logprobs.of(tokens), ends)
 
     def batch(self, plan: StepPlan) -> BatchTensors:
-        """Returns the tensors of a step, built on the device."""
+        """Builds the input tensors of one step on the device."""
         return self._builder.build(plan)
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
-        """Returns the logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
+        """Computes the forward pass, and returns the logits of the sampled rows: [num_sampled, vocab] fp32."""
         segments = [self._segment(run) for run in batch.adapter_runs]
         lora = self._lora.step(segments, len(batch.token_ids))
         return self._decoder.logits(batch, self._attention, lora)

@@ -1,8 +1,9 @@
 """Chooses the token of each sampled row, the likeliest or one drawn at random, and reports its log probability.
 
-Owns the order and arithmetic of the choice: bans and biases, penalties, temperature, top-k, top-p, min-p, then one
-random number that picks a token. Each is one operation over all rows that need it, and changes no other row.
-Log probabilities are those of the model's own distribution: they are copied before the logits are changed, and only
+A row is the logits of one position of one request. Owns the order and arithmetic of the choice: bans and biases,
+penalties, temperature, top-k, top-p, min-p, then one random number that picks a token. Each is one operation over all
+rows that need it, and changes no other row.
+Log probabilities are those of the model's own distribution: they are computed before the logits are changed, and only
 for rows whose request asked for them.
 Invariant: a row's token depends on its own logits and its own spec alone, never on other rows or on their order.
 """
@@ -23,7 +24,11 @@ _NEVER = float("-inf")
 
 
 def edit_logits(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
-    """Changes logits in place, in vLLM's order: bans and biases, then penalties. logits: [rows, vocab] in fp32."""
+    """Applies banned tokens, logit biases and penalties to the logits, in the same order as vLLM. Changes `logits` in
+    place.
+
+    logits: [rows, vocab] in fp32. `specs` has one entry for each row.
+    """
     _ban(logits, [(row, spec) for row, spec in enumerate(specs) if spec.banned_token_ids])
     _add_bias(logits, [(row, spec) for row, spec in enumerate(specs) if spec.params.logit_bias])
     _penalise(logits, [(row, spec) for row, spec in enumerate(specs) if spec.history is not None])
@@ -75,7 +80,7 @@ def _columns(placed: list[tuple[int, SampleSpec]], sizes: list[int], device: tor
 
 
 class StepLogprobs:
-    """Computes the log probabilities of the rows of one step."""
+    """Computes the log probabilities of the tokens that one step chooses."""
 
     def __init__(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
         """logits: [rows, vocab] in fp32, as the model returned them. The caller may change the logits afterwards."""
@@ -85,7 +90,10 @@ class StepLogprobs:
             self._logprobs = logits[self._rows].log_softmax(dim=-1)  # [num_wanted, vocab]
 
     def of(self, token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
-        """Returns the log probabilities of each row's chosen token; None for a row that did not ask for them."""
+        """Returns, for each row, the log probability of its chosen token and of its likeliest tokens.
+
+        `token_ids` are the chosen tokens. The result is None for a row whose request did not ask for log probabilities.
+        """
         found: list[TokenLogprobs | None] = [None] * len(self._wanted)
         if not self._rows:
             return found
@@ -116,7 +124,10 @@ _BELOW_ONE = 1 - 2**-53
 
 
 def choose_tokens(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    """Chooses one token for each row. logits: [rows, vocab] in fp32; changed in place."""
+    """Chooses one token for each row of logits, and returns the token ids. Changes `logits` in place.
+
+    logits: [rows, vocab] in fp32. `specs` has one entry for each row.
+    """
     edit_logits(logits, specs)
     drawn = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
     if not drawn:

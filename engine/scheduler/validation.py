@@ -22,7 +22,7 @@ _LONGEST_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """The sizes of an engine that scheduling depends on."""
+    """The limits of an engine (pages, batch, queue, context, vocabulary) that the scheduler must keep to."""
 
     page_tokens: int
     max_batch_tokens: int
@@ -34,9 +34,9 @@ class SchedulerLimits:
 
 
 class RequestValidator:
-    """Checks requests and makes their states.
+    """Checks requests before they are queued, and creates their RequestState.
 
-    The only side effect is that a seed is drawn for a request without one.
+    Draws a random seed for a request without one. Has no other side effect.
     """
 
     def __init__(self, limits: SchedulerLimits, scopes: CacheScopes, clock: Clock, seeds: Random) -> None:
@@ -61,7 +61,7 @@ class RequestValidator:
         request.sampling.check()
 
     def new_state(self, request: EngineRequest) -> RequestState:
-        """Returns the state of a checked request that has not started."""
+        """Returns the initial RequestState of a request that `check` has accepted."""
         request = replace(request, adapters=tuple(sorted(request.adapters)))  # one order, so that mixtures share KV
         sampling = request.sampling
         eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
@@ -92,7 +92,10 @@ def _check_mixture(request: EngineRequest) -> None:
 
 
 def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
-    """Raises InvalidRequest, with the field's name, for a token id outside the vocabulary."""
+    """Raises InvalidRequest if a token id of the request is outside the vocabulary of `vocab_size` tokens.
+
+    The error names the field of the request.
+    """
     sampling = request.sampling
     named: Mapping[str, Iterable[int]] = {
         "prompt": request.prompt_token_ids,
@@ -107,9 +110,9 @@ def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
 
 
 class ThroughputEstimate:
-    """Estimates the average time between two finished requests.
+    """Estimates the average time from the end of one request to the end of the next.
 
-    A refused client is told to try again after this time.
+    If the queue is full, a client is told to try again after this time.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -118,7 +121,7 @@ class ThroughputEstimate:
         self._seconds_between = 1.0
 
     def record_finished(self) -> None:
-        """Records that a request has finished now."""
+        """Records that a request finishes at the time of this call."""
         now = self._clock.monotonic()
         if self._last_finished_at is not None:
             gap = now - self._last_finished_at
@@ -126,5 +129,5 @@ class ThroughputEstimate:
         self._last_finished_at = now
 
     def retry_after_s(self) -> float:
-        """Returns the seconds until a full queue is likely to have room for one more request."""
+        """Returns how many seconds a client should wait before it tries again to send a request to a full queue."""
         return min(max(self._seconds_between, _SHORTEST_S), _LONGEST_S)

@@ -1,13 +1,13 @@
-"""Decides how many draft tokens of each request a step verifies, by estimates of what they gain and what they cost.
+"""Decides how many draft tokens of each request a step verifies, from their estimated gain and cost.
 
-A step generates one token for each request, and one more for each accepted draft token. The likeliest draft tokens of
-the batch are taken first, as many as give the most tokens per second. A draft token is never likelier than the one
-before it, so each request gets a prefix of its draft.
+A step generates one token for each request, and one more for each accepted draft token. Each token that a step computes
+is one row of its batch. The likeliest draft tokens of the batch are taken first, as many as give the most tokens per
+second. A draft token is never likelier than the one before it, so each request gets a prefix of its draft.
 Source: the marginal gains of vLLM's adaptive verification, applied to every number of rows.
 
-Owns the estimate of a step's duration: a weighted linear fit of seconds over rows. Its slope is the present cost of one
-more row. A step loses its weight over about two hundred later steps, so the fit follows growing contexts.
-If the number of rows has hardly varied, the fixed part of a step is assumed to cost as much as eight rows.
+Owns the estimate of a step's duration: a weighted linear fit of seconds over rows. The slope of this line is the
+current cost of one more row. A step loses its weight over about two hundred later steps, so the fit follows growing
+contexts. If the number of rows has hardly varied, the fixed part of a step is assumed to cost as much as eight rows.
 The standard error is added to the slope, because an estimate that is too low would cause useless drafts.
 """
 
@@ -23,22 +23,22 @@ than that.
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """How many draft tokens one step verifies, and what it gains by them."""
+    """How many draft tokens one step verifies for each request, and the expected gain from them."""
 
     lengths: tuple[int, ...]
-    """The number of draft tokens to verify, by request."""
+    """The number of draft tokens that the step verifies for each request."""
     gain: float
-    """The expected gain in tokens per second, as a fraction; 0 without drafts."""
+    """The expected relative rise of tokens per second. 0.1 means 10 % more than without drafts."""
 
 
 def budget_drafts(
     survivals: Sequence[Sequence[float]], seconds: Callable[[int], float], spare_rows: int
 ) -> DraftBudget:
-    """Returns how many tokens of each draft to verify, at most `spare_rows` in all.
+    """Returns how many draft tokens of each request the step should verify, at most `spare_rows` in all.
 
-    `survivals` holds, for each request that generates a token in this step, the probability that each of its draft
-    tokens is accepted. The probabilities of one request never rise. `seconds` returns the duration of a step by its
-    number of rows. Prompt chunks in the same step are ignored.
+    `survivals` has one list for each request that generates a token in this step: the probability that each of its
+    draft tokens is accepted. The probabilities in a list never rise. `seconds` returns the duration of a step from its
+    number of rows (the tokens that it computes). Prompt chunks in the same step are ignored.
     """
     ranked = sorted(((chance, index) for index, chances in enumerate(survivals) for chance in chances), reverse=True)
     num_rows = len(survivals)
@@ -68,7 +68,7 @@ _LONGEST_PAUSE = 64
 
 
 class DraftBackoff:
-    """Pauses drafting while it costs more than it gains; each pause is twice as long as the one before."""
+    """Pauses drafting while drafts take more time than they save. Each pause is twice as long as the one before."""
 
     def __init__(self) -> None:
         self._gain = 0.2
@@ -82,9 +82,10 @@ class DraftBackoff:
         """Requests in the batch when the pause began."""
 
     def should_draft(self, num_requests: int) -> bool:
-        """Returns whether to draft in this step.
+        """Returns whether to draft in this step, which generates tokens for `num_requests` requests.
 
-        Call it once a step. The pause ends if the batch shrinks to half its size.
+        Call it once a step. A pause ends early if the number of requests falls to half of what it was when the pause
+        began.
         """
         if 2 * num_requests <= self._batch_size:
             self._pause = self._steps_left = self._batch_size = 0
@@ -92,8 +93,10 @@ class DraftBackoff:
         return self._steps_left == 0
 
     def record(self, num_requests: int, gain: float, cost: float) -> None:
-        """Records a step's drafts: the expected gain in tokens, and the time to choose them, both as fractions of the
-        step.
+        """Records what drafting for one step has given and cost.
+
+        `gain` is the expected number of additional tokens, as a fraction of the tokens without drafts. `cost` is the
+        time to choose the drafts, as a fraction of the step's duration.
         """
         self._gain += _SMOOTHING * (gain - self._gain)
         self._cost += _SMOOTHING * (cost - self._cost)
@@ -115,7 +118,10 @@ _SHARED_ROWS = 8
 
 
 class StepCost:
-    """Estimates the seconds of a step by its number of rows. Callers use only ratios of these estimates."""
+    """Estimates the duration of a step from its number of rows (the tokens that it computes).
+
+    Callers must use only ratios of these estimates, because before the first measurement their unit is arbitrary.
+    """
 
     def __init__(self) -> None:
         self._weight = 0.0
@@ -126,15 +132,17 @@ class StepCost:
         self._scatter = 0.0
 
     def seconds(self, num_rows: int) -> float:
-        """Returns the expected seconds of a step of `num_rows`.
+        """Returns the expected duration, in seconds, of a step that computes `num_rows` tokens.
 
-        The result is above zero, and never falls as rows grow.
+        The result is above zero, and never falls when `num_rows` grows.
         """
         return max(self._mean_seconds + self.slope * (num_rows - self._mean_rows), 0.05 * self._mean_seconds)
 
     @property
     def slope(self) -> float:
-        """The seconds of one more row, between zero and the mean seconds per row."""
+        """The seconds by which one more token makes a step longer. Between zero and the mean seconds per token of a
+        step.
+        """
         doubt = (1 + 0.05 * self._mean_rows) ** 2  # in squared rows; a smaller variance is too little to fit a slope
         most = self._mean_seconds / self._mean_rows
         guess = self._mean_seconds / (self._mean_rows + _SHARED_ROWS)
@@ -147,7 +155,7 @@ class StepCost:
         return sqrt(unexplained / (max(self._weight, 1.0) * (self._variance + doubt)))
 
     def record(self, num_rows: int, seconds: float) -> None:
-        """Records the duration of a step of `num_rows`."""
+        """Records that a step that computed `num_rows` tokens took `seconds`."""
         if seconds <= 0:
             return
         if self._weight:

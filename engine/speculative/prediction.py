@@ -1,9 +1,9 @@
 """Drafts from the client's prediction of the answer, which OpenAI's `prediction` field contains.
 
-Owns a cursor: the position in the prediction that the answer has reached.
-When the answer differs from the prediction, the cursor stops after the wrong predicted token. It moves once the last
-few tokens of the answer occur in the prediction: to the nearest such place ahead, or else to the last such place
-before. So drafting resumes right after a passage that the answer omits, adds, changes or moves.
+Owns a cursor: the position in the prediction that the answer has reached. When a token of the answer differs from the
+prediction, the cursor stops after the wrong predicted token. Later the last few tokens of the answer may occur in the
+prediction again. Then the cursor moves behind them: to the nearest such position ahead, or else to the last such
+position before. So drafting continues right after a passage that the answer omits, adds, changes or moves.
 """
 
 from bisect import bisect_left
@@ -17,12 +17,12 @@ two.
 
 
 class PredictionFollower:
-    """Follows one request's answer in the client's prediction of the answer, and drafts from the prediction."""
+    """Finds which position in the client's prediction one request's answer has reached, and drafts the tokens after it."""
 
     def __init__(self, token_ids: list[int], prediction: tuple[int, ...]) -> None:
         """`token_ids` is the request's own list, which grows; so far it holds the prompt."""
         self.num_matched = 0
-        """Tokens of the prediction that are part of the answer, each counted once."""
+        """The number of tokens of the prediction that are part of the answer, each counted once."""
         self._token_ids = token_ids
         self._num_prompt = self._num_seen = len(token_ids)
         self._prediction = prediction
@@ -37,7 +37,7 @@ class PredictionFollower:
 
     @property
     def num_unmatched(self) -> int:
-        """Tokens of the prediction that are not part of the answer."""
+        """The number of tokens of the client's prediction that are not part of the answer."""
         return len(self._prediction) - self.num_matched
 
     def observe(self) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
-from graftwork.platform.database import Database
+from graftwork.platform.database import Database, ReadSession
 from graftwork.platform.errors import Unavailable
 
 INSERT = text(
@@ -151,3 +153,79 @@ async def test_a_database_that_is_away_is_not_our_bug(url: str) -> None:
         assert caught.value.should_retry
     await database.close()
     await asyncio.to_thread(join_connection_threads)
+
+
+on_postgres = pytest.mark.parametrize(
+    "database_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
+)
+
+
+async def cut_connection(database: Database, session: ReadSession) -> None:
+    """Ends the session's connection from outside, as an operator or a restart of PostgreSQL does."""
+    process_id = await session.scalar(text("SELECT pg_backend_pid()"))
+    async with database.read() as other:
+        await other.execute(text("SELECT pg_terminate_backend(:id, 5000)"), {"id": process_id})
+
+
+async def write_tenants(database: Database, ids: Sequence[str], *, cut_after: int | None = None) -> None:
+    """Adds tenants in one transaction. After `cut_after` of them, its connection is cut."""
+    async with database.write() as session:
+        for number, tenant_id in enumerate(ids, start=1):
+            await session.execute(INSERT, {"id": tenant_id, "weight": 1.0})
+            if number == cut_after:
+                await cut_connection(database, session)
+
+
+@on_postgres
+@pytest.mark.parametrize("cut_after", [pytest.param(1, id="in a statement"), pytest.param(2, id="before the commit")])
+async def test_a_connection_that_is_cut_in_a_write(database: Database, cut_after: int) -> None:
+    """A cut connection is a 503, nothing is stored, and the next transaction gets a connection of its own."""
+    with pytest.raises(Unavailable) as caught:
+        await write_tenants(database, ["ten_1", "ten_2"], cut_after=cut_after)
+
+    assert (caught.value.code, caught.value.should_retry) == ("database_unavailable", True)
+    assert await count_tenants(database) == 0
+
+
+@on_postgres
+async def test_a_connection_that_is_cut_in_a_read(database: Database) -> None:
+    """A cut connection is a 503 for a reader too."""
+
+    async def read() -> None:
+        async with database.read() as session:
+            await cut_connection(database, session)
+            await session.scalar(text("SELECT 1"))
+
+    with pytest.raises(Unavailable):
+        await read()
+
+
+async def test_a_full_disk(sqlite_database: Database) -> None:
+    """A database that cannot grow is a 503 that names the cause; once there is room, it works again."""
+    async with sqlite_database.read() as session:
+        num_pages = int(await session.scalar(text("PRAGMA page_count")) or 0)
+        await session.execute(text(f"PRAGMA max_page_count = {num_pages}"))
+
+    with pytest.raises(Unavailable) as caught:
+        await write_tenants(sqlite_database, [f"ten_{number}" for number in range(1000)])
+    async with sqlite_database.read() as session:
+        await session.execute(text("PRAGMA max_page_count = 1000000"))
+    await write_tenants(sqlite_database, ["ten_1"])
+
+    assert caught.value.code == "storage_full"
+    assert await count_tenants(sqlite_database) == 1
+
+
+async def test_a_database_that_only_reads(sqlite_database: Database) -> None:
+    """A file system that became read-only is a 503."""
+    async with sqlite_database.read() as session:
+        await session.execute(text("PRAGMA query_only = ON"))
+
+    with pytest.raises(Unavailable):
+        await write_tenants(sqlite_database, ["ten_1"])
+
+
+async def test_a_broken_constraint_is_no_outage(database: Database) -> None:
+    """An error of the caller stays what it is."""
+    with pytest.raises(IntegrityError):
+        await write_tenants(database, ["ten_1", "ten_1"])

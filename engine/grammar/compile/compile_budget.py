@@ -1,6 +1,6 @@
-"""Limits how many seconds of compiling each isolation domain may use. Used seconds are given back evenly over a minute.
+"""Limits the compile time of each isolation domain. A domain is a group of callers that may share cached KV.
 
-A domain is a group of callers that may share cached prefixes (see IsolationDomain).
+The limit is a number of seconds in a minute. A domain gets its used seconds back evenly over the next minute.
 """
 
 from collections import OrderedDict
@@ -11,9 +11,10 @@ _MAX_PARTIES = 4096
 
 
 class CompileBudget:
-    """Keeps the compile time that each domain has used.
+    """Counts the seconds of compiling that each isolation domain has used.
 
-    Remembers only the 4,096 domains that were charged last. All other domains have used nothing.
+    Only the 4,096 domains that compiled most recently are remembered. A forgotten domain counts as if it had used
+    nothing.
     """
 
     def __init__(self, seconds_per_minute: float, clock: Clock) -> None:
@@ -23,9 +24,9 @@ class CompileBudget:
         """By domain: the pair (used seconds, monotonic time at which this number was right)."""
 
     def charge(self, domain: str, seconds: float) -> None:
-        """Charges a domain for a compile that has ended.
+        """Adds the seconds of a finished compile to the used time of an isolation domain.
 
-        The used time may exceed the limit. Then the domain must wait until the excess is given back.
+        The used time may then exceed the limit. In that case the domain must wait before it may compile again.
         """
         self._spent[domain] = (self._debt(domain) + seconds, self._clock.monotonic())
         self._spent.move_to_end(domain)
@@ -33,7 +34,9 @@ class CompileBudget:
             self._spent.popitem(last=False)
 
     def seconds_until_credit(self, domain: str) -> float:
-        """Returns the seconds until the domain may compile again: 0 if it may compile now."""
+        """Returns how many seconds an isolation domain must wait before it may compile again. 0 if it may
+        compile now.
+        """
         return max(0.0, (self._debt(domain) - self._whole) * 60 / self._whole)
 
     def _debt(self, domain: str) -> float:

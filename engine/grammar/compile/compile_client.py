@@ -31,7 +31,7 @@ _POLL_S = 0.5
 
 
 class CompileClient:
-    """Owns one server process, and the threads that read from it and write to it."""
+    """Owns the process of the compile server, and two threads: one writes jobs to it, the other reads its answers."""
 
     def __init__(
         self, folder: Path, vocabulary: Vocabulary, niceness: int, deliver: Callable[[CompileAnswer], None]
@@ -59,11 +59,14 @@ class CompileClient:
 
     @property
     def has_room(self) -> bool:
-        """Whether the server would start another job at once."""
+        """Whether the compile server can start another job now, because it runs fewer than `CHILDREN` jobs."""
         return len(self._due) < CHILDREN
 
     def start(self, job: CompileJob) -> None:
-        """Sends a job without waiting until the server reads it. An answer is delivered even if the server dies."""
+        """Hands a compile job to the writing thread, and returns at once.
+
+        The job always gets an answer. If the compile server dies, the answer is a failure.
+        """
         with self._lock:
             try:
                 process = self._process or self._spawn()
@@ -74,7 +77,7 @@ class CompileClient:
         self._handing_in.submit(self._send, process, job)
 
     def close(self) -> None:
-        """Kills the server and its children. Then the reading and writing threads end too."""
+        """Kills the compile server and its child processes. Then the reading and the writing thread end too."""
         with self._lock:
             if self._process is not None:
                 _kill(self._process)

@@ -1,7 +1,7 @@
 """Defines the messages between the engine and its compile server, and writes and reads them.
 
-Each message is its length in 4 bytes, then a pickle. Unpickling is safe here, because only this program's own processes
-write to these pipes.
+A message is its length in 4 bytes, then its content as a pickle. Unpickling is safe here, because only this program's
+own processes write to these pipes.
 """
 
 import os
@@ -22,7 +22,7 @@ CHILDREN = 2
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """One grammar to compile, with its limits."""
+    """The task to compile one grammar, with the limits of this compile."""
 
     number: int
     source: GrammarSource
@@ -33,7 +33,7 @@ class CompileJob:
 
 @dataclass(frozen=True, slots=True)
 class CompileAnswer:
-    """The result of one job."""
+    """The result of one compile job: the compiled grammar, or the reason why there is none."""
 
     number: int
     seconds: float
@@ -50,20 +50,20 @@ class CompileAnswer:
 
 
 def send(stream: int, message: CompileJob | CompileAnswer) -> None:
-    """Writes one whole message to a file descriptor."""
+    """Encodes a message and writes it to a file descriptor. Returns when everything is written."""
     content = pickle.dumps(message)
     forward(stream, _HEADER.pack(len(content)) + content)
 
 
 def forward(stream: int, content: bytes) -> None:
-    """Writes a message that is already encoded, with its length, to a file descriptor."""
+    """Writes a message that is already encoded to a file descriptor. `content` begins with the message's length."""
     view = memoryview(content)
     while view:
         view = view[os.write(stream, view) :]
 
 
 def receive(stream: int) -> Any:
-    """Reads one message from a file descriptor. Returns None at the end of the stream."""
+    """Reads one message from a file descriptor, and unpickles it. Returns None at the end of the stream."""
     header = _read(stream, _HEADER.size)
     content = _read(stream, _HEADER.unpack(header)[0]) if header else b""
     return pickle.loads(content) if content else None

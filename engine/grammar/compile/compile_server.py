@@ -56,7 +56,7 @@ class _Child:
 
 
 class CompileServer:
-    """Runs compile jobs in child processes, which it owns."""
+    """Runs compile jobs. Each job runs in its own child process, and this class owns these processes."""
 
     def __init__(self, vocabulary: Vocabulary, answers: int) -> None:
         """`answers` is the file descriptor to which answers are written."""
@@ -68,7 +68,7 @@ class CompileServer:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Runs jobs from stdin until it ends, then kills all children."""
+        """Reads jobs from stdin and runs them. When stdin ends, kills all child processes and returns."""
         self._backends.of(GrammarEngine.LLGUIDANCE)
         self._selector.register(0, selectors.EVENT_READ)
         while True:

@@ -1,8 +1,9 @@
 """Compiles grammars and caches the results.
 
-GrammarCompiler alone says whether a grammar is ready. Each source (a grammar's text) is compiled once, and the time is
-charged to the domain that asks first. The compile server does the work, and results return to the engine loop as
-messages. Refusals are cached too, so that a hostile grammar is compiled only once.
+GrammarCompiler alone says whether a grammar is ready. Each source (a grammar's text) is compiled once. The compile
+counts against the compile time of the isolation domain (group of callers) that asked first. The compile server does the
+work, and its results return to the engine loop as messages. Refusals are cached too, so that a hostile grammar is
+compiled only once.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ _PASSING = (InternalFailure, CapacityContended)
 
 @dataclass(frozen=True, slots=True)
 class GrammarCompiled:
-    """The result of a compile, as a message to the loop."""
+    """The message with which the result of a compile reaches the engine loop."""
 
     key: GrammarKey
     seconds: float
@@ -80,7 +81,9 @@ class GrammarCompiler:
         self.num_compiles = 0
 
     def key(self, source: GrammarSource) -> GrammarKey:
-        """Returns the cache key of a source: a hash of everything that a compiled grammar depends on."""
+        """Returns the cache key of a grammar: a hash of its text and of everything else that the compiled grammar
+        depends on.
+        """
         parts = [source.kind, source.text, str(source.strict), self._vocabulary.fingerprint, *_versions()]
         return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
@@ -92,7 +95,8 @@ class GrammarCompiler:
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def forget_failures(self) -> None:
-        """Removes from the cache the failures that are the server's fault and not the grammar's.
+        """Removes from the cache the failures whose cause was the compile server or a busy machine, and not the
+        grammar.
 
         The engine loop calls this in every iteration. A failure stays until the second call after it was cached, so
         that the waiting requests get their errors first. A later request compiles the grammar again.
@@ -103,9 +107,10 @@ class GrammarCompiler:
         self._shown_failures = [key for key, outcome in self._ready.items() if isinstance(outcome, _PASSING)]
 
     def want(self, key: GrammarKey, source: GrammarSource, domain: str) -> GraftworkError | None:
-        """Queues a compile, unless the grammar is cached, queued or being compiled.
+        """Queues a grammar for compiling, unless it is cached, queued or being compiled already.
 
-        Returns an error if the domain has used up its compile time, or has too many grammars in the queue.
+        `domain` is the isolation domain (group of callers) that pays for the compile. Returns an error if this domain
+        has used up its compile time, or has too many grammars in the queue. Returns None if there is no error.
         """
         if key in self._ready or key in self._queued or key in self._running:
             return None
@@ -127,14 +132,16 @@ class GrammarCompiler:
         return None
 
     def get(self, key: GrammarKey) -> CompiledPair | GraftworkError | None:
-        """Returns the compiled grammar, or the error if it was refused or failed. None while no result is known."""
+        """Returns the compiled grammar, or the error with which its compile ended. None while the compile has not
+        ended.
+        """
         found = self._ready.get(key)
         if found is not None:
             self._ready.move_to_end(key)
         return found
 
     def close(self) -> None:
-        """Stops the compile server and the threads."""
+        """Stops the compile server, and ends the compiler's own threads."""
         self._server.close()
         self._loading.shutdown(wait=True, cancel_futures=True)
 
@@ -195,7 +202,7 @@ class GrammarCompiler:
         return InvalidRequest(answer.refusal, param=answer.param, code=answer.code)
 
     def absorb(self, compiled: GrammarCompiled) -> None:
-        """Caches the result of a compile, and starts the next compile."""
+        """Caches the result of a compile, and starts the next queued compile."""
         job = self._running.pop(compiled.key)
         self._budget.charge(job.domain, compiled.seconds)
         self.num_compiles += 1

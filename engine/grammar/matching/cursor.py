@@ -1,12 +1,13 @@
 """Follows one answer in its grammar: accepts tokens, masks the tokens that must not follow, and proposes drafts.
 
-GrammarCursor is the answer's position in the grammar. The engine loop uses it between steps, and the mask thread during
-a step. They never use it at the same time, because the loop waits for the masks. A mask row remembers the answer's
-length. Filling the row fails if the cursor has moved since then.
+GrammarCursor is the answer's position in the grammar. The engine loop uses it between steps, and the mask thread uses
+it during a step. They never use it at the same time, because the loop waits for the masks. A mask row says which tokens
+may stand at one position. The row remembers the answer's length, and filling it fails if the cursor has moved since
+then.
 
 GrammarDrafts proposes the tokens that the grammar fixes. A schema often fixes the next key but not the whitespace:
-`,"b"` and `, "b"` are both allowed. So drafts come from a second, compact grammar, which allows one spelling of each
-answer. When the model writes another spelling, there are no more drafts from the grammar.
+`,"b"` and `, "b"` are both allowed. So drafts come from a second, compact grammar, which allows only one spelling of
+each answer. When the model writes another spelling, there are no more drafts from the compact grammar.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,11 +51,13 @@ class GrammarCursor:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer may end here."""
+        """Whether the grammar allows the answer to end here."""
         return self._stopped or self._matcher.is_complete()
 
     def accept(self, token_id: int) -> bool:
-        """Accepts one token. Returns False, and changes nothing, if the grammar does not allow it."""
+        """Moves past one token of the answer. Returns False, and changes nothing, if the grammar does not allow the
+        token.
+        """
         if self._stopped:
             return False
         if token_id in self._stops and self._matcher.is_complete():
@@ -65,20 +68,23 @@ class GrammarCursor:
         return True
 
     def accept_all(self, token_ids: Sequence[int]) -> int:
-        """Accepts tokens until the grammar does not allow one. Returns how many were accepted."""
+        """Moves past tokens of the answer, up to the first token that the grammar does not allow.
+
+        Returns how many tokens were accepted.
+        """
         for count, token_id in enumerate(token_ids):
             if not self.accept(token_id):
                 return count
         return len(token_ids)
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Returns how many of these draft tokens the grammar allows, counted from the first. Changes nothing."""
+        """Returns how many of these draft tokens the grammar allows before the first forbidden one. Changes nothing."""
         allowed = self.accept_all(token_ids)
         self.rollback(allowed)
         return allowed
 
     def rollback(self, num_tokens: int) -> None:
-        """Takes back the last `num_tokens` accepted tokens."""
+        """Moves back to the position before the last `num_tokens` accepted tokens."""
         if num_tokens == 0:
             return
         assert num_tokens <= self.num_accepted
@@ -90,18 +96,19 @@ class GrammarCursor:
             self._matcher.rollback(num_tokens)
 
     def row(self, drafts: Sequence[int] = (), banned: Iterable[int] = ()) -> MaskRow:
-        """Returns a mask row for the token after `drafts`.
+        """Returns a mask row: the tokens that the grammar allows after the draft tokens `drafts`, without the `banned`
+        tokens.
 
-        The row is filled later, and never allows `banned` tokens.
+        The grammar must allow the draft tokens. The row is filled later, during the forward pass.
         """
         return _CursorRow(self, tuple(drafts), tuple(banned))
 
     def fill(self, drafts: tuple[int, ...], banned: tuple[int, ...], words: Words) -> GraftworkError | None:
-        """Sets in `words` the bits of the tokens that may follow `drafts`, without `banned` tokens. The cursor does not
-        move.
+        """Computes which tokens may follow the draft tokens `drafts`, and sets their bits in `words`. Does not move the
+        position.
 
-        Returns the error that ends the request: the mask took too long, or no token may follow although the answer is
-        not complete. Returns None if there is no error.
+        The bits of `banned` tokens are not set. Returns the error that ends the request: the mask took too long, or no
+        token may follow although the answer is not complete. Returns None if there is no error.
         """
         started = self._clock.worked()
         accepted = self.accept_all(drafts)
@@ -171,7 +178,7 @@ class Speller:
         self._longest = max(map(len, self._ids), default=0)
 
     def spell(self, text: bytes) -> list[int]:
-        """Returns the tokens of a text, up to the point where no token fits."""
+        """Returns the tokens of a text. Stops where no token of the vocabulary fits."""
         token_ids: list[int] = []
         start = 0
         while start < len(text):
@@ -185,7 +192,10 @@ class Speller:
 
 
 class GrammarDrafts:
-    """Proposes drafts from the grammar of one running request, and limits other drafts to what the grammar allows."""
+    """Proposes draft tokens from the grammar of one running request.
+
+    Also counts how many tokens of a draft from another source this grammar allows.
+    """
 
     def __init__(self, cursor: GrammarCursor, compact: Matcher | None, speller: Speller) -> None:
         """`compact` follows the answer in the grammar with only one spelling of each answer. If it is None, the grammar
@@ -196,17 +206,19 @@ class GrammarDrafts:
         self._speller = speller
 
     def follow(self, token_id: int) -> None:
-        """Moves the compact grammar by one token of the answer.
+        """Tells the compact grammar (the one that allows only one spelling of each answer) the next token of the
+        answer.
 
-        If the compact grammar does not allow the token, there are no more drafts from it.
+        If the compact grammar does not allow this token, no more drafts are taken from this grammar.
         """
         if self._compact is not None and not self._compact.accept(token_id):
             self._compact = None
 
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
-        """Returns the next tokens that the grammar fixes, at most `max_tokens`, in the compact spelling.
+        """Returns the next tokens that the grammar fixes, at most `max_tokens`.
 
-        The last token is left out, because the text after it may be part of a longer token.
+        Where the grammar leaves only the spelling open, such as whitespace, the tokens have the most compact spelling.
+        The last token is left out, because the text after it may make a longer token.
         """
         if self._compact is None or self._cursor.is_over:
             return ()
@@ -214,5 +226,5 @@ class GrammarDrafts:
         return tuple(token_ids[: self.allowed_length(tuple(token_ids))])
 
     def allowed_length(self, token_ids: tuple[int, ...]) -> int:
-        """Counts how many of these tokens, from the first on, the grammar allows next."""
+        """Returns how many of these draft tokens the grammar allows next, before the first forbidden one."""
         return self._cursor.num_allowed(token_ids)

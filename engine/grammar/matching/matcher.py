@@ -1,5 +1,5 @@
-"""Defines the interfaces of a grammar engine: a backend that compiles a grammar, and a matcher that follows tokens in
-it.
+"""Defines the interfaces of a grammar engine: a backend compiles grammars, and a matcher follows one answer in a
+grammar.
 """
 
 from dataclasses import dataclass
@@ -18,23 +18,29 @@ class Matcher(Protocol):
     """Tracks the position of one answer in a grammar. Not thread-safe."""
 
     def accept(self, token_id: int) -> bool:
-        """Accepts one token. Returns False, and changes nothing, if the grammar does not allow it."""
+        """Moves past one token of the answer. Returns False, and changes nothing, if the grammar does not allow the
+        token.
+        """
         ...
 
     def rollback(self, num_tokens: int) -> None: ...
 
     def fill(self, words: Words) -> bool:
-        """Overwrites `words` with the bits of the tokens that may come next. Returns False if the engine gave up on
-        this answer.
+        """Overwrites `words`, a row of a bitmask: the bits of the tokens that may come next are set, all others are
+        cleared.
+
+        Returns False if this answer exceeds a limit of the grammar engine.
         """
         ...
 
     def is_complete(self) -> bool:
-        """Returns whether the answer may end here."""
+        """Returns whether the grammar allows the answer to end here."""
         ...
 
     def forced_bytes(self) -> bytes:
-        """Returns the bytes that must come next, as far as they are certain. The result may be empty."""
+        """Returns the UTF-8 bytes of the text that must come next, as far as it is certain. Empty if nothing is
+        certain.
+        """
         ...
 
 
@@ -48,11 +54,11 @@ class Compiled(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompiledPair:
-    """The grammar that an answer must follow, and the compact one that its drafts come from."""
+    """Two compiled forms of one grammar: one that checks the answer, and a compact one from which drafts are taken."""
 
     held_to: Compiled
     guessed_from: Compiled | None
-    """The same grammar with only one spelling of each answer; None if there is none."""
+    """The compact form, which allows only one spelling of each answer; None if there is none."""
 
     @property
     def num_bytes(self) -> int:
@@ -63,12 +69,15 @@ class GrammarBackend(Protocol):
     """Compiles and loads grammars for one grammar engine and one vocabulary."""
 
     def compile(self, grammar: LintedGrammar, *, compact: bool = False) -> bytes:
-        """Compiles a grammar into bytes for `load`. This may take seconds. Raises ValueError with the engine's message.
+        """Compiles a grammar and returns it as bytes, which `load` reads. This may take seconds.
 
-        `compact` allows only one spelling of each JSON answer, for drafts.
+        With `compact`, the compiled grammar allows only one spelling of each JSON answer; drafts are taken from it.
+        Raises ValueError with the engine's message.
         """
         ...
 
     def load(self, payload: bytes) -> Compiled:
-        """Loads compiled bytes in this process."""
+        """Makes the grammar that matchers can use from the bytes that `compile` returned. They may come from another
+        process.
+        """
         ...

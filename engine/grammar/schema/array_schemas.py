@@ -1,4 +1,6 @@
-"""Writes the array schemas of one branch (one alternative of a schema), in the keywords of core_schema.py."""
+"""Writes the array schemas of one branch (one alternative of a schema), with only the keywords that core_schema.py
+lists.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,11 +17,15 @@ Written = tuple[dict[str, Any], tuple[Goal, ...]]
 
 
 def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written]:
-    """Returns the array schemas of one branch. With `contains`, there is one for each position at which its items may
-    begin.
+    """Returns the array schemas of one branch (one alternative of a schema).
 
-    Each schema is a pair (keywords, goals). A goal is a set of claims about a value. If no value can meet one of these
-    goals, no array fits the schema. Arrays in `barred` are excluded as far as possible.
+    Without the keyword `contains` there is one. With it there are several: the items that fit `contains` are taken to
+    be adjacent, and each position at which they may begin gives one schema.
+
+    Each result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
+    does not. If no value can meet one of these goals, no array fits the schema.
+
+    The schemas exclude the arrays in `barred`. What cannot be excluded is recorded in `gaps`.
     """
     lengths = [one for one in branch.of(Length) if one.of == ARRAY]
     least = max((one.least for one in lengths), default=0)

@@ -1,9 +1,9 @@
 """Defines the data types for what a schema demands of a value. Unions, negations and references are resolved before.
 
 A claim says that a value fits, or does not fit, the subschema at one JSON pointer. A goal is a set of claims that must
-all hold. A branch is one alternative of a claim: a set of types, and demands on values of these types. A value fits a
-branch if the branch has its type and the value meets every demand on that type. A value fits a claim if it fits one of
-the claim's branches.
+all hold. A branch is one alternative of a claim. A branch consists of types and of demands, each on values of one type.
+A value fits a branch if its type is one of the branch's types and it meets every demand on that type. A value fits a
+claim if it fits one of the claim's branches.
 
 This module holds only data. It reads no schema and checks no value.
 """
@@ -22,7 +22,8 @@ class Claim:
     pointer: str
     holds: bool = True
     silent: bool = False
-    """Whether the claim stands under a negation. Then `unevaluated…` keywords outside ignore what the claim evaluates.
+    """Whether the claim stands under a negation. Then `unevaluated…` keywords outside the negation ignore what the
+    claim evaluates.
     """
 
     def negated(self) -> "Claim":
@@ -44,7 +45,7 @@ class Among:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Demands that a number is not below `limit`, or not above it.
+    """Demands that a number is at least `limit` if `is_lower`, and at most `limit` if not.
 
     If `exclusive`, the number must not equal the limit.
     """
@@ -63,9 +64,10 @@ class MultipleOf:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Demands a length from `least` to `most`; `most` is None without an upper limit. `of` is the type of the value.
+    """Demands that a value of type `of` has a length from `least` to `most`. A `most` of None sets no upper limit.
 
-    The length of a string counts characters, of an array items, and of an object properties.
+    The length of a string counts its characters, the length of an array its items, and that of an object its
+    properties.
     """
 
     of: str
@@ -76,7 +78,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Demands that the whole of a string matches a pattern."""
+    """Demands that a pattern matches the whole of a string."""
 
     pattern: Node = field(hash=False)
     pointer: str
@@ -84,7 +86,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class HasFormat:
-    """Demands that a string has a format."""
+    """Demands that a string has a format: `format` is a value of the JSON Schema keyword `format`, such as "date"."""
 
     format: str
     pointer: str
@@ -92,8 +94,10 @@ class HasFormat:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Demands that the items of an array meet claims: one claim for each of the first items, and `rest` for all others.
-    None demands nothing.
+    """Demands that the items of an array meet claims (fit, or do not fit, a subschema).
+
+    `first` has one claim for each of the first items, and `rest` is the claim for every later item. None demands
+    nothing of these items.
     """
 
     first: tuple[Claim | None, ...]
@@ -104,7 +108,11 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """Demands that `least` to `most` items of an array fit a claim. `most` is None without an upper limit."""
+    """Demands that at least `least` and at most `most` items of an array meet a claim (fit, or do not fit, a
+    subschema).
+
+    A `most` of None sets no upper limit.
+    """
 
     claim: Claim
     least: int
@@ -114,10 +122,10 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """Demands that the properties of an object meet claims: those in `named`, those that match a pattern, and all
-    others.
+    """Demands that the properties of an object meet claims (fit, or do not fit, a subschema).
 
-    None demands nothing.
+    `named` has the claims by property name, and `patterns` has those by pattern of the name. `rest` is the claim for
+    every other property. A claim of None demands nothing.
     """
 
     named: Mapping[str, Claim | None] = field(hash=False)
@@ -140,7 +148,7 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Demands that a property of an object is present, or absent if `required` is False."""
+    """Demands that an object has the property `name`. If `required` is False, the object must not have it."""
 
     name: str
     required: bool
@@ -149,7 +157,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Demands that the name of every property of an object fits a claim."""
+    """Demands that the name of every property of an object meets a claim (fits, or does not fit, a subschema)."""
 
     claim: Claim
     pointer: str
@@ -173,11 +181,15 @@ Demand = (
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One alternative of a claim: a set of types, and demands on values of these types."""
+    """One alternative of a claim (a statement that a value fits a subschema): a set of types, and demands on values of
+    these types.
+    """
 
     types: frozenset[str]
     demands: tuple[Demand, ...] = ()
 
     def of(self, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
-        """Returns the branch's demands that are of one class."""
+        """Returns those demands of this branch (one alternative of a schema) that are instances of `kind`, such as
+        `Length`.
+        """
         return [demand for demand in self.demands if isinstance(demand, kind)]

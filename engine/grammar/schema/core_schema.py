@@ -1,8 +1,8 @@
 """Rewrites a schema as a core schema, which has only the few keywords that the grammar engines enforce exactly.
 
-CoreWriter first builds a graph of goals. A goal is a set of claims about one value (see constraints.py). Each goal
-becomes a union of typed schemas. A typed schema has one type, and its parts, such as the items of an array, are goals
-again.
+CoreWriter first builds a graph of goals. A goal is a set of claims, each of which says that a value fits a subschema,
+or does not (see constraints.py). Each goal becomes a union of typed schemas. A typed schema has one type, and its
+parts, such as the items of an array, are goals again.
 
 A typed schema uses only `type`, `enum`; number bounds and `multipleOf`; lengths, `pattern`, `format` and `allOf` of
 these for strings; `prefixItems` and `items`; `properties`, `required`, `patternProperties`, `additionalProperties` and
@@ -43,17 +43,21 @@ ANY_VALUE: Goal = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class TypedSchema:
-    """One alternative of a goal (a set of claims about a value), with one type. In `keywords`, each subschema is given
-    as a goal.
+    """A schema for values of one type, with goals in place of its subschemas. A goal is a set of claims. A claim says
+    that a value fits a subschema, or does not.
+
+    `keywords` are the keywords of the schema.
     """
 
     keywords: dict[str, Any]
     needs: tuple[Goal, ...] = ()
-    """Goals that some value must be able to meet. If no value meets one of them, no value fits this schema."""
+    """Goals that some value must be able to meet. If no value can meet one of them, no value fits this schema."""
 
 
 class CoreWriter:
-    """Builds the graph of goals (sets of claims about a value) and writes it as a core schema."""
+    """Expands a schema into goals, and writes them as a core schema. A goal is a set of claims. A claim says that a
+    value fits a subschema, or does not.
+    """
 
     def __init__(self, root: Schema, limits: LintLimits, gaps: Gaps) -> None:
         self._gaps = gaps
@@ -64,7 +68,10 @@ class CoreWriter:
         self._num_nodes = 0
 
     def write(self) -> dict[str, Any]:
-        """Returns the core schema. Raises InvalidRequest if no value fits, or if the schema grows beyond the limits."""
+        """Returns the core schema: the schema with only the keywords that the grammar engines enforce exactly.
+
+        Raises InvalidRequest if no value fits the schema, or if the core schema would exceed the limits.
+        """
         root: Goal = frozenset({Claim("#")})
         try:
             self._collect(root)
@@ -140,7 +147,9 @@ class CoreWriter:
 
 
 def goals_in(keywords: dict[str, Any]) -> list[Goal]:
-    """Returns all goals (sets of claims) that the keywords of a typed schema contain."""
+    """Returns all goals that stand for subschemas in the keywords of a typed schema. A goal is a set of claims. A claim
+    says that a value fits a subschema, or does not.
+    """
     return [goal for keyword, part in keywords.items() if keyword != "enum" for goal in _goals_at(part)]
 
 

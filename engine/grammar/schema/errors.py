@@ -11,9 +11,9 @@ UNSUPPORTED = "unsupported_grammar"
 
 
 def refused(pointer: str, reason: str) -> InvalidRequest:
-    """Returns the error for one place of a grammar.
+    """Returns the error that says why a place in a grammar is refused.
 
-    `pointer` is a URI fragment: `#` for the whole grammar, `#/properties/a/not` for a part of a schema.
+    `pointer` names the place, as a URI fragment: `#` is the whole grammar, `#/properties/a/not` a part of a schema.
     """
     return InvalidRequest(f"The grammar cannot be enforced at {pointer}: {reason}", param=pointer, code=UNSUPPORTED)
 
@@ -22,7 +22,7 @@ def refused(pointer: str, reason: str) -> InvalidRequest:
 class Gaps:
     """Collects the gaps of a grammar: keywords that cannot be enforced.
 
-    If the grammar is strict, the first gap raises an error.
+    If the grammar is strict, the first gap raises InvalidRequest.
     """
 
     strict: bool
@@ -30,7 +30,7 @@ class Gaps:
     """The reason for each gap, by the JSON pointer of the keyword."""
 
     def meet(self, pointer: str, reason: str) -> None:
-        """Records a keyword that cannot be enforced, with the reason.
+        """Records a gap: a keyword that cannot be enforced, and the reason.
 
         Raises InvalidRequest if the grammar is strict.
         """

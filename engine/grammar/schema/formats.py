@@ -1,8 +1,8 @@
-"""Defines which values of `format` are enforced, and how.
+"""Defines which values of the JSON Schema keyword `format` are enforced, and how.
 
-Most formats are enforced by patterns in this file. Where the standard is not regular, the pattern allows less: no leap
-seconds, no punycode. llguidance enforces the other formats, and accepts nothing that the test suite of formats calls
-invalid.
+Most formats are enforced by patterns in this file. Where no pattern can express the standard, the pattern allows less:
+no leap seconds, no punycode. llguidance enforces the other formats, and accepts nothing that the test suite of formats
+calls invalid.
 """
 
 from graftwork.engine.grammar.schema.constraints import Bound, Demand, HasFormat, Length, Matches
@@ -44,9 +44,10 @@ _WITHOUT_EFFECT = frozenset({"float", "double"})
 
 
 def demands_of(name: object, pointer: str) -> tuple[Demand, ...] | None:
-    """Returns the demands that enforce a format.
+    """Returns what a value of the JSON Schema keyword `format` demands of a string or number.
 
-    Empty if the format allows everything; None if it cannot be enforced.
+    The result is empty if the format allows every value, and None if the format cannot be enforced. `pointer` is the
+    JSON pointer of the keyword.
     """
     if not isinstance(name, str):
         return None

@@ -39,8 +39,9 @@ def type_of(value: Any) -> str:
 
 
 def identity(value: Any) -> Hashable:
-    """Returns a key that is equal for values that are equal in JSON. 1 equals 1.0 but not true. The order of keys in an
-    object does not matter.
+    """Returns a hashable key of a JSON value. Two keys are equal if JSON Schema calls the two values equal.
+
+    So 1 equals 1.0 but not true, and the order of keys in an object does not matter.
     """
     match value:
         case bool() | None | str():

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LintLimits:
-    """The limits on a grammar's text. A grammar over a limit gets a status 400, and the error names the place in the
-    grammar.
+    """The limits on a grammar's text.
+
+    A grammar that exceeds a limit is refused with HTTP status 400. The error names the place in the grammar.
     """
 
     text_bytes: int = 256 * 1024
@@ -40,7 +41,9 @@ class LintLimits:
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """The limits on one compile, on one domain, on the cache and on one mask."""
+    """The limits on compiled grammars: on one compile, on the compiles of one isolation domain (group of callers), on
+    the cache of results, and on the time to fill one mask.
+    """
 
     seconds: float = 4.0
     """Seconds of processor time after which the compiling process is killed."""
@@ -56,11 +59,11 @@ class CompileLimits:
     cache_entries: int = 512
     """The most cached results. Refusals count too, so that a hostile grammar is not compiled again."""
     domain_seconds_per_minute: float = 15.0
-    """The most seconds of compiling for one domain in a minute. Above this, new grammars of the domain get a status 429
-    until some time is given back.
+    """The most seconds of compiling in a minute for one isolation domain. Above this, new grammars of the domain are
+    refused with HTTP status 429, until the domain has got some seconds back.
     """
     domain_queue: int = 32
-    """The most grammars of one domain that may wait for a compile."""
+    """The most grammars of one isolation domain that may wait for a compile."""
     fill_seconds: float = 0.25
     """The most seconds of processor time for one mask. A slower mask ends its request, because it would delay the whole
     step.

@@ -35,22 +35,25 @@ class GrammarEngine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LintedGrammar:
-    """The text that an engine compiles, and the gaps: the keywords that this text does not enforce."""
+    """A grammar in the form that the grammar engine compiles, and its gaps: the keywords that this form does not
+    enforce.
+    """
 
     engine: GrammarEngine
     kind: GrammarKind
     text: str
     gaps: tuple[tuple[str, str], ...] = ()
-    """Pairs (JSON pointer, reason). Empty if the caller is strict."""
+    """Pairs (JSON pointer of the keyword, reason). Empty if the caller is strict."""
 
 
 def lint(
     source: GrammarSource, limits: LintLimits = _LIMITS, specials: Mapping[str, int] | None = None
 ) -> LintedGrammar:
-    """Checks a grammar and prepares it for an engine. Raises InvalidRequest with the JSON pointer as its `param`.
+    """Checks a grammar and rewrites it for a grammar engine.
 
-    `specials` are the tokenizer's special tokens, which a structural tag may name. Without them, the text of a
-    structural tag is good only for a check, because its special tokens are written as plain text.
+    Raises InvalidRequest, whose `param` is the JSON pointer of the refused place. `specials` are the tokenizer's
+    special tokens, which a structural tag (a description of an answer with tool calls) may name. Without `specials`,
+    the result for a structural tag is good only as a check, because its special tokens are written as plain text.
     """
     size = len(source.text.encode(errors="surrogatepass"))
     if size > limits.text_bytes:
@@ -75,18 +78,19 @@ def lint(
 
 
 def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
-    """Returns the schema rewritten with only the few keywords that the engines enforce exactly.
+    """Returns the schema rewritten with only the few keywords that the grammar engines enforce exactly.
 
-    Raises InvalidRequest if the schema is too large, if no value fits it, or if it is strict and cannot be enforced.
+    Keywords that cannot be enforced are recorded in `gaps`. Raises InvalidRequest if the schema is too large, if no
+    value fits it, or if there is a gap and the grammar is strict.
     """
     check_size(schema, limits)
     return CoreWriter(schema, limits, gaps).write()
 
 
 def parsed(text: str) -> Any:
-    """Parses JSON.
+    """Parses a text as JSON.
 
-    Raises InvalidRequest if the text is not JSON, is nested too deep, or has a number beyond a double.
+    Raises InvalidRequest if the text is not JSON, is nested too deep, or has a number that is too large for a double.
     """
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite)

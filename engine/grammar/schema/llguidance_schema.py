@@ -26,7 +26,9 @@ _COMPACT_OPTIONS = {
 
 
 def compacted(text: str) -> str:
-    """Returns a text that `spelled` made, with other options: they allow only one spelling of each answer."""
+    """Returns a copy of a schema that `spelled` wrote for llguidance. The copy allows only one spelling of each
+    answer.
+    """
     return text.replace(canonical(_OPTIONS), canonical(_COMPACT_OPTIONS))
 
 

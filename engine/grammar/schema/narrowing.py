@@ -1,6 +1,7 @@
-"""What follows from the demands of one branch (an alternative of a schema).
+"""Derives what follows from the demands of a branch (one alternative of a schema).
 
-Which types and values it leaves, and on which properties and items no keyword of it makes a claim.
+Removes the types whose values can never meet the demands. Finds the properties and items about which no keyword of the
+branch says anything, for `unevaluatedProperties` and `unevaluatedItems`.
 """
 
 from typing import Any
@@ -14,7 +15,10 @@ def required_names(branch: Branch) -> list[str]:
 
 
 def narrowed(branch: Branch) -> Branch | None:
-    """Returns the branch without the types that its demands exclude. None if no type is left, so that no value fits."""
+    """Returns a branch (alternative of a schema) without the types whose values can never meet its demands.
+
+    Returns None if no type is left: then no value fits the branch.
+    """
     types = set(branch.types & _possible_types(branch))
     lengths: dict[str, list[Length]] = {}
     for length in branch.of(Length):
@@ -36,7 +40,10 @@ def _possible_types(branch: Branch) -> frozenset[str]:
 
 
 def listed_values(branch: Branch) -> list[Any] | None:
-    """Returns the values that all lists (`enum`, `const`) of a branch allow. None if the branch has no list."""
+    """Returns the values that `enum` and `const` allow in a branch (one alternative of a schema).
+
+    Every such keyword of the branch must allow the value. Returns None if the branch has neither keyword.
+    """
     among = branch.of(Among)
     listed = [demand for demand in among if demand.holds]
     if not listed:

@@ -47,9 +47,10 @@ class _Loop(Exception):
 
 
 class Brancher:
-    """Expands claims (see constraints.py) into branches, the alternatives of a schema.
+    """Expands claims into branches. A claim says that a value fits a subschema, or does not; a branch is one
+    alternative.
 
-    Owns the branches of the claims expanded so far, and counts its work. Raises InvalidRequest above the limit.
+    Remembers the branches of each claim, and counts its own work. Raises InvalidRequest if the work exceeds the limit.
     """
 
     def __init__(self, document: SchemaDocument, limits: LintLimits, gaps: Gaps) -> None:
@@ -64,9 +65,10 @@ class Brancher:
     # ---- goals ------------------------------------------------------------------------------------------------
 
     def branches_of(self, goal: Goal, pointer: str) -> list[Branch]:
-        """Returns the branches (alternatives) of the values that fit all claims of a goal.
+        """Returns the branches (alternatives) of the values that meet `goal`, a set of claims that must all hold.
 
-        Raises InvalidRequest, which names `pointer`, if there are too many.
+        A claim says that a value fits a subschema, or does not. Raises InvalidRequest, which names `pointer`, if there
+        are too many branches.
         """
         try:
             return self._product([self.branches(claim) for claim in sorted(goal)], pointer)
@@ -75,9 +77,10 @@ class Brancher:
             return ANYTHING
 
     def is_possible(self, goal: Goal, depth: int = 0) -> bool:
-        """Returns whether some value may fit all claims of a goal (a set of claims that must all hold).
+        """Returns False if certainly no value meets a goal (a set of claims that a value fits, or does not fit, a
+        subschema).
 
-        False is certain. True is not: only a few levels of required properties are examined.
+        True is not certain, because only a few levels of required properties are examined.
         """
         try:
             branches = self._product([self.branches(claim) for claim in sorted(goal)], "#")
@@ -96,7 +99,10 @@ class Brancher:
         )
 
     def property_goal(self, branch: Branch, name: str) -> Goal:
-        """Returns all claims that a branch makes on the value of property `name`. Leaves out claims by pattern."""
+        """Returns the claims that a branch (one alternative of a schema) makes on the value of the property `name`.
+
+        A claim says that a value fits a subschema, or does not. Claims that a pattern of names makes are left out.
+        """
         claims: set[Claim] = {demand.claim for demand in branch.of(Property) if demand.name == name}
         for demand in branch.of(Properties):
             claims |= set(_claims_on(demand, name))
@@ -105,8 +111,9 @@ class Brancher:
     # ---- claims -----------------------------------------------------------------------------------------------
 
     def branches(self, claim: Claim) -> list[Branch]:
-        """Returns the branches (alternatives) of one claim, and caches them. Raises `_Loop` if the claim refers to
-        itself.
+        """Returns the branches (alternatives) of the values for which a claim holds, and caches them.
+
+        A claim says that a value fits a subschema, or does not. Raises `_Loop` if the claim refers to itself.
         """
         if claim not in self._known:
             if claim in self._open:

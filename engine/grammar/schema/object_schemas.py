@@ -1,4 +1,6 @@
-"""Writes the object schemas of one branch (one alternative of a schema), in the keywords of core_schema.py."""
+"""Writes the object schemas of one branch (one alternative of a schema), with only the keywords that core_schema.py
+lists.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,10 +32,13 @@ Written = tuple[dict[str, Any], tuple[Goal, ...]]
 def object_schemas(
     branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps
 ) -> list[Written]:
-    """Returns one object schema of a branch, or an empty list if a required property is impossible.
+    """Returns one object schema of a branch (one alternative of a schema), or an empty list if a required property can
+    have no value.
 
-    The schema is a pair (keywords, goals). A goal is a set of claims about a value. If no value can meet one of these
-    goals, no object fits the schema. Objects in `barred` are excluded as far as possible.
+    The result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
+    does not. If no value can meet one of these goals, no object fits the schema.
+
+    The schema excludes the objects in `barred`. What cannot be excluded is recorded in `gaps`.
     """
     try:
         return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()

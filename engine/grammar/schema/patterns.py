@@ -27,14 +27,14 @@ class PatternError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """Matches one character of a class."""
+    """Matches one character that is in a set of characters."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Matches its parts one after another. An empty run matches the empty string."""
+    """Matches several patterns one after another. A run of no patterns matches the empty string."""
 
     parts: tuple["Node", ...]
 
@@ -65,7 +65,7 @@ def normalise(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Returns the ranges of all other characters. Surrogates are not characters and are never in the result."""
+    """Returns the ranges of all characters that are not in `ranges`. Surrogates never are in the result."""
     left, start = [], 0
     for low, high in normalise([*ranges, _SURROGATES]):
         if start < low:
@@ -276,7 +276,7 @@ def _is_one(ranges: Ranges) -> bool:
 
 
 def read_search(pattern: str) -> Node:
-    """Reads a pattern that may match anywhere in the text unless it is anchored, as in JSON Schema.
+    """Reads a pattern that may match anywhere in a text, unless it has anchors. So JSON Schema reads `pattern`.
 
     Raises PatternError if the pattern cannot be enforced.
     """
@@ -294,12 +294,14 @@ def _joined(alternatives: list[_Alternative], around: tuple[Node, ...]) -> Node:
 
 
 def length_between(least: int, most: int | None) -> Node:
-    """Returns a pattern of every text with `least` to `most` characters; `most` None sets no upper limit."""
+    """Returns a pattern that matches every text of `least` to `most` characters. A `most` of None sets no upper
+    limit.
+    """
     return Repeat(ANY, least, most)
 
 
 def none_of(texts: Iterable[str]) -> Node:
-    """Returns a pattern of every text except the given texts."""
+    """Returns a pattern that matches every text except the given ones."""
     by_first: dict[str, list[str]] = {}
     texts = list(texts)
     for text in texts:
@@ -312,7 +314,9 @@ def none_of(texts: Iterable[str]) -> Node:
 
 
 def is_universal(node: Node) -> bool:
-    """Returns True if every text certainly matches: one part matches any text, and all other parts may be empty."""
+    """Returns True if it is easy to see that a pattern matches every text: one part matches any text, and all others
+    may be empty. Other patterns give False, even if they match every text.
+    """
     match node:
         case Either(choices):
             return any(is_universal(choice) for choice in choices)
@@ -323,7 +327,10 @@ def is_universal(node: Node) -> bool:
 
 
 def repeats(node: Node) -> int:
-    """Returns the largest product of nested counted repeats: `(a{3}){4}` has 12 copies of `a`."""
+    """Returns how often the most repeated part of a pattern is copied if all counted repeats are written out.
+
+    For `(a{3}){4}` the result is 12.
+    """
     match node:
         case Chars():
             return 1
@@ -352,20 +359,22 @@ def _written_range(low: int, high: int) -> str:
 
 
 class Fuel:
-    """Counts the units of work that matches may still use. A unit is about a microsecond."""
+    """Limits the work of matching patterns. `left` is the number of units that may still be used; a unit is about a
+    microsecond.
+    """
 
     def __init__(self, units: int = 200_000) -> None:
         self.left = units
 
     def spend(self, units: int) -> None:
-        """Uses up units of work. Raises PatternError if too few are left."""
+        """Takes units of work from those that are left. Raises PatternError if too few are left."""
         self.left -= units
         if self.left < 0:
             raise PatternError("it takes too long to match")
 
 
 def matches(node: Node, text: str, fuel: Fuel | None = None) -> bool:
-    """Returns whether the whole text matches. Raises PatternError if the match takes too long."""
+    """Returns whether a pattern matches the whole text. Raises PatternError if matching takes too long."""
     return len(text) in _ends(node, text, frozenset({0}), fuel or Fuel())
 
 

@@ -1,4 +1,6 @@
-"""Writes the number and string schemas of one branch (one alternative), in the keywords of core_schema.py."""
+"""Writes the number and string schemas of one branch (one alternative of a schema), with only the keywords that
+core_schema.py lists.
+"""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
@@ -26,9 +28,13 @@ _LEAST_INTEGER = -(2**63 - 1024)
 
 
 def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """Returns one schema for each range between forbidden numbers.
+    """Returns the number schemas of one branch (one alternative of a schema).
 
-    The result is empty if whole numbers are not allowed, because no schema can say that a number must have a fraction.
+    The schemas exclude the numbers in `barred`. These numbers cut the allowed range into several ranges, and each range
+    gives one schema. What cannot be excluded is recorded in `gaps`.
+
+    The result is empty if the branch does not allow whole numbers, because no schema can say that a number must have a
+    fraction.
     """
     if INTEGER not in branch.types:
         return []
@@ -172,8 +178,10 @@ def _is_empty(keywords: dict[str, Any]) -> bool:
 
 
 def string_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """Returns one schema for the strings of a branch, without the strings in `barred`. A string must match all
-    patterns.
+    """Returns a list with the string schema of one branch (one alternative of a schema).
+
+    A string must match all patterns of the branch. The schema excludes the strings in `barred`. What cannot be excluded
+    is recorded in `gaps`.
     """
     keywords: dict[str, Any] = {"type": STRING}
     lengths = [one for one in branch.of(Length) if one.of == STRING]

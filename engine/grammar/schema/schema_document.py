@@ -50,7 +50,7 @@ def under(pointer: str, *names: str | int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One subschema, with the base URI of its references."""
+    """One subschema, and the base URI against which its references are resolved."""
 
     schema: Schema
     base: str
@@ -60,7 +60,7 @@ class Place:
 class SchemaDocument:
     """Holds all subschemas of one document, by JSON pointer.
 
-    A reference to a value that no keyword marks as a subschema adds that value.
+    If a reference leads to a value that no keyword marks as a subschema, this value becomes a subschema too.
     """
 
     def __init__(self, root: Schema) -> None:
@@ -84,9 +84,10 @@ class SchemaDocument:
         return pointer in self._places
 
     def target(self, pointer: str, keyword: str) -> str:
-        """Returns the JSON pointer of a reference's target.
+        """Returns the JSON pointer of the subschema to which a reference leads.
 
-        Raises InvalidRequest if the target is not in the document.
+        The reference is the value of `keyword` (such as `$ref`) in the subschema at `pointer`. Raises InvalidRequest if
+        it leads to nothing in the document.
         """
         place = self._places[pointer]
         assert isinstance(place.schema, dict)

@@ -8,8 +8,9 @@ from graftwork.engine.grammar.schema.schema_document import under
 
 
 def check_size(schema: Any, limits: LintLimits) -> None:
-    """Checks the depth and the counts of a schema. Raises InvalidRequest, which names the place where a limit is
-    exceeded.
+    """Checks how deep a schema is nested, and how many enum values, properties and optional properties it has.
+
+    Raises InvalidRequest, which names the place where a limit is exceeded.
     """
     enum_values = properties = 0
     waiting: list[tuple[Any, str, int]] = [(schema, "#", 1)]

@@ -1,6 +1,7 @@
-"""Reads structural tags, and writes them as grammars. A structural tag describes an answer with tool calls.
+r"""Reads structural tags, and writes them as grammars. A structural tag describes an answer with tool calls.
 
-An answer is text with calls, or only calls, or either calls or a value of a schema. Never checks an answer itself.
+There are three kinds of tags. The first allows text with calls in it. The second allows calls without text. The third
+allows either calls without text, or a value that fits a schema. This module never checks an answer itself.
 
 The text of a structural tag is JSON:
 
@@ -47,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """A structural tag, parsed and checked: the description of an answer with tool calls."""
+    """A structural tag that was parsed and checked. It describes an answer with tool calls."""
 
     calls: tuple[Call, ...]
     triggers: tuple[str, ...] = ()
@@ -61,9 +62,9 @@ class StructuralTag:
 
 
 def read_tag(value: Any, limits: LintLimits) -> StructuralTag:
-    """Parses a structural tag.
+    """Parses a structural tag (a description of an answer with tool calls).
 
-    Raises InvalidRequest if it is malformed, or if free text could be mistaken for a tool call.
+    Raises InvalidRequest if the tag is malformed, or if free text could be mistaken for a tool call.
     """
     if not isinstance(value, dict) or not value.keys() <= _KNOWN:
         raise refused("#", f"a structural tag is an object of {', '.join(sorted(_KNOWN))}.")
@@ -120,7 +121,7 @@ def _check_triggers(tag: StructuralTag) -> None:
 
 @dataclass(slots=True)
 class TagWriter:
-    """Writes one structural tag as a Lark grammar of llguidance."""
+    """Writes a structural tag (a description of an answer with tool calls) as a Lark grammar for llguidance."""
 
     tag: StructuralTag
     limits: LintLimits

@@ -38,7 +38,7 @@ _ALIGNED_NUMBERS = {"in_features", "span_features", "x_stride", "y_stride", "pla
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The shape of a fused layer in one step. Its fields decide which variants of the kernels run."""
+    """The shape of a fused layer in one step. It decides which variants of the kernels are compiled."""
 
     name: str
     num_tiles: int
@@ -89,7 +89,7 @@ several blocks of ranks, and layers with and without mixtures and columns.
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """One kernel, built for one architecture."""
+    """One kernel, compiled for one layer shape and one GPU architecture."""
 
     kernel: str
     shape: LayerShape
@@ -100,7 +100,7 @@ class CompiledKernel:
 
 
 def compile_all(capabilities: Sequence[int], shapes: Sequence[LayerShape] = SHAPES) -> Iterator[CompiledKernel]:
-    """Compiles shrink and expand for each shape and architecture."""
+    """Compiles the shrink and the expand kernel for each layer shape and each architecture (compute capability)."""
     for capability in capabilities:
         for shape in shapes:
             for kernel in shape.kernels:
@@ -108,7 +108,7 @@ def compile_all(capabilities: Sequence[int], shapes: Sequence[LayerShape] = SHAP
 
 
 def compile_kernel(kernel: Any, shape: LayerShape, capability: int) -> CompiledKernel:
-    """Compiles one kernel to a cubin, as a launch with 16-byte aligned tensors would.
+    """Compiles one kernel to a cubin (GPU machine code), as a launch with 16-byte aligned tensors would.
 
     Raises RuntimeError if Triton's interpreter is on, because an interpreted kernel cannot be compiled.
     """
@@ -147,7 +147,7 @@ def _type_of(name: str, shape: LayerShape) -> str:
 
 
 def constants_of(shape: LayerShape) -> dict[str, Any]:
-    """Returns the compile-time arguments that a launch for this shape passes to the kernels."""
+    """Returns the compile-time arguments with which the kernels are launched for this layer shape, by name."""
     plan = shape.plan
     return {
         "NUM_SLICES": shape.num_slices,
@@ -172,7 +172,7 @@ HEADING = _LINE.format("kernel", "layer", "dtype", "rank", "arch", "shared bytes
 
 
 def line_of(built: CompiledKernel) -> str:
-    """Returns one kernel's line of the table whose first line is HEADING."""
+    """Returns a line of text about one compiled kernel. HEADING is the heading of a table of such lines."""
     return _LINE.format(
         built.kernel,
         built.shape.name,
@@ -185,7 +185,7 @@ def line_of(built: CompiledKernel) -> str:
 
 
 def main() -> None:
-    """Prints a line for every kernel, shape and architecture."""
+    """Compiles every kernel for every layer shape and architecture, and prints a line about each."""
     sys.stdout.write(HEADING + "\n")
     for built in compile_all(tuple(SHARED_LIMIT_BYTES)):
         sys.stdout.write(line_of(built) + "\n")

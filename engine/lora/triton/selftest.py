@@ -27,7 +27,9 @@ sums.
 
 
 def why_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Returns what is wrong with the kernels on a device. None if they agree with the reference."""
+    """Returns what is wrong with the Triton kernels on a device, as a text. None if their results agree with plain
+    torch.
+    """
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             errors = {tile_rows: _error(device, dtype, tile_rows) for tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])}
