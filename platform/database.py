@@ -10,18 +10,20 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
 from typing import Any, NewType
+from urllib.parse import urlencode
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, MetaData, NullPool, event, make_url, text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from alembic.util import CommandError
+from sqlalchemy import URL, Connection, MetaData, NullPool, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
 
-from graftwork.platform.errors import Unavailable
+from graftwork.platform.errors import InvalidRequest, Unavailable
 
 ReadSession = NewType("ReadSession", AsyncSession)
 """Permission to read, in one transaction. If code makes changes with it, they are rolled back."""
@@ -53,7 +55,8 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = make_url(url)
+        """Opens no connection. Raises InvalidRequest for an address that cannot be used."""
+        self._url, self._connect_args = split_address(url)
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._engine = self._make_engine()
         reading = self._engine.execution_options(sqlite_begin="BEGIN")
@@ -104,12 +107,18 @@ class Database:
         await self._engine.dispose()
 
     async def upgrade_to_head(self) -> None:
-        """Changes the schema to the revision that this code needs. Several processes may call this at the same time."""
+        """Changes the schema to the revision that this code needs. Several processes may call this at the same time.
+
+        Raises Unavailable if the database cannot be used, and InvalidRequest if this code does not know the schema's
+        revision.
+        """
         await self._migrate(command.upgrade, "head")
 
     async def downgrade(self, revision: str) -> None:
         """Changes the schema back to an older `revision`; `base` removes all tables. The rows of removed tables are
         lost.
+
+        Raises Unavailable if the database cannot be used, and InvalidRequest for an unknown revision.
         """
         await self._migrate(command.downgrade, revision)
 
@@ -154,15 +163,30 @@ class Database:
                 if not self._is_sqlite:
                     await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
                 await connection.run_sync(run)
+        except CommandError as error:
+            raise InvalidRequest(
+                f"The database {self._shown} cannot be moved to revision {revision} ({error}). "
+                "If a newer version of Graftwork made it, run that version."
+            ) from error
+        except (SQLAlchemyError, OSError) as error:
+            raise Unavailable(
+                f"The database {self._shown} cannot be used ({_reason(error)}): start it, or correct --database-url.",
+                code="database_unavailable",
+            ) from error
         finally:
             await engine.dispose()
+
+    @property
+    def _shown(self) -> str:
+        """The address without its password."""
+        return self._url.render_as_string(hide_password=True)
 
     def _make_engine(self, foreign_keys: bool = True, **options: Any) -> AsyncEngine:
         if self._is_sqlite:
             engine = create_async_engine(self._url, **options)
             _prepare_sqlite(engine, foreign_keys)
             return engine
-        return create_async_engine(self._url, pool_pre_ping=True, **options)
+        return create_async_engine(self._url, pool_pre_ping=True, connect_args=self._connect_args, **options)
 
 
 def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
@@ -248,3 +272,57 @@ def _alembic_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(files("graftwork").joinpath("migrations")).replace("%", "%%"))
     return config
+
+
+_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
+_OWN_PARAMETERS = frozenset({"host", "port", "ssl", "prepared_statement_cache_size"})
+"""Parameters of a PostgreSQL address that SQLAlchemy and asyncpg take as they are."""
+_LIBPQ_PARAMETERS = frozenset(
+    {
+        *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "sslnegotiation"),
+        *("ssl_min_protocol_version", "ssl_max_protocol_version"),
+        *("target_session_attrs", "passfile", "krbsrvname", "gsslib", "application_name", "options"),
+    }
+)
+"""Parameters of libpq that asyncpg reads from an address of its own, as libpq does."""
+
+
+def split_address(url: str) -> tuple[URL, dict[str, Any]]:
+    """Divides a database address into the address for SQLAlchemy and the arguments for the database driver.
+
+    The arguments contain the address's parameters for libpq (PostgreSQL's C library), which SQLAlchemy does not read.
+    Raises InvalidRequest if the address has a wrong form, an unsupported database, or a parameter that nothing reads.
+    """
+    try:
+        address = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise _wrong_address("it is no address") from error
+    if address.drivername not in _DRIVERS:
+        raise _wrong_address(f"{address.drivername} is not served")
+    if address.drivername == "sqlite+aiosqlite":
+        return address, {}
+    arguments: dict[str, Any] = {}
+    libpq = {name: value for name, value in address.query.items() if name in _LIBPQ_PARAMETERS}
+    if libpq:
+        arguments["dsn"] = f"postgresql://?{urlencode(libpq, doseq=True)}"
+    timeout = address.query.get("connect_timeout")
+    if timeout is not None:
+        if not isinstance(timeout, str) or not timeout.isdecimal() or not int(timeout):
+            raise _wrong_address(f"connect_timeout {timeout!r} is no number of seconds from 1 up")
+        arguments["timeout"] = float(timeout)
+    unknown = sorted(set(address.query) - _OWN_PARAMETERS - _LIBPQ_PARAMETERS - {"connect_timeout"})
+    if unknown:
+        raise _wrong_address(f"its parameter {unknown[0]!r} cannot be honoured; leave it out")
+    return address.difference_update_query([*libpq, "connect_timeout"]), arguments
+
+
+def _wrong_address(problem: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"database_url: {problem}. Give postgresql://USER:PASSWORD@HOST/NAME or sqlite+aiosqlite:///PATH.",
+        param="database_url",
+    )
+
+
+def _reason(error: SQLAlchemyError | OSError) -> str:
+    """Returns the first line of the driver's own message."""
+    return str(getattr(error, "orig", None) or error).partition("\n")[0]

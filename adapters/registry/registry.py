@@ -193,7 +193,7 @@ class AdapterRegistry:
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
-            if adapter is None:
+            if adapter is None or not adapter.versions:
                 raise unknown_adapter(name)
             await writer.delete_adapter(adapter.id)
         return await self._keeper.free({version.digest for version in adapter.versions})
@@ -204,6 +204,9 @@ class AdapterRegistry:
 
         The files are not removed if another version (of any tenant) has the same digest. Raises Conflict if an alias
         has the version as a target, and NotFound if the adapter or the version does not exist.
+
+        If this was the last version, the adapter no longer exists. If a new adapter gets the same name, its version
+        numbers continue after the old ones.
         """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
@@ -224,8 +227,7 @@ class AdapterRegistry:
             writer = AdapterWriter(session, scope)
             await writer.lock_tenant()
             adapters = await writer.all()
-            for adapter in adapters:
-                await writer.delete_adapter(adapter.id)
+            await writer.delete_all_adapters()
         return await self._keeper.free({version.digest for adapter in adapters for version in adapter.versions})
 
     async def sweep(self) -> tuple[str, ...]:
@@ -243,7 +245,7 @@ class AdapterRegistry:
         existing = await writer.lock(upload.name)
         if existing and _with_digest(existing, upload.digest):
             return existing
-        check_limits(await writer.usage(), upload, limits, is_new=existing is None)
+        check_limits(await writer.usage(), upload, limits, is_new=existing is None or not existing.versions)
         await self._keeper.claim(session, upload)
         now = self._clock.now()
         adapter = existing or Adapter(AdapterId(new_id("adp")), upload.name, now)

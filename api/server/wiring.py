@@ -27,7 +27,9 @@ from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import new_id
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
@@ -72,7 +74,7 @@ async def open_resources(
     Unavailable if the engine does not answer.
     """
     clock = clock or SystemClock()
-    await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(prepare_data_folder, settings.data_dir)
     async with AsyncExitStack() as stack:
         database = Database(settings.resolved_database_url)
         stack.push_async_callback(database.close)
@@ -115,7 +117,7 @@ async def _assemble(
     served = await _served_model(settings, clock, telemetry, engine)
     tenancy = Tenancy(database, pepper, clock)
     meter = UsageMeter(database)
-    quotas = _quota_keeper(settings, clock, meter)
+    quotas = await _quota_keeper(settings, clock, meter)
     backlog = UsageBacklog(meter)
     accounting = Accounting(tenancy.get_quota, quotas, backlog, telemetry, clock)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
@@ -164,7 +166,7 @@ async def _assemble(
             tasks=tasks,
         ),
         account=AccountResources(clock, tenancy, meter, registry, description),
-        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine),
+        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine, description),
         server=ServerResources(
             settings=settings,
             clock=clock,
@@ -213,10 +215,17 @@ def _connect(settings: Settings) -> EngineClient:
     return GrpcEngineClient(settings.resolved_engine_address)
 
 
-def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:
+async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:
+    """Raises InvalidRequest for a wrong address of Redis, and Unavailable if Redis does not answer."""
     if settings.redis_url is None:
         return LocalQuotaKeeper(clock, meter)
-    return RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
+    keeper = RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
+    try:
+        await keeper.check_reachable()
+    except Unavailable:
+        await keeper.close()
+        raise
+    return keeper
 
 
 def owner_name(settings: Settings) -> str | None:

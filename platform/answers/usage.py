@@ -61,8 +61,8 @@ class CacheReport(PromptTokensDetails):
 class UsageRow(Answer):
     """The token counts of one group of requests, such as all requests of one day.
 
-    `group` names the group. If the groups are adapters, null is the base model. If the groups are sessions, null is all
-    requests without a session.
+    `group` names the group. If the groups are adapters, requests without an adapter have the base model's name as their
+    group. If the groups are sessions, null is all requests without a session.
     """
 
     group: str | None
