@@ -1,8 +1,9 @@
-"""Reads JSON from clients that are not trusted. Refuses text that could be understood in two ways.
+"""Reads JSON from clients that are not trusted.
 
-`read_object` reads the files of an upload, and refuses repeated keys. `parse_json` reads the body of a request, and
-limits its depth and its number of values. Refuses NaN, Infinity, integers with thousands of digits, and in bodies half
-of a surrogate pair. Python could parse most of these, but a database or a tokenizer would fail.
+`read_object` reads the files of an upload. It refuses text that other JSON readers may refuse or understand
+differently: repeated keys, NaN and Infinity. `parse_json` reads the body of a request. It refuses NaN and Infinity, half
+of a surrogate pair, which a database or a tokenizer could not store, and bodies that nest too deep or have too many
+values. Both refuse integers with thousands of digits.
 Blocks its thread until it ends, so `json_worker.py` parses long bodies in another process.
 """
 
@@ -18,7 +19,9 @@ class _Refused(ValueError):
 
 
 def read_object(raw: bytes, param: str) -> dict[str, Any]:
-    """Returns the JSON object in `raw`. Raises ValidationFailed with this `param` for any other text."""
+    """Parses a JSON object. Raises ValidationFailed if `raw` is anything else. `param` is the field that the error
+    names.
+    """
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
     except RecursionError:

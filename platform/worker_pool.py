@@ -132,8 +132,8 @@ class WorkerPool:
                 kept = worker
                 return _value(answer)
             except TimeoutError:
-                message = f"Reading this request took longer than {self._deadline_s:g} s: send less."
-                raise PayloadTooLarge(message) from None
+                too_slow = f"Reading this request took longer than {self._deadline_s:g} s: send less."
+                raise PayloadTooLarge(too_slow) from None
             except OSError:  # the worker has ended; the next attempt starts another
                 if self._is_closed:
                     raise _closing() from None

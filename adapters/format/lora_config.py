@@ -1,8 +1,8 @@
 """Reads adapter_config.json, which contains the ranks, scales and target modules of an adapter.
 
 Owns the reading of PEFT's LoraConfig. Never reads the weights.
-Invariant: each field is applied, or is known to have no effect on serving, or is refused with its name
-(unsupported.py).
+Invariant: each field of the file is applied, or has no effect on serving, or makes the server refuse the adapter with
+an error that names the field (see unsupported.py).
 """
 
 import math
@@ -21,6 +21,7 @@ from graftwork.platform.strict_json import read_object
 MAX_CONFIG_BYTES = 1024 * 1024
 _SAVED_MODULES = {EMBEDDING: EMBEDDING, f"model.{EMBEDDING}": EMBEDDING, HEAD: HEAD}
 _LAYERS_PATTERNS = ("layers", "model.layers")
+_ALL_LINEAR = "all-linear"
 _MAX_ALPHA = 1_000_000
 _MAX_PATTERNS = 1024
 _MAX_STATES = 65_536  # characters of all patterns of a table together
@@ -28,9 +29,9 @@ _MAX_WORK = 5_000_000  # states visited: a few seconds at most; real adapters ne
 
 
 class PatternTable:
-    """The field rank_pattern or alpha_pattern of PEFT: a table from patterns of module names to numbers.
+    """PEFT's field rank_pattern or alpha_pattern: a table that maps patterns of module names to numbers.
 
-    The first pattern that matches a module's name decides.
+    If several patterns match the name of a module, the first of them decides.
     """
 
     def __init__(self, field: str, values: Mapping[str, float]) -> None:
@@ -46,10 +47,10 @@ class PatternTable:
         self._work = 0
 
     def value(self, module: str, default: float) -> float:
-        """Returns the table's value for the module, or `default` if no pattern matches.
+        """Returns the number (a rank or an alpha) for the module, or `default` if no pattern matches the module.
 
         `module` is a name as PEFT writes it, such as `model.layers.0.self_attn.q_proj`.
-        Raises ValidationFailed if the patterns take too long to match.
+        Raises ValidationFailed if the matching of the patterns takes too long.
         """
         for pattern, value in self._rows:
             self._work -= pattern.work
@@ -71,21 +72,40 @@ class PatternTable:
             raise _refused(self._field, "the patterns take too long to match: write plain module names.")
 
 
+class ModulePattern:
+    """The value of target_modules or exclude_modules if it is one text: a regular expression for whole module names."""
+
+    def __init__(self, field: str, text: str) -> None:
+        """Parses the pattern. Raises ValidationFailed if it is not supported."""
+        self._field = field
+        try:
+            self._pattern = NamePattern(text, is_whole=True)
+        except PatternRefused as refusal:
+            problem = f"the pattern {shown(text)} cannot be read: {refusal}. Write a list of module names instead."
+            raise _refused(field, problem) from None
+
+    def matches(self, module: str) -> bool:
+        found = self._pattern.matches(module)
+        if self._pattern.work > _MAX_WORK:
+            raise _refused(self._field, "the pattern takes too long to match: write a list of module names.")
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """The fields of adapter_config.json that determine how tensors are applied."""
+    """The fields of adapter_config.json that decide to which modules the tensors are applied, and with which scale."""
 
     r: int
     lora_alpha: float
     use_rslora: bool
     rank_pattern: PatternTable
     alpha_pattern: PatternTable
-    target_modules: tuple[str, ...] | None
-    """The names of the target modules, or ends of these names.
+    target_modules: tuple[str, ...] | ModulePattern | None
+    """The names of the target modules, or ends of these names, or a regular expression for whole names.
 
-    It is None if the file has a regular expression, "all-linear" or no value.
+    It is None if the file has "all-linear" or no value.
     """
-    exclude_modules: tuple[str, ...]
+    exclude_modules: tuple[str, ...] | ModulePattern | None
     layers_to_transform: frozenset[int]
     """The indices of the layers that have LoRA, from 0. If empty, all layers have LoRA."""
     use_dora: bool
@@ -99,27 +119,34 @@ class LoraConfig:
         return int(self.rank_pattern.value(module, self.r))
 
     def scale(self, module: str) -> float:
-        """Returns alpha / rank, or alpha / sqrt(rank) for rsLoRA, in double precision as in PEFT."""
+        """Returns the scale of a module: alpha / rank, or alpha / sqrt(rank) for rsLoRA. Computed in double precision,
+        as in PEFT.
+        """
         alpha, rank = self.alpha_pattern.value(module, self.lora_alpha), self.rank(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def targets(self, module: str, layer: int | None) -> bool:
-        """Returns whether PEFT would put LoRA on this module. Only the names in the configuration decide.
+        """Returns whether PEFT would add LoRA to this module. The answer depends only on names and layer numbers in the
+        configuration.
 
-        `layer` is None for modules outside the layers.
+        `layer` is the index of the module's layer, from 0; None for a module outside the layers.
         """
-        if _is_named(module, self.exclude_modules):
+        if self.exclude_modules and _is_chosen(module, self.exclude_modules):
             return False
-        if self.target_modules is None or module in self.target_modules:
+        if self.target_modules is None:
+            return True
+        if isinstance(self.target_modules, ModulePattern):
+            return self.target_modules.matches(module)
+        if module in self.target_modules:
             return True
         right_layer = not self.layers_to_transform or layer in self.layers_to_transform
-        return right_layer and _is_named(module, self.target_modules)
+        return right_layer and _is_chosen(module, self.target_modules)
 
 
 def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
-    """Reads and checks the configuration file. `max_rank` is the highest rank that the server accepts.
+    """Reads and checks adapter_config.json. `max_rank` is the highest rank that the server accepts.
 
-    Raises ValidationFailed, whose `param` is `config` or `config.<field>`.
+    Raises ValidationFailed. The `param` of the error is `config` or `config.<field>`.
     """
     if len(raw) > MAX_CONFIG_BYTES:
         raise _refused("config", f"{len(raw)} bytes are more than the {MAX_CONFIG_BYTES} that are read.")
@@ -133,8 +160,8 @@ def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
         use_rslora=_boolean(config, "use_rslora"),
         rank_pattern=_rank_pattern(config, max_rank),
         alpha_pattern=_alpha_pattern(config),
-        target_modules=_names("config.target_modules", target_modules),
-        exclude_modules=_names("config.exclude_modules", exclude_modules) or (),
+        target_modules=_choice("config.target_modules", None if target_modules == _ALL_LINEAR else target_modules),
+        exclude_modules=_choice("config.exclude_modules", exclude_modules),
         layers_to_transform=_layers_to_transform(config),
         use_dora=_boolean(config, "use_dora"),
         lora_bias=_boolean(config, "lora_bias"),
@@ -192,9 +219,11 @@ def _pattern_rows(config: dict[str, Any], field: str) -> dict[str, Any]:
     return rows
 
 
-def _names(param: str, value: object) -> tuple[str, ...] | None:
-    if value is None or isinstance(value, str):
+def _choice(param: str, value: object) -> tuple[str, ...] | ModulePattern | None:
+    if value is None:
         return None
+    if isinstance(value, str):
+        return ModulePattern(param, value)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _refused(param, "must be a list of module names, or one string.")
     return tuple(value)
@@ -254,7 +283,9 @@ def _text(config: dict[str, Any], field: str) -> str | None:
     return value
 
 
-def _is_named(module: str, names: tuple[str, ...]) -> bool:
+def _is_chosen(module: str, names: tuple[str, ...] | ModulePattern) -> bool:
+    if isinstance(names, ModulePattern):
+        return names.matches(module)
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 

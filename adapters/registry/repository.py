@@ -1,7 +1,7 @@
-"""Contains the SQL statements of the registry. Never opens or commits a transaction: the caller does.
+"""Contains the SQL statements of the adapter registry. Never opens or commits a transaction: the caller does.
 
-Invariant: every statement is limited to one tenant, except those about artifacts. Versions of several tenants can have
-the same digest, so these statements ask whether any version uses a digest.
+Invariant: every statement reads or changes rows of one tenant only, except the statements about stored files. Versions
+of several tenants can share the same files, so these statements ask whether a version of any tenant has a digest.
 """
 
 import re
@@ -24,25 +24,25 @@ _ID = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
 
 
 class AdapterReader:
-    """Reads one tenant's adapters, in one transaction."""
+    """Reads the adapters of one tenant, inside the transaction of the caller's database session."""
 
     def __init__(self, session: ReadSession, scope: TenantScope) -> None:
         self._session = session
         self._scope = scope
 
     async def find(self, name: str) -> Adapter | None:
-        return await self._find(name, self._own_adapters())
+        return await self._find(name, self._with_versions())
 
     async def all(self) -> tuple[Adapter, ...]:
         """Returns all adapters of the tenant, sorted by name."""
-        return await self._load(self._own_adapters().order_by(AdapterRow.name))
+        return await self._load(self._with_versions().order_by(AdapterRow.name))
 
     async def page(self, request: PageRequest) -> Page[Adapter] | None:
-        """Returns one page of adapters, sorted by age.
+        """Returns one page of the tenant's adapters, sorted by the time of their creation.
 
-        Returns None if `request.after` is not an adapter of this tenant.
+        Returns None if `request.after` is not the id of an adapter of this tenant.
         """
-        statement = self._own_adapters()
+        statement = self._with_versions()
         if request.after is not None:
             if not await self._exists(request.after):
                 return None
@@ -52,14 +52,22 @@ class AdapterReader:
         return cut(await self._load(statement.order_by(by).limit(request.limit + 1)), request)
 
     async def usage(self) -> AdapterUsage:
-        adapters = select(func.count()).select_from(AdapterRow).where(AdapterRow.tenant_id == self._scope)
+        adapters = select(func.count()).select_from(self._with_versions().subquery())
         stored = select(func.coalesce(func.sum(AdapterVersionRow.size_bytes), 0)).where(
             AdapterVersionRow.tenant_id == self._scope
         )
         return AdapterUsage(await self._scalar(adapters), await self._scalar(stored))
 
     def _own_adapters(self) -> Select[AdapterRow]:
+        """Selects also the adapters without versions. Their rows remember which version numbers were used."""
         return select(AdapterRow).where(AdapterRow.tenant_id == self._scope)
+
+    def _with_versions(self) -> Select[AdapterRow]:
+        """Selects the adapters that exist for the tenant: with its last version, an adapter is gone."""
+        versions = exists().where(
+            AdapterVersionRow.tenant_id == self._scope, AdapterVersionRow.adapter_id == AdapterRow.id
+        )
+        return self._own_adapters().where(versions)
 
     async def _find(self, name: str, statement: Select[AdapterRow]) -> Adapter | None:
         if not is_adapter_name(name):  # keeps text that a database cannot store out of the statement
@@ -95,20 +103,23 @@ class AdapterReader:
 
 
 class AdapterWriter(AdapterReader):
-    """Reads and changes one tenant's adapters, in one transaction."""
+    """Reads and changes the adapters of one tenant, inside the transaction of the caller's database session."""
 
     def __init__(self, session: WriteSession, scope: TenantScope) -> None:
         super().__init__(session, scope)
 
     async def lock_tenant(self) -> None:
-        """Locks the tenant's row, so that the tenant's uploads run one at a time and its limits are exact."""
+        """Locks the tenant's row until the end of the transaction.
+
+        So the uploads of one tenant are recorded one after another, and none can exceed the tenant's limits.
+        """
         statement = select(TenantRow.id).where(TenantRow.id == self._scope)
         await self._session.execute(statement.with_for_update(key_share=True))
 
     async def lock(self, name: str) -> Adapter | None:
-        """Locks the adapter until the end of the transaction, and returns it with its versions and aliases.
+        """Locks the adapter's row until the end of the transaction. Returns the adapter with its versions and aliases.
 
-        Returns None if the adapter does not exist.
+        Also returns an adapter whose versions were all deleted. Returns None if the adapter does not exist.
         """
         return await self._find(name, self._own_adapters().with_for_update())
 
@@ -125,7 +136,7 @@ class AdapterWriter(AdapterReader):
         await self._session.flush()
 
     async def take_version_number(self, adapter_id: AdapterId) -> int:
-        """Returns the number of the next version, and reserves it. No later call returns this number again."""
+        """Reserves and returns the number for the adapter's next version. No later call returns the same number."""
         row = (await self._session.scalars(self._own_adapters().where(AdapterRow.id == adapter_id))).one()
         number = row.next_version
         row.next_version = number + 1
@@ -148,10 +159,14 @@ class AdapterWriter(AdapterReader):
         await self._session.flush()
 
     async def delete_adapter(self, adapter_id: AdapterId) -> None:
-        """Deletes an adapter. The database then deletes its versions and aliases."""
+        """Deletes an adapter's row. The database then deletes the rows of the adapter's versions and aliases."""
         await self._session.execute(
             delete(AdapterRow).where(AdapterRow.tenant_id == self._scope, AdapterRow.id == adapter_id)
         )
+
+    async def delete_all_adapters(self) -> None:
+        """Deletes all adapters of the tenant, including those whose versions were all deleted."""
+        await self._session.execute(delete(AdapterRow).where(AdapterRow.tenant_id == self._scope))
 
     async def delete_version(self, adapter_id: AdapterId, version: int) -> None:
         await self._session.execute(
@@ -181,16 +196,19 @@ class AdapterWriter(AdapterReader):
 
 
 class ArtifactLedger:
-    """The table of digests whose files are in the artifact store.
+    """The table that lists the digest of every adapter whose files are stored.
 
-    A row is written before its files, and deleted after them.
+    The row of a digest is written before the files, and deleted after them.
     """
 
     def __init__(self, session: WriteSession) -> None:
         self._session = session
 
     async def claim(self, digest: str, at: float) -> None:
-        """Inserts the row of a digest if it is missing, and locks the row. `at` is the present time in Unix seconds."""
+        """Inserts the row of a digest if it is missing, and locks the row until the end of the transaction.
+
+        `at` is the present time in Unix seconds.
+        """
         is_postgresql = self._session.get_bind().dialect.name == "postgresql"
         insert = postgresql_insert if is_postgresql else sqlite_insert
         statement = insert(ArtifactRow).values(digest=digest, claimed_at=at)
@@ -199,9 +217,9 @@ class ArtifactLedger:
         )
 
     async def lock_unreferenced(self, digest: str) -> bool:
-        """Locks the row of a digest.
+        """Locks the row of a digest until the end of the transaction.
 
-        Returns whether the row exists and no version of any tenant refers to the digest.
+        Returns True if the row exists and no version of any tenant has the digest, so that the files may be removed.
         """
         statement = select(ArtifactRow.digest).where(ArtifactRow.digest == digest).with_for_update()
         if (await self._session.execute(statement)).first() is None:
@@ -213,13 +231,13 @@ class ArtifactLedger:
 
 
 async def is_referenced(session: ReadSession, digest: str) -> bool:
-    """Returns whether a version of any tenant has this digest."""
+    """Returns whether at least one adapter version, of any tenant, has this digest."""
     statement = select(exists().where(AdapterVersionRow.digest == digest))
     return bool((await session.execute(statement)).scalar_one())
 
 
 async def unreferenced_digests(session: ReadSession) -> tuple[str, ...]:
-    """Returns the digests in the artifact table that no version of any tenant uses."""
+    """Returns the digests whose files are stored although no version of any tenant has the digest."""
     statement = select(ArtifactRow.digest).where(~exists().where(AdapterVersionRow.digest == ArtifactRow.digest))
     return tuple((await session.scalars(statement)).all())
 

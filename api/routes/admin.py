@@ -94,18 +94,21 @@ async def get_tenants_usage(
     """
     since, until = span(start, end, resources.clock.now())
     of_tenant = None if tenant_id is None else TenantId(tenant_id)
-    return usage_answer(await resources.meter.summarise(of_tenant, since, until, UsageGroup(group_by)))
+    group = UsageGroup(group_by)
+    return usage_answer(
+        await resources.meter.summarise(of_tenant, since, until, group), group, resources.description.model_name
+    )
 
 
 @reports_router.get("/audit")
 async def list_audit_entries(resources: ForAdmin, _: Admin, page: PageQuery) -> Page[answers.AuditEntry]:
-    """List what administrators did. By default the newest entry comes first."""
+    """List the audit entries: who changed what, and when. By default the newest entry comes first."""
     return page_answer(await resources.tenancy.audit(page), audit_answer)
 
 
 @reports_router.get("/replicas")
 async def list_replicas(resources: ForAdmin, _: Admin) -> Page[answers.Replica]:
-    """List the engines and their load."""
+    """List the engines with figures of their load, such as the numbers of running and waiting requests."""
     return list_answer([await _only_replica(resources)])
 
 

@@ -1,4 +1,7 @@
-"""Reads the time range of a usage request, and converts sums of usage to answers. Never reads the database."""
+"""Reads the time range of a request for usage, and converts the sums from the database to answers.
+
+Never reads the database.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -11,7 +14,7 @@ from graftwork.api.schemas.admin import unix_seconds
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import UsageRow
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.tenancy.metering import UsageSummary
+from graftwork.platform.tenancy.metering import UsageGroup, UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
 
@@ -34,7 +37,7 @@ TimeText = Annotated[
 
 
 def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
-    """Returns the time range [start, end) in Unix seconds. By default it covers the 30 days before `now`.
+    """Returns the time range [start, end) in Unix seconds. By default the range covers the 30 days before `now`.
 
     Raises InvalidRequest for an invalid time, and for a start after the end.
     """
@@ -46,14 +49,16 @@ def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
     return since, until if end is not None else until + 1.0
 
 
-def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
-    """Converts sums of usage to the body of an answer, with one row for each group.
+def usage_answer(summaries: Sequence[UsageSummary], group_by: UsageGroup, base_name: str) -> Page[UsageRow]:
+    """Converts sums of usage to the body of an answer. Each row is the sum of one group, such as a day or an adapter.
 
-    Rows have no ids, so `first_id` is None.
+    Rows have no ids, so `first_id` and `last_id` are None. If the groups are adapters, the row of requests without an
+    adapter has the name `base_name`.
     """
+    unnamed = base_name if group_by is UsageGroup.ADAPTER else None
     rows = [
         UsageRow(
-            group=summary.group,
+            group=unnamed if summary.group is None else summary.group,
             requests=summary.requests,
             prompt_tokens=summary.prompt_tokens,
             cached_tokens=summary.cached_tokens,

@@ -1,6 +1,7 @@
 """Defines `client.chat.completions` and `client.models`, with the names of OpenAI's SDK."""
 
 import json
+from collections.abc import Coroutine
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from graftwork.api.sdk.transport.effects import Call, Connection, Emit, Opened, ReadStream, Steps
@@ -56,7 +57,7 @@ Messages = list[dict[str, Any]]
 
 
 class Completions(Resource[R]):
-    """Sends `POST /v1/chat/completions`."""
+    """Asks the model to answer conversations. Sends `POST /v1/chat/completions`."""
 
     @overload
     def create(
@@ -96,7 +97,12 @@ class Completions(Resource[R]):
     ) -> ChatCompletion: ...
     def create(
         self, *, model: str, messages: Messages, stream: bool = False, **parameters: Unpack[ChatParameters]
-    ) -> Any:
+    ) -> (
+        ChatCompletion
+        | Coroutine[Any, Any, ChatCompletion]
+        | Stream[ChatCompletionChunk]
+        | AsyncStream[ChatCompletionChunk]
+    ):
         """Asks the model to answer a conversation. With `stream=True`, the answer arrives in chunks."""
         extra_body = parameters.pop("extra_body", {})
         body = {"model": model, "messages": messages, **parameters, **extra_body}
@@ -126,7 +132,7 @@ class Completions(Resource[R]):
 
 
 class Chat(Resource[R]):
-    """Holds `client.chat.completions`, as in OpenAI's SDK."""
+    """Holds the attribute `completions`, so that `client.chat.completions` works as in OpenAI's SDK."""
 
     @property
     def completions(self) -> Completions[R]:
@@ -134,7 +140,7 @@ class Chat(Resource[R]):
 
 
 class Models(Resource[R]):
-    """Reads the names that a request can send as `model`."""
+    """Lists the base model, the adapters and the aliases that a request can send as `model`."""
 
     @operation
     def list(self) -> Steps[Page[Model]]:

@@ -6,6 +6,7 @@ Never loads torch when the module is imported. Running an engine loads torch.
 """
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -15,14 +16,19 @@ from functools import partial
 
 from graftwork.api.server.served_model import model_dtype, model_folder, model_name
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
+from graftwork.engine.rpc.engine_pb2 import Failed
+from graftwork.platform.errors import GraftworkError
 from graftwork.platform.logs import configure_logging
 from graftwork.platform.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 ARTIFACTS_FOLDER = "artifacts"
 """The folder inside the data folder to which the gateway writes adapters, and from which the engine reads them."""
 
 KV_FOLDER = "kv"
-"""The default folder for files of KV pages, inside the data folder. Only one engine may use it."""
+"""The default folder for files of KV pages, inside the data folder. Only one engine may use this folder."""
 
 _BUDGETS = ("device_bytes", "host_kv_bytes", "lora_pool_bytes", "lora_host_bytes")
 _DISK_KV_BYTES = 2 * 2**30
@@ -33,11 +39,11 @@ _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 
 
 def run_engine(settings: Settings, listen: str) -> None:
-    """Serves the model at `listen` (a gRPC address) until SIGTERM or SIGINT. Blocks the caller until then.
+    """Serves the model at the gRPC address `listen` until SIGTERM or SIGINT. Blocks the caller until then.
 
-    Raises InvalidRequest for wrong settings.
+    Raises InvalidRequest for wrong settings and for a model that cannot be served.
     """
-    settings.check_served()
+    configure_logging(settings.log_level)
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
     from graftwork.engine.rpc.server import serve_engine
 
@@ -66,9 +72,9 @@ def child_command() -> list[str]:
 
 
 def child_orders(settings: Settings, listen: str) -> bytes:
-    """Returns the line that the parent sends to its child.
+    """Returns the line of JSON that the parent sends to its child.
 
-    It has the address to listen at, and the settings for the child.
+    The line has the address at which the child listens, and the child's settings without secrets.
     """
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}
@@ -76,16 +82,30 @@ def child_orders(settings: Settings, listen: str) -> bytes:
 
 
 def main() -> None:
-    """Runs a child process.
+    """Runs the engine as a child process.
 
-    Reads its settings from standard input, watches that pipe for the end of the parent, and serves.
+    Reads the settings from standard input, which is a pipe from the parent, and serves the model. When the parent ends,
+    the pipe closes and the child ends too.
+    The only argument of the program is the descriptor of another pipe. If a GraftworkError ends the engine, the child
+    writes the error there.
     """
-    lifeline = sys.stdin.fileno()
+    lifeline, report = sys.stdin.fileno(), int(sys.argv[1])
+    os.set_inheritable(report, False)
     orders = json.loads(_read_line(lifeline))
     watch_parent(lifeline)
-    settings = Settings.from_environment(orders["settings"])
-    configure_logging(settings.log_level)
-    run_engine(settings, orders["listen"])
+    try:
+        run_engine(Settings.from_environment(orders["settings"]), orders["listen"])
+    except GraftworkError as error:
+        logger.debug("engine_failed", exc_info=True)
+        os.write(report, error_to_wire(error).SerializeToString())
+        sys.exit(1)
+
+
+def read_report(report: int) -> GraftworkError | None:
+    """Reads and closes the pipe of a child that has ended. Returns the error that the child wrote, if there is one."""
+    with os.fdopen(report, "rb") as pipe:
+        content = pipe.read()
+    return error_from_wire(Failed.FromString(content)) if content else None
 
 
 def watch_parent(lifeline: int) -> None:

@@ -4,6 +4,7 @@ bind the port ─► wait for the engine ─► open the resources ─► serve 
 """
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -22,7 +23,8 @@ from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
 from graftwork.api.server.wiring import open_resources
 from graftwork.engine.rpc.client import GrpcEngineClient
-from graftwork.platform.errors import InvalidRequest, Unavailable
+from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
+from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
 from graftwork.platform.memory import free_large_blocks_at_once
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
@@ -41,11 +43,10 @@ Process = Callable[[Settings, Console, SignalWatch], Awaitable[None]]
 
 
 def run_gateway(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT. Blocks the caller until then.
+    """Serves the HTTP API until SIGTERM or SIGINT. Blocks the caller until then.
 
     Raises a GraftworkError if the gateway cannot start.
     """
-    settings.check_served()
     model_folder(settings)  # fails at once if a setting is missing
     if settings.engine_address is None:
         raise InvalidRequest("A gateway needs an engine: name it with --engine-address, or use `graftwork serve`.")
@@ -53,12 +54,17 @@ def run_gateway(settings: Settings) -> None:
 
 
 def run_until_signalled(settings: Settings, process: Process) -> None:
-    """Runs the function `process` until it ends. A signal during its start ends it without an error."""
+    """Runs the async function `process` until it ends.
+
+    If SIGTERM or SIGINT comes before the HTTP server starts, cancels `process` and returns without an error. Later, a
+    signal stops the HTTP server (see SignalWatch).
+    """
     configure_logging(settings.log_level)
     free_large_blocks_at_once()
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    prepare_data_folder(settings.data_dir)
+    warn_of_readers(settings.data_dir)
 
     async def live() -> None:
         await process(settings, _console(), SignalWatch())
@@ -79,7 +85,10 @@ def _console() -> Console:
 
 
 async def serve_gateway(settings: Settings, listening: socket.socket, console: Console, signals: SignalWatch) -> None:
-    """Opens the services, and serves until the last connection ends. The engine must already answer."""
+    """Opens the services and serves at the socket `listening`, until the last connection ends.
+
+    The engine must already answer.
+    """
     async with open_resources(settings) as resources:
         tenants = await seed_demo(resources.admin) if settings.demo else ()
         url = url_of(listening)
@@ -117,8 +126,22 @@ async def _metrics_port(settings: Settings, resources: Resources, console: Conso
             await serving
 
 
+def listen(settings: Settings) -> socket.socket:
+    """Binds the settings' address. Raises Conflict, or InvalidRequest if the host is no address of this machine."""
+    try:
+        return bind(settings.host, settings.port)
+    except Conflict as error:
+        cause = error.__cause__
+        if isinstance(cause, socket.gaierror) or (isinstance(cause, OSError) and cause.errno == errno.EADDRNOTAVAIL):
+            raise InvalidRequest(
+                f"{settings.host} is no address of this machine: choose another --host, such as 127.0.0.1 or 0.0.0.0.",
+                param="host",
+            ) from cause
+        raise Conflict(f"{error.message} GRAFTWORK_PORT=8001 does the same, also for `make serve`.") from cause
+
+
 async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -> None:
-    with bind(settings.host, settings.port) as listening:
+    with listen(settings) as listening:
         await _wait_for_engine(settings, console)
         await serve_gateway(settings, listening, console, signals)
 
@@ -149,7 +172,7 @@ def show_ready(console: Console, url: str, model: str, settings: Settings) -> No
 
 
 def show_demo(console: Console, url: str, base: str, tenants: Sequence[DemoTenant]) -> None:
-    """Prints the demo tenants with their keys, and a request to copy."""
+    """Prints the demo tenants with their keys, and a curl command that the user can copy."""
     table = Table(title="Demo tenants")
     for heading in ("Tenant", "Adapter", "Key"):
         table.add_column(heading, no_wrap=True, overflow="ignore")

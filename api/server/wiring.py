@@ -1,7 +1,8 @@
 """Builds one gateway's resources at start, and closes them in reverse order at the end.
 
-Owns the order in which services start. Never handles a request. Before the gateway serves, it upgrades the database to
-the schema of this code, and ends the turns that a crash left running.
+Owns the order in which services start. Never handles a request.
+Before the gateway serves, this module upgrades the database to the schema of this code, and ends the turns that a crash
+left running.
 """
 
 import asyncio
@@ -27,14 +28,16 @@ from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
-from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.platform.tenancy.wrong_keys import WrongKeyLimit
@@ -56,6 +59,7 @@ from graftwork.sessions.turns.runner import TurnDependencies
 _REDIS_PREFIX = "graftwork:"
 _LEASE_S = 30.0
 _HEARTBEAT_S = 10.0
+_FLUSH_S = 1.0
 _SWEEP_S = 300.0
 
 
@@ -67,13 +71,14 @@ async def open_resources(
     clock: Clock | None = None,
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
-    """Opens all services that routes need. They stay open inside the `async with` block.
+    """Opens all services that routes need, for the duration of the `async with` block.
 
-    A given `inspector` stays open after the block. By default `engine` is the engine at the settings' address. Raises
-    Unavailable if the engine does not answer.
+    If the caller passes an `inspector`, it stays open after the block. By default `engine` is the engine at the
+    settings' address.
+    Raises Unavailable if the engine does not answer.
     """
     clock = clock or SystemClock()
-    await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(prepare_data_folder, settings.data_dir)
     async with AsyncExitStack() as stack:
         database = Database(settings.resolved_database_url)
         stack.push_async_callback(database.close)
@@ -85,9 +90,12 @@ async def open_resources(
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
         resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
+        backlog = resources.inference.accounting.backlog
         stack.push_async_callback(resources.server.quotas.close)
         stack.push_async_callback(resources.inference.encoding.close)
         stack.push_async_callback(resources.server.json.close)
+        stack.push_async_callback(backlog.flush)
+        await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
@@ -117,8 +125,9 @@ async def _assemble(
     encoding = PromptEncoding(local, clock)
     tenancy = Tenancy(database, pepper, clock)
     meter = UsageMeter(database)
-    quotas = _quota_keeper(settings, clock, meter)
-    accounting = Accounting(tenancy.get_quota, quotas, meter, telemetry, clock)
+    quotas = await _quota_keeper(settings, clock, meter)
+    backlog = UsageBacklog(meter)
+    accounting = Accounting(tenancy.get_quota, quotas, backlog, telemetry, clock)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
     registry = AdapterRegistry(
         database,
@@ -166,7 +175,7 @@ async def _assemble(
             tasks=tasks,
         ),
         account=AccountResources(clock, tenancy, meter, registry, description),
-        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine),
+        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine, description),
         server=ServerResources(
             settings=settings,
             clock=clock,
@@ -216,17 +225,25 @@ def _connect(settings: Settings) -> EngineClient:
     return GrpcEngineClient(settings.resolved_engine_address)
 
 
-def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:
+async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:
+    """Raises InvalidRequest for a wrong address of Redis, and Unavailable if Redis does not answer."""
     if settings.redis_url is None:
         return LocalQuotaKeeper(clock, meter)
-    return RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
+    keeper = RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
+    try:
+        await keeper.check_reachable()
+    except Unavailable:
+        await keeper.close()
+        raise
+    return keeper
 
 
 def owner_name(settings: Settings) -> str | None:
-    """Returns a name for this gateway, made of the machine and the address. No two running gateways have the same name.
+    """Returns a name for this gateway, computed from the machine's name and the address at which the gateway listens.
 
-    The name stays the same after a restart, so that the gateway finds its own turns again. It does not contain the data
-    folder, because gateways may share one. Returns None if the system chooses the port: the next start gets a new name.
+    No two running gateways have the same name. The name stays the same after a restart, so that the gateway finds its
+    own turns again. It does not contain the data folder, because gateways may share one.
+    Returns None if the system chooses the port, because each start then gets another port.
     """
     if settings.port == 0:
         return None

@@ -1,7 +1,8 @@
-"""Counts how much of its limits each tenant has used, in Redis. The counts are exact over any number of gateways.
+"""Counts in Redis how much of its limits each tenant has used. The counts are exact for any number of gateways.
 
-One Lua script (quotas.lua) checks and counts in one step, by Redis's own time, so that gateways' clocks do not matter.
-A running request holds a slot (it counts as running). The slots of a gateway that dies end after `SLOT_LIFE_S`.
+One Lua script (quotas.lua) checks and counts in one step. It uses the time of Redis, so the clocks of the gateways do
+not matter. Each running request takes one of the slots that its tenant's limit of running requests allows. If a gateway
+dies, the slots of its requests become free after `SLOT_LIFE_S` seconds.
 """
 
 import logging
@@ -12,12 +13,14 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import Unavailable
+from graftwork.platform.errors import InvalidRequest, Unavailable
 from graftwork.platform.ids import TenantId, new_id
 from graftwork.platform.quotas.quota import WINDOW_S, MonthlyBudget, Quota, Standing, TokenLedger, limit_exceeded
 
 SLOT_LIFE_S = 900.0
-"""Seconds that a running request may hold its slot. A longer request loses the slot, so one more request may start."""
+"""The seconds for which a running request keeps its slot. A longer request loses the slot, so one more request may
+start.
+"""
 
 _KEY_NAMES = ("log", "tokens", "running", "held", "sums")
 _MAX_CONNECTIONS = 32
@@ -50,7 +53,7 @@ class _Script:
 
 @dataclass(frozen=True, slots=True)
 class RedisReservation:
-    """A reservation for one request. See Reservation."""
+    """One request's reservation in `RedisQuotaKeeper`. Implements `Reservation`."""
 
     entry_id: str
     tenant_id: TenantId
@@ -76,18 +79,37 @@ class RedisReservation:
 
 
 class RedisQuotaKeeper:
-    """Implements QuotaKeeper for many gateways, which share one Redis."""
+    """Implements `QuotaKeeper` for several gateways, which count together in one Redis."""
 
     def __init__(
         self, redis_url: str, prefix: str, clock: Clock, ledger: TokenLedger, *, window_clock: Clock | None = None
     ) -> None:
-        """`clock` determines the present month. `window_clock` replaces Redis's own time in tests."""
-        pool = BlockingConnectionPool.from_url(
-            redis_url, max_connections=_MAX_CONNECTIONS, timeout=_CONNECTION_WAIT_S, decode_responses=True
-        )
+        """`clock` determines the present month. `window_clock` replaces Redis's own time in tests.
+
+        Raises InvalidRequest if `redis_url` is no address of Redis.
+        """
+        try:
+            pool = BlockingConnectionPool.from_url(
+                redis_url, max_connections=_MAX_CONNECTIONS, timeout=_CONNECTION_WAIT_S, decode_responses=True
+            )
+        except ValueError as error:
+            raise InvalidRequest(
+                f"redis_url: {error}. Give redis://HOST:PORT/NUMBER, rediss://… for TLS, or leave it out.",
+                param="redis_url",
+            ) from error
         self._redis = Redis.from_pool(pool)
         self._script = _Script(self._redis, prefix, window_clock)
         self._budget = MonthlyBudget(ledger, clock)
+
+    async def check_reachable(self) -> None:
+        """Checks that Redis answers. Raises Unavailable with the reason if it does not."""
+        try:
+            await self._redis.ping()
+        except (RedisError, OSError) as error:
+            raise Unavailable(
+                f"Redis cannot be used ({error}): start it, correct --redis-url, or leave it out.",
+                code="limits_unavailable",
+            ) from error
 
     async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> RedisReservation:
         entry_id = new_id("rsv")
@@ -104,7 +126,7 @@ class RedisQuotaKeeper:
         return reservation
 
     async def close(self) -> None:
-        """Closes every connection."""
+        """Closes all connections to Redis."""
         await self._redis.aclose()
 
 

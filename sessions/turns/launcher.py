@@ -1,6 +1,6 @@
-"""Plans turns and starts them.
+"""Plans the turns of sessions, and starts them.
 
-Owns the request of a turn to the engine, and the order of its start: plan, reserve quota, store, generate.
+Owns the engine request of each turn, and the order in which a turn starts: plan, reserve quota, store, generate.
 Never handles an HTTP request.
 Invariant: a request reaches the engine only after its quota is reserved and its turn is stored.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from graftwork.engine.core.requests import ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.stats import EngineDescription
-from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 from graftwork.platform.ids import RequestId, TurnId, new_id
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.items import Item
@@ -33,7 +33,7 @@ from graftwork.sessions.turns.settings import (
 
 
 class TurnLauncher:
-    """Starts the turns of all tenants."""
+    """Plans and starts the turns of sessions, for all tenants."""
 
     def __init__(self, dependencies: TurnDependencies, running: RunningTurns, reader: TurnReader) -> None:
         self._dependencies = dependencies
@@ -48,19 +48,22 @@ class TurnLauncher:
         settings: SessionSettings,
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
-        """Starts a turn with the session's model and these settings. The start continues if the caller is cancelled.
+        """Starts a turn of the session with the given settings, and returns access to the running turn.
 
-        If the instructions or tools have changed, encodes the whole history again. Raises Conflict if the session has
-        changed.
-        Can also raise InvalidRequest, ContextLengthExceeded, LimitExceeded or Unavailable. After an error nothing has
-        changed.
+        `new_items` is the input of the turn. If the instructions or tools have changed since the last turn, encodes the
+        whole history again. The start continues even if the caller is cancelled.
+        Raises Conflict if the session was changed after the caller has read it. Can also raise InvalidRequest,
+        ContextLengthExceeded, LimitExceeded or Unavailable. After these errors, the session is unchanged.
         """
         launching = self._launch(principal, session, new_items, settings, tool_hints)
         started = await self._running.launch(session.session_id, launching)
         return TurnHandle(principal.scope(), started[0].turn, self._reader, started)
 
     async def plan_output(self, settings: SessionSettings) -> OutputPlan:
-        """Plans how answers under these settings are generated and parsed. Raises InvalidRequest."""
+        """Returns the plan for answers with these settings: the grammar, and whether tool calls are parsed.
+
+        Raises InvalidRequest if the settings ask for something wrong or unsupported.
+        """
         return await asyncio.to_thread(self._dependencies.planner.plan, output_constraints(settings))
 
     async def _launch(
@@ -99,10 +102,16 @@ class TurnLauncher:
         output = await self.plan_output(settings)
         transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
         new_prompt = transcript.next_prompt(settings.opening, new_items)
-        new_token_ids = await dependencies.accounting.encode(principal.tenant_id, dependencies.encoding, new_prompt)
-        prompt = (*transcript.token_ids, *new_token_ids)
         description = dependencies.generator.description
-        budget = turn_budget(settings, len(prompt), description.context_tokens)
+        try:
+            new_token_ids = await dependencies.accounting.encode(principal.tenant_id, dependencies.encoding, new_prompt)
+            prompt = (*transcript.token_ids, *new_token_ids)
+            budget = turn_budget(settings, len(prompt), description.context_tokens)
+        except ContextLengthExceeded as error:
+            if transcript.head is None:
+                raise
+            message = f"{error.message} Or rewind to an earlier checkpoint."
+            raise ContextLengthExceeded(message, param=error.param, details=error.details) from None
         fields = read_sampling(settings.sampling)
         sampling = fields.sampling_params(budget.max_tokens)
         check_vocabulary(sampling, description.vocab_size)

@@ -11,7 +11,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.ids import IsolationDomain, KeyId, RequestId, TenantId
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.generator import GenerationRequest
@@ -50,7 +50,7 @@ def make_job(engine: FakeEngine, database: Database, reservation: SlowReservatio
     clock = ManualClock()
     ledger = UsageMeter(database)
     tenancy, quotas = Tenancy(database, b"pepper", clock), LocalQuotaKeeper(clock, ledger)
-    accounting = Accounting(tenancy.get_quota, quotas, ledger, Telemetry(), clock)
+    accounting = Accounting(tenancy.get_quota, quotas, UsageBacklog(ledger), Telemetry(), clock)
     request = GenerationRequest(
         request_id=RequestId("req_1.0"),
         prompt_token_ids=(1, 2, 3),

@@ -25,7 +25,7 @@ from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal, TenantScope
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.lease import Pause
@@ -274,7 +274,7 @@ class SessionProcess:
         dependencies = TurnDependencies(
             generator=generator,
             accounting=Accounting(
-                self.quotas.quota_of, self.quotas, self.meter, telemetry=self.telemetry, clock=self.clock
+                self.quotas.quota_of, self.quotas, UsageBacklog(self.meter), telemetry=self.telemetry, clock=self.clock
             ),
             store=turns,
             log=EventLog(turns.append, self.clock, pause),

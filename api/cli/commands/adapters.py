@@ -17,6 +17,7 @@ from graftwork.api.cli.console.output import (
     show_table,
     size,
 )
+from graftwork.platform.settings import Settings
 
 if TYPE_CHECKING:
     from graftwork.platform.answers.adapters import Adapter, AliasChange
@@ -27,6 +28,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The adapter's
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A PEFT folder: adapter_config.json and adapter_model.safetensors.")
 ]
+OfDemo = Annotated[bool, typer.Option("--demo", help="Check against the small model that ships with Graftwork.")]
 Alias = Annotated[str, typer.Option(help="The alias; `prod` is what the plain name stands for.")]
 
 
@@ -36,7 +38,7 @@ def push(
     name: Annotated[str | None, typer.Option(help="The adapter's name (default: the folder's).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload a folder as the next version. The same files again make no new one.
+    """Upload a folder as the next version of an adapter. If a version has the same files, no new version is made.
 
     Example: graftwork adapters push ./my-lora --name support
     """
@@ -90,7 +92,7 @@ def promote(
     alias: Alias = "prod",
     as_json: JsonFlag = False,
 ) -> None:
-    """Point an alias at a version.
+    """Point an alias of an adapter at a version of the adapter.
 
     Example: graftwork adapters promote support 3
     """
@@ -100,7 +102,7 @@ def promote(
 
 @app.command()
 def rollback(name: NameArgument, alias: Alias = "prod", as_json: JsonFlag = False) -> None:
-    """Point an alias back at the newest version that is older than its present one.
+    """Point an adapter's alias back at an older version: the newest one before the alias's current version.
 
     Example: graftwork adapters rollback support
     """
@@ -115,7 +117,7 @@ def delete(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete an adapter, or one of its versions. Running requests end first.
+    """Delete an adapter, or one of its versions. Running requests still finish.
 
     Example: graftwork adapters delete support 2 --yes
     """
@@ -127,20 +129,20 @@ def delete(
 
 
 @app.command()
-def verify(folder: Folder, model: ModelDir = None, as_json: JsonFlag = False) -> None:
-    """Check a folder against a base model, without a server.
+def verify(folder: Folder, model: ModelDir = None, demo: OfDemo = False, as_json: JsonFlag = False) -> None:
+    """Check that an adapter folder fits a base model. Needs no server. Without --model, GRAFTWORK_MODEL names the base.
 
     Example: graftwork adapters verify ./my-lora --model ./llama
     """
     # The server's own code reads the files. It loads slowly, so it is imported only here.
     from graftwork.api.cli.commands.verify_adapter import check_adapter
 
-    report = check_adapter(folder, model)
+    report = check_adapter(folder, Settings.from_environment({"model": model, "demo": demo or None}))
     if as_json:
         return show_json(report.body())
     show_facts(
         [
-            ("base model", report.model_name),
+            ("base model", f"{report.model_name} ({report.model_folder})"),
             ("rank", report.rank),
             ("targets", report.target_modules),
             ("modules", report.num_modules),

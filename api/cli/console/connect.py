@@ -2,13 +2,16 @@
 
 from typing import TYPE_CHECKING
 
+from graftwork.api.sdk.transport.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from graftwork.api.sdk.client import Graftwork
 
 
 def connect(max_retries: int = 0) -> "Graftwork":
-    """Returns a client for the server at GRAFTWORK_URL, with the keys of the environment.
+    """Returns a client for the server at GRAFTWORK_URL.
 
+    The keys come from the environment variables GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY.
     By default the client does not retry, so that a person sees an error at once.
     """
     # httpx takes longer to import than the rest of the program, and `graftwork --help` does not need it.
@@ -18,16 +21,32 @@ def connect(max_retries: int = 0) -> "Graftwork":
 
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
-    """Returns the id of the tenant with this id or name.
+    """Returns the id of the tenant whose id or name is `name_or_id`.
 
-    If there is no such tenant, returns the text unchanged, and the server then refuses it.
+    If there is no such tenant, returns `name_or_id` unchanged. The server then answers the caller's request with an
+    error.
+    Raises ConfigurationError if several tenants have this name.
     """
+    found = tenant_ids_of(client, name_or_id)
+    if len(found) > 1:
+        raise ConfigurationError(f"{len(found)} tenants are called {name_or_id!r}; give an id: {', '.join(found)}.")
+    return found[0] if found else name_or_id
+
+
+def tenant_ids_of(client: "Graftwork", name_or_id: str) -> list[str]:
+    """Returns the id of the tenant whose id is `name_or_id`, in a list.
+
+    If there is no such tenant, returns the ids of all tenants whose name is `name_or_id`.
+    """
+    named: list[str] = []
     after: str | None = None
     while True:
         page = client.admin.tenants.list(limit=100, after=after)
         for tenant in page:
-            if name_or_id in (tenant.id, tenant.name):
-                return tenant.id
+            if tenant.id == name_or_id:
+                return [tenant.id]
+            if tenant.name == name_or_id:
+                named.append(tenant.id)
         if not page.has_more or page.last_id is None:
-            return name_or_id
+            return named
         after = page.last_id
