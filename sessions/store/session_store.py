@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import BudgetSpent, Conflict, GraftworkError, NotFound
-from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
+from graftwork.platform.errors import BudgetSpent, NotFound
+from graftwork.platform.ids import SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.items import Item
@@ -28,32 +28,9 @@ from graftwork.sessions.core.session import (
     seed_history,
 )
 from graftwork.sessions.core.transcript import Checkpoint
-from graftwork.sessions.store import deletion_rows, session_rows, turn_rows
-from graftwork.sessions.store import turn_rows as history_rows
+from graftwork.sessions.store import deletion_rows, session_rows, tool_calls, turn_rows
+from graftwork.sessions.store.tool_calls import AcceptedOutputs
 from graftwork.sessions.store.turn_store import ledger_of
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptedOutputs:
-    """The result of storing tool outputs: the stored outputs, and the session as it is after this."""
-
-    session: AgentSession
-    outputs: tuple[ToolOutput, ...]
-    """The stored outputs of the calls that the request names, in the order of the request."""
-    concerns_head: bool
-    """Whether one of the outputs is for a tool call at the end of the latest checkpoint."""
-    turn_id: TurnId | None
-    """The latest turn that used one of the outputs; None if no turn has used one."""
-
-    @property
-    def may_continue(self) -> bool:
-        """Whether the session's next turn may start with these outputs.
-
-        It may start if every tool call at the session's latest checkpoint has an output, one of the given outputs is
-        for these calls, and no turn runs.
-        """
-        waits = self.session.status in (SessionStatus.AWAITING_TOOL, SessionStatus.SUSPENDED)
-        return waits and self.concerns_head and not self.session.awaited_call_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +68,7 @@ class SessionStore:
             if seed is not None:
                 turn, checkpoint = seed
                 await turn_rows.insert_turn(database, scope, turn)
-                await history_rows.insert_checkpoint(database, scope, checkpoint, items)
+                await turn_rows.insert_checkpoint(database, scope, checkpoint, items)
         return session
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
@@ -117,14 +94,14 @@ class SessionStore:
         if session.head_id is None:
             return Page((), has_more=False)
         async with self._database.read() as database:
-            return await history_rows.list_items(database, scope, session.head_id, page)
+            return await turn_rows.list_items(database, scope, session.head_id, page)
 
     async def head(self, scope: TenantScope, session: AgentSession) -> Checkpoint | None:
         """Reads the session's head, which is its latest checkpoint. Returns None if the history is empty."""
         if session.head_id is None:
             return None
         async with self._database.read() as database:
-            return await history_rows.find_checkpoint(database, scope, session.head_id)
+            return await turn_rows.find_checkpoint(database, scope, session.head_id)
 
     async def accept_outputs(
         self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
@@ -137,13 +114,13 @@ class SessionStore:
         wanted = list(dict.fromkeys(given.call_id for given in outputs))
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
-            calls = await self._known_calls(database, scope, session, wanted)
-            stored = await self._stored_outputs(database, scope, session, calls, wanted)
+            calls = await tool_calls.known_calls(database, scope, session, wanted)
+            stored = await tool_calls.stored_outputs(database, scope, session, calls, wanted)
             fresh = new_outputs(stored, outputs)
             if fresh:
                 session.check_at_rest()
             for given in fresh:
-                await self._answer(database, scope, session, calls[given.call_id], given)
+                await tool_calls.save_output(database, scope, session, calls[given.call_id], given, self._clock.now())
             if fresh:
                 session = await self._wake(database, scope, session)
         stored |= {given.call_id: given.output for given in fresh}
@@ -343,7 +320,7 @@ class SessionStore:
         """
         if checkpoint is None or not checkpoint.awaits_tools:
             return ()
-        ledger = ledger_of(checkpoint, await history_rows.find_items(database, scope, checkpoint.checkpoint_id))
+        ledger = ledger_of(checkpoint, await turn_rows.find_items(database, scope, checkpoint.checkpoint_id))
         for session in sessions:
             await session_rows.insert_ledger(database, scope, session.session_id, ledger)
         return ledger
@@ -357,65 +334,19 @@ class SessionStore:
         """
         if checkpoint_id is None:
             return None
-        found = await history_rows.find_checkpoint(database, scope, checkpoint_id)
+        found = await turn_rows.find_checkpoint(database, scope, checkpoint_id)
         if found is not None:
             if found.session_id == session.session_id:
                 return found
-            if session.origin_id and await history_rows.is_in_chain(database, scope, session.origin_id, checkpoint_id):
+            if session.origin_id and await turn_rows.is_in_chain(database, scope, session.origin_id, checkpoint_id):
                 return found
         raise NotFound(f"The checkpoint {checkpoint_id} does not exist in this session.", code="checkpoint_not_found")
-
-    async def _known_calls(
-        self, database: ReadSession, scope: TenantScope, session: AgentSession, call_ids: Sequence[CallId]
-    ) -> dict[CallId, LedgerCall]:
-        """Finds the tool calls with these ids, at the session's latest checkpoint and at its earlier ones."""
-        earlier = await session_rows.find_answered_calls(database, scope, session.session_id, call_ids)
-        named = (call for call in session.ledger if call.call_id in call_ids)
-        return {call.call_id: call for call in [*earlier, *named]}
-
-    async def _stored_outputs(
-        self,
-        database: ReadSession,
-        scope: TenantScope,
-        session: AgentSession,
-        calls: Mapping[CallId, LedgerCall],
-        call_ids: Sequence[CallId],
-    ) -> dict[CallId, str | None]:
-        """Returns the output of each call; None for a call without one. Also reads the history before a fork.
-
-        Raises NotFound or Conflict.
-        """
-        stored = {call.call_id: call.output for call in calls.values()}
-        if session.origin_id is not None and not stored.keys() >= set(call_ids):
-            inherited = await history_rows.find_outputs(database, scope, session.origin_id)
-            stored = {item.call_id: item.body["output"] for item in inherited} | stored
-        for call_id in call_ids:
-            if call_id not in stored:
-                raise _unknown_call(session, call_id)
-        return stored
 
     async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
         """Reads the session's tool calls again, ends a suspension, and returns the stored session."""
         assert session.head_id is not None
         ledger = await session_rows.find_ledger(database, scope, session.session_id, session.head_id)
         return await self._update(database, _resting(replace(session, ledger=ledger)))
-
-    async def _answer(
-        self,
-        database: WriteSession,
-        scope: TenantScope,
-        session: AgentSession,
-        call: LedgerCall,
-        given: ToolOutput,
-    ) -> None:
-        if call.checkpoint_id != session.head_id:
-            raise Conflict(
-                f"The session has moved away from the call {call.call_id}: rewind to its checkpoint to answer it.",
-                param="outputs",
-                code="call_not_awaited",
-                details={"call_id": call.call_id, "head": session.head_id},
-            )
-        await session_rows.save_output(database, scope, session.session_id, call, given.output, self._clock.now())
 
     def _checked(self, session: AgentSession | None, session_id: str) -> AgentSession:
         if session is None or self._is_gone(session):
@@ -424,18 +355,6 @@ class SessionStore:
 
     def _is_gone(self, session: AgentSession) -> bool:
         return session.is_over(self._clock.now(), self._retention_s)
-
-
-def _unknown_call(session: AgentSession, call_id: CallId) -> GraftworkError:
-    """Returns the error for an output whose call is not in the session."""
-    if not session.ledger:
-        return Conflict(
-            f"The session awaits no tool output, and made no call {call_id}: read its items to see where it stands.",
-            param="outputs",
-            code="awaits_no_tool",
-            details={"head": session.head_id},
-        )
-    return NotFound(f"The session made no call {call_id}.", param="outputs", code="call_not_found")
 
 
 _ID_PREFIXES = {SessionKind.SESSION: "ses", SessionKind.RESPONSES: "chain", SessionKind.CONVERSATION: "conv"}

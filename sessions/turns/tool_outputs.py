@@ -16,7 +16,8 @@ from graftwork.platform.ids import CallId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.items import function_call_output, parse_output
 from graftwork.sessions.core.session import AgentSession, ToolOutput
-from graftwork.sessions.store.session_store import AcceptedOutputs, SessionStore
+from graftwork.sessions.store.session_store import SessionStore
+from graftwork.sessions.store.tool_calls import AcceptedOutputs
 from graftwork.sessions.turns.handle import TurnHandle, TurnReader
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.launcher import TurnLauncher
