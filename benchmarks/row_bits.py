@@ -1,4 +1,4 @@
-"""What the bits of a row depend on in this machine's matrix products: the ground under engine/core/batch_invariance.py.
+"""What the bits of a row depend on in this machine's matrix products: the ground under engine/model/layers.py.
 
     python benchmarks/row_bits.py
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.packs import WINDOW_RANKS
 from graftwork.engine.lora.resident_adapter import RANK_PAGE
+from graftwork.engine.model.layers import BatchInvariance
 
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 31, 32, 33, 64, 100, 256, 512)
 COLUMNS = (8, 16, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1000)

@@ -1,14 +1,15 @@
 """Streams server-sent events to clients.
 
 Owns the encoding of events, the pings while there are no events, and what happens when a client disconnects.
-Never knows the meaning of an event: the caller passes a function that writes the events of one stream in order, and
-returns when the stream ends.
+The caller passes a function that writes the events of one stream in order, and returns when the stream ends.
+`write_session_events` is such a function for sessions. It never ends a turn: if the client that reads the stream
+leaves, the session's running turn continues.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from graftwork.api.http.middleware import SEND_BODY
 from graftwork.platform.errors import GraftworkError
+from graftwork.sessions.core.events import SessionEvent
 
 Result = TypeVar("Result")
 
@@ -177,3 +179,21 @@ async def heartbeats(write: Write, ping: bytes, silence_s: float = PING_AFTER_S)
 
 def _json(data: Mapping[str, Any]) -> bytes:
     return _ENCODER.encode(data).encode()
+
+
+_PING = named_event("ping", {"type": "ping"})
+
+
+async def write_session_events(
+    events: AsyncGenerator[SessionEvent, None], write: Write, ping_after_s: float = PING_AFTER_S
+) -> None:
+    """Writes all events of the session with `write`. If `events` raises an error, the last event is an `error`.
+
+    After each `ping_after_s` seconds without an event, writes a `ping` event.
+    """
+    async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(events):
+        try:
+            async for event in events:
+                await write_event(named_event(event.type.value, event.data(), event.seq))
+        except GraftworkError as error:
+            await write_event(error_event(error))

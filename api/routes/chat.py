@@ -20,8 +20,8 @@ from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.sampling import token_budget
+from graftwork.sessions.text.encoding import ConversationPrompt, TextPrompt
 from graftwork.sessions.text.messages import messages_from_chat
-from graftwork.sessions.text.prompts import ConversationPrompt, TextPrompt
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 

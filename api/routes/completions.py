@@ -21,7 +21,7 @@ from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.constraints import OutputConstraints
 from graftwork.sessions.generation.sampling import token_budget
-from graftwork.sessions.text.prompts import TextPrompt
+from graftwork.sessions.text.encoding import TextPrompt
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 

@@ -8,9 +8,8 @@ from fastapi.responses import StreamingResponse
 
 from graftwork.api.deps.resources import ForSessions, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
-from graftwork.api.formats.sessions import write_session_events
 from graftwork.api.http.pagination import HistoryPageQuery, page_answer
-from graftwork.api.http.streaming import EventStream
+from graftwork.api.http.streaming import EventStream, write_session_events
 from graftwork.api.openapi.declare import also
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import Item, SessionCache

@@ -15,9 +15,8 @@ from starlette.requests import ClientDisconnect
 
 from graftwork.api.deps.resources import ForSessions, InferenceKey, resources_of
 from graftwork.api.deps.route_classes import NativeRoute, keep_started
-from graftwork.api.formats.sessions import write_session_events
 from graftwork.api.http.request import unenforced_header
-from graftwork.api.http.streaming import EventStream, until_disconnect
+from graftwork.api.http.streaming import EventStream, until_disconnect, write_session_events
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnOptions
 from graftwork.platform.answers.sessions import GivenOutputs, Turn

@@ -9,8 +9,8 @@ from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 from graftwork.platform.answers.models import DetokenizedPrompt, TokenizedPrompt
+from graftwork.sessions.text.encoding import ConversationPrompt, Prompt, TextPrompt
 from graftwork.sessions.text.messages import messages_from_chat
-from graftwork.sessions.text.prompts import ConversationPrompt, Prompt, TextPrompt
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 

@@ -20,7 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from graftwork.platform.tenancy.wrong_keys import client_network
+from graftwork.platform.tenancy.keys import client_network
 
 MAX_HEAD_BYTES = 64 * 1024
 """The largest head of a request: the request line and all headers, with the trailers of a chunked body."""

@@ -14,7 +14,6 @@ from graftwork.engine.build.calibration import measure
 from graftwork.engine.build.devices import choose_device, choose_dtype, keep_freed_memory, load_decoder
 from graftwork.engine.build.kv import allocate_kv_storage, build_kv_cache_manager
 from graftwork.engine.build.lora import build_lora
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.core.tiers import Tier
@@ -38,6 +37,7 @@ from graftwork.engine.lora.weights import AdapterSource
 from graftwork.engine.messages import Message
 from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.fingerprint import fingerprint
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.runner.attention import PagedAttention
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner, PrefillMeter

@@ -9,12 +9,12 @@ from importlib.util import find_spec
 
 import torch
 
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.packs import PackCache
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.platform.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ The test also compiles the kernel, or loads it from numba's cache, so that no re
 
 import torch
 
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.cpu_backend import AddressTables, CpuLora
 from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta, compacted
 from graftwork.engine.lora.torch_backend import Segment, TorchLora
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import GroupShape
 
 _SEED = 20262

@@ -18,9 +18,9 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 
 

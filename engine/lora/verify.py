@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import torch
 
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora.fuse import BaseModules
 from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.torch_backend import LoraBatch, Segment, TorchProducts
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup
 from graftwork.platform.errors import ValidationFailed
 

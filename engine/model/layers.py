@@ -1,5 +1,7 @@
 """Computes two parts of a decoder layer: linear layers and the rotary position embedding.
 
+Also defines how large a matrix product must be so that each of its rows has the same bits in every batch.
+
 Owns the weight and the bias of each linear layer, and the table of cosines and sines. A weight is stored either as a
 plain matrix or in blocks, whichever is faster on this machine. Invariant: both give results with the same bits.
 
@@ -10,6 +12,7 @@ bit.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -157,3 +160,25 @@ def _yarn_range(head_dim: int, theta: float, scaling: YarnScaling) -> tuple[floa
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     return low, high + 0.001 if low == high else high  # an empty range would divide by zero
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInvariance:
+    """The smallest sizes of a matrix product for which the bits of one row do not depend on the other rows.
+
+    Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 are always invariant. Products in fp32
+    with fewer than 4 rows or 16 columns take other code paths, which give other bits. The order of fp32 sums in
+    attention depends on the padded length.
+    """
+
+    min_rows: int
+    min_columns: int
+
+    @property
+    def allows_any_shape(self) -> bool:
+        """Whether a row of a matrix product has the same bits in every batch, even in the smallest product."""
+        return self.min_rows <= 1
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> "BatchInvariance":
+        return cls(4, 16) if dtype == torch.float32 else cls(1, 1)

@@ -19,11 +19,11 @@ from itertools import groupby
 
 import torch
 
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.lora.torch_backend import padded_rows
+from graftwork.engine.model.layers import BatchInvariance
 
 _KEY_BLOCK = 32
 """Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order.

@@ -20,10 +20,18 @@ from graftwork.platform.ids import KeyId, TenantId, new_id
 from graftwork.platform.pagination import FIRST_PAGE, Page, PageRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy import repository
-from graftwork.platform.tenancy.keys import KeyKind, KeyParts, hash_key, make_key, matches, parse_key, with_new_secret
+from graftwork.platform.tenancy.keys import (
+    KeyKind,
+    KeyParts,
+    WrongKeyLimit,
+    hash_key,
+    make_key,
+    matches,
+    parse_key,
+    with_new_secret,
+)
 from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, AdminPrincipal, Principal
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
-from graftwork.platform.tenancy.wrong_keys import WrongKeyLimit
 
 _MAX_NAME_CHARACTERS = 200
 
@@ -317,7 +325,7 @@ class Authenticator:
     """Finds the principal (the authenticated sender) to whom an API key belongs.
 
     `address` is the IP address of the client. Clients that send many wrong keys from one address are slowed down (see
-    `wrong_keys.py`).
+    `keys.py`).
     """
 
     def __init__(self, tenancy: Tenancy, admin_key: str, wrong_keys: WrongKeyLimit) -> None:

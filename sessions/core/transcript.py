@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from graftwork.platform.ids import CheckpointId, SessionId, TurnId
 from graftwork.sessions.core.items import Item, prompt_messages
+from graftwork.sessions.text.encoding import ContinuationPrompt, ConversationPrompt
 from graftwork.sessions.text.messages import Message
-from graftwork.sessions.text.prompts import ContinuationPrompt, ConversationPrompt
 
 ToolDefinition = dict[str, Any]
 """A tool in the form of OpenAI's chat completions."""

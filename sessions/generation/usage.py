@@ -23,8 +23,7 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageEvent
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.views import usage_body
-from graftwork.sessions.text.encoding import PromptEncoding
-from graftwork.sessions.text.prompts import Prompt
+from graftwork.sessions.text.encoding import Prompt, PromptEncoding
 
 
 @dataclass(frozen=True, slots=True)

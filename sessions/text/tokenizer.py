@@ -64,6 +64,8 @@ class TextTokenizer:
 
         Encodes nothing, so it takes little time for texts of any length. `param` is the field that has the text.
         """
+        if len(text) <= context_tokens:
+            return  # the proven number of tokens is never above the number of characters
         least = self._density.least_tokens(text)
         if least > context_tokens:
             raise ContextLengthExceeded.of_prompt(least, context_tokens, param, is_exact=False)

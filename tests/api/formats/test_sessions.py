@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from graftwork.api.formats.sessions import write_session_events
+from graftwork.api.http.streaming import write_session_events
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.sessions.core.events import EventType, SessionEvent

@@ -137,7 +137,7 @@ async def test_a_refused_body_is_freed_at_once(tenant: TestTenant) -> None:
     try:
         statuses = [(await tenant.client.post(path, json=body)).status_code for path, body in requests]
         await asyncio.sleep(0)
-        kept = [found for found in gc.get_objects() if isinstance(found, BoundedRequest)]
+        kept = [found for found in gc.get_objects() if type(found) is BoundedRequest]
     finally:
         gc.enable()
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.lora import cpu_backend as native_lora
 from graftwork.engine.lora import cpu_kernel as native_rows
 from graftwork.engine.lora.backend import LoraBackend
@@ -18,6 +17,7 @@ from graftwork.engine.lora.fuse import build_resident
 from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.torch_backend import Segment, TorchLora
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import GroupShape
 from tests.engine.lora.triton.engine_runs import weights
 from tests.engine.lora.triton.test_backend import LayerShapes

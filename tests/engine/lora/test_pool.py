@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.kv.index.page_store import KvSizes, NoDisk, PageStore
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.lora.device_pool import DeviceAdapterPool
@@ -17,6 +16,7 @@ from graftwork.engine.lora.packs import PackCache
 from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError, InternalFailure, NotFound, ValidationFailed
 from tests.hypothesis_profiles import examples

@@ -2,10 +2,10 @@
 
 import torch
 
-from graftwork.engine.core.batch_invariance import BatchInvariance
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder, padded_pages
 from graftwork.platform.ids import RequestId
 

@@ -12,18 +12,20 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
-from graftwork.sessions.text.encoding import LONG_CHARACTERS, LocalEncoding, PromptEncoding
-from graftwork.sessions.text.messages import Message, ToolCall
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
-from graftwork.sessions.text.prompts import (
+from graftwork.sessions.text.encoding import (
+    LONG_CHARACTERS,
     ContinuationPrompt,
     ConversationPrompt,
+    LocalEncoding,
     Prompt,
+    PromptEncoding,
     TextPrompt,
     as_plain,
     from_plain,
     has_more_characters,
 )
+from graftwork.sessions.text.messages import Message, ToolCall
+from graftwork.sessions.text.prompt_encoder import PromptEncoder
 from graftwork.sessions.text.token_density import TokenDensity
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from tests.sessions.tokenizer_and_templates import chat_template, text_tokenizer, tokenizer_json
