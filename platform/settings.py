@@ -77,7 +77,11 @@ class Settings:
     max_running: int = 64
     """Sequences that one step may hold, at least 1."""
     max_waiting: int = 256
-    """Requests that may queue before new ones are refused with 429, at least 1."""
+    """Requests that may queue, at least 1. When the queue is full, the tenant with most of them is refused (429)."""
+    max_waiting_tokens: int = 2**20
+    """Prompt tokens that may queue, at least 1."""
+    waiting_share: float = 0.75
+    """The part of the queue, from 0 to 1, that one tenant may fill. One request of each tenant may always wait."""
     max_draft_tokens: int = 16
     """The most tokens drafted for one request in one step. 0 switches speculation off. Answers do not depend on it."""
     tool_call_form: str = "auto"
@@ -190,6 +194,13 @@ def _whole(minimum: int, maximum: int = 2**31) -> Callable[[object], int]:
     return parse
 
 
+def _fraction(value: object) -> float:
+    """Parses a number from 0 to 1."""
+    if not re.fullmatch(r"0|1|[01]?\.\d+", str(value).strip()) or float(str(value)) > 1:
+        raise ValueError("give a number from 0 to 1")
+    return float(str(value))
+
+
 def _one_of(*choices: str) -> Callable[[object], str]:
     """Returns a parser that accepts `choices`, in upper or lower case."""
 
@@ -231,6 +242,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_batch_tokens": _whole(1),
     "max_running": _whole(1),
     "max_waiting": _whole(1),
+    "max_waiting_tokens": _whole(1),
+    "waiting_share": _fraction,
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "fleet": _one_of("static", "ray"),

@@ -19,12 +19,15 @@ from graftwork.api.inference.request import InferenceRequest
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.ids import RequestId
+from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
 from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, kv_limits
 
 
-async def start_inference(resources: InferenceResources, inference: InferenceRequest) -> "InferenceJob":
-    """Reserve the tenant's quota for the request, and start the request's job.
+async def start_inference(
+    resources: InferenceResources, inference: InferenceRequest, places: HeldPlaces
+) -> "InferenceJob":
+    """Reserve the tenant's quota for the request, and start the request's job, which keeps `places` until its end.
 
     Raises LimitExceeded if the quota does not allow the request. The engine then generates nothing.
     If the engine refuses the request, the job raises the engine's error.
@@ -32,7 +35,7 @@ async def start_inference(resources: InferenceResources, inference: InferenceReq
     principal, accounting = inference.principal, resources.accounting
     quota = await accounting.quota_of(principal.tenant_id)
     charge = Charge(inference.request_id, principal, inference.resolved)
-    account = await accounting.open(charge, quota, inference.estimated_tokens)
+    account = await accounting.open(charge, quota, inference.estimated_tokens, inference.num_answers)
     requests = inference.generation_requests(principal.isolation(resources.pepper), kv_limits(quota))
     job = InferenceJob(
         inference.request_id,
@@ -41,7 +44,7 @@ async def start_inference(resources: InferenceResources, inference: InferenceReq
         account,
         account.reservation.rate_limit_headers() | {"x-graftwork-model": inference.resolved.label},
     )
-    job.start(resources.tasks)
+    job.start(resources.tasks, places)
     return job
 
 
@@ -72,6 +75,7 @@ class InferenceJob:
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
         self._account = account
+        self._places: HeldPlaces | None = None
         self._has_news = asyncio.Event()
         """Set by the first event, or when the job ends."""
         self._has_ended = asyncio.Event()
@@ -92,7 +96,11 @@ class InferenceJob:
             drafts=DraftReport.sum_of(generation.drafts for generation in self._generations),
         )
 
-    def start(self, tasks: ServerTasks) -> None:
+    def start(self, tasks: ServerTasks, places: HeldPlaces | None = None) -> None:
+        """Run the job in its own task. The job keeps `places`, and releases them when the engine is done with it."""
+        self._places = places
+        if places is not None:
+            places.keep()
         self._task = tasks.start(self._run(), f"inference {self._request_id}")
         self._task.add_done_callback(self._finish)
 
@@ -138,6 +146,7 @@ class InferenceJob:
         except GraftworkError as error:
             failure, outcome = error, "failed"
         finally:
+            self._release_places()
             was_admitted = any(generation.cache is not None for generation in self._generations)
             await self._account.close(self.usage if was_admitted else None, outcome)
         self._end(failure)
@@ -172,10 +181,15 @@ class InferenceJob:
 
     def _finish(self, task: asyncio.Task[None]) -> None:
         """End a job that was cancelled or crashed."""
+        self._release_places()  # a job that was cancelled before it ran has not done so
         if task.cancelled():
             self._end(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))
         elif task.exception() is not None:  # ServerTasks has logged the error
             self._end(internal_failure(self._request_id))
+
+    def _release_places(self) -> None:
+        if self._places is not None:
+            self._places.release()
 
     def _end(self, failure: GraftworkError | None) -> None:
         self._failure = failure

@@ -53,13 +53,17 @@ class InferenceRequest:
         return len(self.samplings)
 
     @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * self.choices_per_prompt
+
+    @property
     def estimated_tokens(self) -> int:
         """Return the estimated usage: all prompts once, plus the expected tokens of every answer.
 
         The job later replaces the estimate with the real usage.
         """
         prompt_tokens = sum(len(prompt) for prompt in self.prompts)
-        return prompt_tokens + len(self.prompts) * self.choices_per_prompt * self.expected_tokens
+        return prompt_tokens + self.num_answers * self.expected_tokens
 
     def generation_requests(self, isolation: IsolationDomain, limits: KvLimits) -> list[GenerationRequest]:
         """Make one generation request for each answer, in the order of the answers."""

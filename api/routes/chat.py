@@ -35,8 +35,9 @@ async def create_chat_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Answer a conversation. With `stream`, send the answer in chunks while the model generates it."""
-    inference = await chat_inference(body, resources, principal, request_id)
-    job = await start_inference(resources, inference)
+    with resources.accounting.take_places(principal.tenant_id, body.n or 1) as places:
+        inference = await chat_inference(body, resources, principal, request_id)
+        job = await start_inference(resources, inference, places)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
     head = ResponseHead.of("chatcmpl-", inference, resources)
     if body.stream:

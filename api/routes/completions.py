@@ -34,9 +34,10 @@ async def create_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Complete one or more prompts. With `stream`, send the completions in chunks while the model generates them."""
-    inference = await _inference_request(body, resources, principal, request_id)
-    form = _form(body, resources, inference)
-    job = await start_inference(resources, inference)
+    with resources.accounting.take_places(principal.tenant_id, len(body.prompt) * (body.n or 1)) as places:
+        inference = await _inference_request(body, resources, principal, request_id)
+        form = _form(body, resources, inference)
+        job = await start_inference(resources, inference, places)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
     head = ResponseHead.of("cmpl-", inference, resources)
     if body.stream:

@@ -28,6 +28,7 @@ from graftwork.engine.core.client import EngineClient
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.ids import new_id
+from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
@@ -110,7 +111,9 @@ async def _assemble(
     tenancy = Tenancy(database, pepper, clock)
     meter = UsageMeter(database)
     quotas = _quota_keeper(settings, clock, meter)
-    accounting = Accounting(tenancy.get_quota, quotas, meter, telemetry, clock)
+    description = served.generator.description
+    in_flight = InFlightBound(clock, description.max_requests, description.max_domain_requests)
+    accounting = Accounting(tenancy.get_quota, quotas, meter, telemetry, clock, in_flight)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
     registry = AdapterRegistry(
         database,
@@ -134,7 +137,7 @@ async def _assemble(
         planner=served.planner,
     )
     sessions = SessionService(database, registry, dependencies)
-    description, tasks = served.generator.description, ServerTasks()
+    tasks = ServerTasks()
     return Resources(
         inference=InferenceResources(
             clock=clock,

@@ -148,6 +148,8 @@ def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:
         max_batch_tokens=config.max_batch_tokens,
         max_running=min(config.max_running, config.max_batch_tokens),
         max_waiting=config.max_waiting,
+        max_waiting_tokens=config.max_waiting_tokens,
+        waiting_share=config.waiting_share,
         context_tokens=model.context_tokens,
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
@@ -155,6 +157,7 @@ def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:
 
 
 def _describe(config: EngineConfig, model: ModelConfig, device_pages: int) -> EngineDescription:
+    limits = _limits(config, model)
     return EngineDescription(
         model_name=config.model_name or config.model.resolve().name,
         fingerprint=fingerprint(config.model),
@@ -168,4 +171,6 @@ def _describe(config: EngineConfig, model: ModelConfig, device_pages: int) -> En
         max_lora_rank=config.max_lora_rank,
         page_tokens=config.page_tokens,
         device_pages=device_pages,
+        max_requests=limits.max_running + limits.queue.requests,
+        max_domain_requests=limits.max_running + limits.queue.domain_requests,
     )

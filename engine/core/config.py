@@ -55,9 +55,13 @@ class EngineConfig:
     max_batch_tokens: int = 512
     """Tokens of one step over all requests. Large steps prefill faster; small ones delay decoding less."""
     max_running: int = 64
-    """Requests in one batch; at most `max_batch_tokens`."""
+    """Requests in one batch; at most `max_batch_tokens`. Domains that wait get their fair number of these places."""
     max_waiting: int = 256
-    """The most requests in the queue. A further request is refused with a time to retry."""
+    """The most requests in the queue. One more displaces a request of the domain with most, or is refused itself."""
+    max_waiting_tokens: int = 2**20
+    """The most prompt tokens in the queue."""
+    waiting_share: float = 0.75
+    """The fraction of the queue, 0 to 1, in requests and in tokens, that one domain may fill."""
     max_draft_tokens: int = 16
     """The most draft tokens of one request in one step; 0 turns drafting off. It does not change answers."""
     draft_cache_bytes: int = 32 * 2**20

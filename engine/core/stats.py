@@ -33,6 +33,10 @@ class EngineDescription:
     max_lora_rank: int
     page_tokens: int
     device_pages: int
+    max_requests: int | None = None
+    """The most requests that the engine takes at one time, running and waiting; None if it does not say."""
+    max_domain_requests: int | None = None
+    """The most of them that one domain may have."""
 
 
 def _pages(tier: str, state: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ Source: Virtual Token Counter, Sheng et al. 2024 (arXiv 2401.00588).
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.scheduler.request_state import RequestState
@@ -21,6 +22,30 @@ OUTPUT_PRICE = 2.0
 _TIER_PRIORITY = {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.FLEX: 2}
 
 
+@dataclass(frozen=True, slots=True)
+class QueueSize:
+    """How much waits: requests, and the tokens of their prompts."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.requests} requests with {self.tokens} prompt tokens"
+
+    def plus(self, state: RequestState) -> "QueueSize":
+        return QueueSize(self.requests + 1, self.tokens + state.num_prompt)
+
+    def minus(self, state: RequestState) -> "QueueSize":
+        return QueueSize(self.requests - 1, self.tokens - state.num_prompt)
+
+    def fits(self, room: "QueueSize") -> bool:
+        """Returns whether both numbers are within those of `room`."""
+        return self.requests <= room.requests and self.tokens <= room.tokens
+
+    def measure(self, *, by_tokens: bool) -> int:
+        return self.tokens if by_tokens else self.requests
+
+
 class FairShare:
     """The waiting requests; iterating over it follows no particular order."""
 
@@ -29,6 +54,7 @@ class FairShare:
         self._clock = clock
         self._seconds_per_tier = seconds_per_tier
         self._waiting: dict[IsolationDomain, deque[RequestState]] = {}
+        self._sizes: dict[IsolationDomain, QueueSize] = {}
         self._counters: dict[IsolationDomain, float] = {}
         self._last_served = 0.0
 
@@ -39,6 +65,15 @@ class FairShare:
         for queue in self._waiting.values():
             yield from queue
 
+    def size_of(self, domain: IsolationDomain) -> QueueSize:
+        """Returns how much of one domain waits."""
+        return self._sizes.get(domain, QueueSize())
+
+    def total_size(self) -> QueueSize:
+        """Returns how much waits over all domains."""
+        sizes = self._sizes.values()
+        return QueueSize(sum(size.requests for size in sizes), sum(size.tokens for size in sizes))
+
     def enqueue(self, state: RequestState) -> None:
         """Appends a request to the queue of its domain."""
         domain = state.domain
@@ -47,13 +82,15 @@ class FairShare:
             self._counters[domain] = max(self._counters.get(domain, 0.0), floor)
             self._waiting[domain] = deque()
         self._waiting[domain].append(state)
+        self._sizes[domain] = self.size_of(domain).plus(state)
 
     def remove(self, state: RequestState) -> None:
         """Takes a waiting request out of its queue."""
         domain = state.domain
         self._waiting[domain].remove(state)
+        self._sizes[domain] = self._sizes[domain].minus(state)
         if not self._waiting[domain]:
-            del self._waiting[domain]
+            del self._waiting[domain], self._sizes[domain]
 
     def candidates(self) -> list[RequestState]:
         """Returns all waiting requests, the next one to admit first."""

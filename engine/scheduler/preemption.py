@@ -1,8 +1,8 @@
 """Prepares the part of a step that belongs to one request: allocates its pages, and describes the rows to compute.
 
 Owns the set of starved requests: running requests that lack a page. Never frees a page itself: the scheduler preempts.
-A request needs another page whenever its last page is full. If no page is free, the lowest-priority request is
-preempted, which may be the request itself. While copies to the host run, it waits for the pages that they will free.
+A request needs another page whenever its last page is full. If no page is free, a request of a domain above its
+fair number of places is preempted, or else the lowest-priority request; it may be the request itself. While copies to the host run, it waits for the pages that they will free.
 
 A slice is the part of one request in a step: its next known tokens, then its draft tokens, and how to sample them.
 Invariant: rows are sampled only where a slice reaches the last known token.
@@ -15,6 +15,7 @@ from graftwork.engine.core.step import RequestSlice, SampleSpec
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.request_state import RequestState
 from graftwork.engine.scheduler.resources import GrammarProvider
+from graftwork.engine.scheduler.tenant_bounds import BatchShares
 from graftwork.platform.ids import RequestId
 
 
@@ -63,12 +64,14 @@ class PageGrower:
         kv_cache: KvCacheManager,
         running: Mapping[RequestId, RequestState],
         page_tokens: int,
+        max_running: int,
         preempt: Callable[[RequestState], None],
     ) -> None:
         """`preempt` offloads a running request and removes it from `running` before it returns."""
         self._kv_cache = kv_cache
         self._running = running
         self._page_tokens = page_tokens
+        self._max_running = max_running
         self._preempt = preempt
         self.starved: set[RequestId] = set()
         """Running requests without the page that their next token needs."""
@@ -112,7 +115,7 @@ class PageGrower:
         return drafted
 
     def lowest_priority(self, excluded: Iterable[RequestId] = ()) -> RequestState | None:
-        """Returns the request to preempt first: the one with the lowest priority, and at a tie the last to arrive."""
-        spared = set(excluded)
+        """Returns the request to preempt first, in the order of BatchShares; None if there is none."""
+        spared, shares = set(excluded), BatchShares(self._max_running, self._running.values(), ())
         candidates = [one for one in self._running.values() if one.request_id not in spared and not one.pending_loads]
-        return max(candidates, key=lambda one: (one.priority, one.arrived_at), default=None)
+        return max(candidates, key=shares.preemption_order, default=None)

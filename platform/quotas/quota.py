@@ -34,6 +34,7 @@ class Quota:
     tokens_per_minute: int | None = None
     """Prompt and completion tokens together, cached ones included."""
     max_concurrent_requests: int | None = None
+    """Answers that are generated at one time: a request with n choices counts n times."""
     max_adapters: int | None = None
     max_adapter_bytes: int | None = None
     """All versions of all its adapters together."""
@@ -89,7 +90,9 @@ class Standing:
 
 def limit_exceeded(quota: Quota, limit: str, retry_after_s: float | None, standing: Standing) -> LimitExceeded:
     """Returns the error that refuses a request over `limit`. `retry_after_s` is None if the request can never fit."""
-    if retry_after_s is None:
+    if retry_after_s is None and limit == "max_concurrent_requests":
+        advice = "Each answer of a request counts; ask for fewer (prompts times n) or have the limit raised."
+    elif retry_after_s is None:
         advice = "This request alone is more than that; ask for fewer tokens or have the limit raised."
     else:
         advice = f"Try again in {go_duration(retry_after_s)}."

@@ -40,8 +40,10 @@ class Reservation(Protocol):
 class QuotaKeeper(Protocol):
     """Counts reservations, in this process or in Redis."""
 
-    async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> Reservation:
-        """Reserves one request, its tokens and one place among the running requests: all of them, or nothing.
+    async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1) -> Reservation:
+        """Reserves one request, its tokens and a place of `max_concurrent_requests` for each of its answers.
+
+        It gets all of them, or nothing.
 
         Raises LimitExceeded with the exact seconds after which an equal request fits. Raises BudgetSpent if the
         month's tokens do not suffice.

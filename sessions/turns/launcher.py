@@ -69,11 +69,19 @@ class TurnLauncher:
         settings: SessionSettings,
         tool_hints: ToolHints,
     ) -> TurnTask:
-        turn_id = TurnId(new_id("turn"))
-        plan, expected_tokens = await self._plan(principal, session, new_items, settings, turn_id)
-        accounting = self._dependencies.accounting
+        with self._dependencies.accounting.take_places(principal.tenant_id) as places:
+            turn_id = TurnId(new_id("turn"))
+            plan, expected_tokens = await self._plan(principal, session, new_items, settings, turn_id)
+            started = await self._start(replace(plan, tool_hints=tool_hints), turn_id, expected_tokens)
+            places.keep()
+            started[1].add_done_callback(lambda _: places.release())
+        return started
+
+    async def _start(self, plan: TurnPlan, turn_id: TurnId, expected_tokens: int) -> TurnTask:
+        """Reserves quota for a turn, stores it and runs it."""
+        accounting, principal = self._dependencies.accounting, plan.principal
         quota = await accounting.quota_of(principal.tenant_id)
-        plan = replace(plan, request=replace(plan.request, kv_limits=kv_limits(quota)), tool_hints=tool_hints)
+        plan = replace(plan, request=replace(plan.request, kv_limits=kv_limits(quota)))
         account = await accounting.open(_charge(plan), quota, expected_tokens)
         runner = None
         try:

@@ -23,6 +23,7 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
+from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageMeter
@@ -184,7 +185,9 @@ class CountingQuotas:
     async def quota_of(self, tenant_id: TenantId) -> Quota:
         return Quota(max_sessions=self.limit)
 
-    async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> CountingReservation:
+    async def reserve(
+        self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1
+    ) -> CountingReservation:
         if self.is_shut:
             raise LimitExceeded("Enough for now.", retry_after_s=1.0)
         self.reservations.append(CountingReservation(estimated_tokens))
@@ -247,6 +250,10 @@ async def next_round(seconds: float) -> None:
     await asyncio.sleep(0)
 
 
+MAX_ANSWERS = 100
+"""The most answers that a tenant may have in flight in a World."""
+
+
 class World:
     """All objects of one process. `restarted` makes the next process on the same database."""
 
@@ -269,11 +276,13 @@ class World:
         self.meter = UsageMeter(database)
         turns = TurnStore(database, self.clock, owner, LEASE_S)
         generator = generator_on(self.engine, telemetry=self.telemetry, clock=self.clock)
+        in_flight = InFlightBound(self.clock, None, MAX_ANSWERS)
+        self.accounting = Accounting(
+            self.quotas.quota_of, self.quotas, self.meter, self.telemetry, self.clock, in_flight
+        )
         dependencies = TurnDependencies(
             generator=generator,
-            accounting=Accounting(
-                self.quotas.quota_of, self.quotas, self.meter, telemetry=self.telemetry, clock=self.clock
-            ),
+            accounting=self.accounting,
             store=turns,
             log=EventLog(turns.append, self.clock, pause),
             kv=SessionKvClient(self.engine, b"pepper", generator.public_prefixes),

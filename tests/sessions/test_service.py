@@ -26,7 +26,17 @@ from graftwork.sessions.service import NewSession
 from graftwork.sessions.text.messages import Message
 from graftwork.sessions.turns.runner import ToolHint
 from graftwork.sessions.turns.settings import TurnOverrides
-from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal, principal, types
+from tests.sessions.fakes_sessions import (
+    MAX_ANSWERS,
+    WEATHER,
+    Answer,
+    World,
+    call,
+    crash,
+    new_principal,
+    principal,
+    types,
+)
 from tests.sessions.fakes_text import description, prompt_encoder, text_tokenizer
 
 ALL_ITEMS = PageRequest(limit=100, order=Order.ASCENDING)
@@ -373,6 +383,23 @@ async def test_refusal_before_admission(world: World) -> None:
         "code": "queue_full",
     }
     assert world.quotas.reservations[0].is_refunded
+
+
+async def test_a_turn_that_the_engine_has_no_room_for_is_refused_at_once(world: World) -> None:
+    """With as many answers in flight as the tenant may have, a turn is refused and nothing is stored; its place comes
+    back when a turn ends.
+    """
+    me = principal()
+    session = await world.session(me)
+    with world.accounting.take_places(me.tenant_id, MAX_ANSWERS), pytest.raises(CapacityContended):
+        await world.service.start_turn(me, session.session_id, "Hi")
+
+    running = await world.service.start_turn(me, session.session_id, "Hi")
+    assert (await running.result()).status is TurnStatus.COMPLETED
+    await world.service.close()
+
+    world.accounting.take_places(me.tenant_id, MAX_ANSWERS)
+    assert len((await world.service.items(me, session.session_id, ALL_ITEMS)).items) == 2
 
 
 async def test_bug_fails_the_turn(world: World) -> None:

@@ -17,7 +17,7 @@ from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.kv_lab import FakeDisk, FixedLeases, KvLab
-from tests.engine.scheduler.test_scheduler import Shelf
+from tests.engine.scheduler.stage import Shelf
 
 PAGE, CONTEXT = 2, 16
 SCOPES = CacheScopes("sha256:model", "float32")

@@ -16,7 +16,7 @@ from graftwork.engine.scheduler.speculator import DraftLimits, Speculator, accep
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.kv_lab import FixedLeases, KvLab
-from tests.engine.scheduler.test_scheduler import CONTEXT, EOS, PAGE, Shelf
+from tests.engine.scheduler.stage import CONTEXT, EOS, PAGE, Shelf
 from tests.hypothesis_profiles import examples
 
 

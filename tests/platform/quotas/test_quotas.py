@@ -158,6 +158,26 @@ async def test_what_never_fits_is_not_to_be_retried(keeper: QuotaKeeper, quota: 
     assert refusal.headers()["x-should-retry"] == "false"
 
 
+async def test_each_answer_of_a_request_counts_as_running(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
+    """Of five places, a request with three answers leaves two, until it ends; more than five never fit."""
+    quota = Quota(max_concurrent_requests=5)
+    first = await keeper.reserve(ACME, quota, 1, answers=3)
+
+    refusal = await refusal_of(keeper.reserve(ACME, quota, 1, answers=3))
+    second = await keeper.reserve(ACME, quota, 1, answers=2)
+    never = await refusal_of(keeper.reserve(ACME, quota, 1, answers=6))
+    await first.settle(1)
+    await second.refund()
+    await keeper.reserve(ACME, quota, 1, answers=5)
+
+    assert refusal.details == {"limit": "max_concurrent_requests"}
+    assert refusal.should_retry
+    assert not never.should_retry
+    assert "ask for fewer" in never.message
+    manual_clock.advance(1)
+    await refusal_of(keeper.reserve(ACME, quota, 1))
+
+
 async def test_a_refused_request_takes_nothing(keeper: QuotaKeeper) -> None:
     """A refusal by one limit leaves the others as they were."""
     quota = Quota(requests_per_minute=2, tokens_per_minute=100, max_concurrent_requests=2, monthly_tokens=50)
@@ -375,7 +395,7 @@ async def test_every_key_in_redis_expires(redis_url: str, redis_prefix: str, man
     async with Redis.from_url(redis_url) as redis:
         lives = [await redis.ttl(key) async for key in redis.scan_iter(match=f"{redis_prefix}*", count=1000)]
 
-    assert len(lives) == 5
+    assert len(lives) == 6
     assert all(60 < life <= 60 + SLOT_LIFE_S + 1 for life in lives)
 
 

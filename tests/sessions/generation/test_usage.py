@@ -8,6 +8,7 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import LimitExceeded
 from graftwork.platform.ids import RequestId
+from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.sessions.generation.generator import PromptAdmitted, TextDelta
@@ -26,9 +27,9 @@ class Books:
         self.telemetry = Telemetry()
         self.quotas = CountingQuotas()
         self.ledger = UsageMeter(database)
-        self.accounting = Accounting(
-            self.quotas.quota_of, self.quotas, self.ledger, telemetry=self.telemetry, clock=ManualClock()
-        )
+        clock = ManualClock()
+        in_flight = InFlightBound(clock, None, max_tenant=2)
+        self.accounting = Accounting(self.quotas.quota_of, self.quotas, self.ledger, self.telemetry, clock, in_flight)
 
     async def open(self) -> RequestAccount:
         me = principal()
