@@ -252,7 +252,7 @@ class SessionService:
             return SessionChanged(session, 0, 0)
         history = await self.loader.history(scope, before)
         held = await self._kv.read(history)
-        kept = await self._kv.close(history)  # other sessions still use the rest
+        kept = await self._kv.change_adapter(history)  # other sessions still use the rest
         given_up = None if held is None or kept is None else held.num_bytes - kept.num_bytes
         return SessionChanged(session, head.num_tokens, given_up)
 

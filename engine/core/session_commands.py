@@ -22,6 +22,10 @@ class SessionVerb(StrEnum):
     """Before a long pause: copy the session's pages to the host, and free its device pages."""
     CLOSE = "close"
     """At the session's end: drop every page that no other session uses."""
+    CHANGE = "change"
+    """When the session has got another adapter: as CLOSE, but the session goes on, and its next turn is told why its
+    KV is missing.
+    """
     READ = "read"
     """Change nothing; only report."""
 

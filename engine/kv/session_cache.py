@@ -74,6 +74,9 @@ class SessionCache:
                 self._suspend(path, use)
             case SessionVerb.CLOSE:
                 self._kv_cache.close_session(path, use)
+            case SessionVerb.CHANGE:
+                self._kv_cache.close_session(path, use)
+                self._kv_cache.set_history(TokenPath(path.scope, (), path.domain), use)
             case SessionVerb.READ:
                 pass
         return self._report(path, use)

@@ -1,4 +1,4 @@
-"""Sends the engine commands for a session's KV between its turns: hold, prefetch, suspend, close, read.
+"""Sends the engine commands for a session's KV between its turns: hold, prefetch, suspend, close, change, read.
 
 Owns the name of a session in the engine. Never stores anything. KV (the model's stored work on a prompt) is only a
 cache of the stored history. So it is no error if the engine does not answer: the next turn takes longer.
@@ -53,6 +53,10 @@ class SessionKvClient:
     async def close(self, history: History) -> SessionMemory | None:
         """Frees the KV of this history."""
         return await self._send(SessionVerb.CLOSE, history)
+
+    async def change_adapter(self, history: History) -> SessionMemory | None:
+        """Frees the KV of this history, because the session has got another adapter."""
+        return await self._send(SessionVerb.CHANGE, history)
 
     async def read(self, history: History) -> SessionMemory | None:
         """Returns how much of the KV is on each cache tier (device, host, disk)."""

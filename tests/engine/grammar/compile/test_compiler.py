@@ -96,6 +96,27 @@ def test_a_refusal_crosses_from_the_child_with_its_place(workshop: Workshop) -> 
     assert refusal.param == "#/not/multipleOf"
 
 
+def test_patterns_that_no_engine_compiles_are_refused_at_their_place(workshop: Workshop) -> None:
+    """The error names the JSON pointer of the patterns, and quotes no expression that the caller has not written."""
+    patterns = [{"pattern": f"(.*{letter}){{20}}"} for letter in "abc"]
+    hard = {"type": "string", "allOf": [*patterns, {"pattern": "(.*c){20}.*d.{30}"}]}
+
+    refusal = workshop.outcome(schema({"type": "object", "properties": {"easy": {"pattern": "^a$"}, "h/p": hard}}))
+
+    assert isinstance(refusal, InvalidRequest)
+    assert refusal.param == "#/properties/h~1p"
+    assert "#/properties/h~1p" in refusal.message
+    assert not any(quoted in refusal.message for quoted in ("Regex", "\\x{", "(?:"))
+
+
+def test_an_error_in_ebnf_is_the_engines_own(workshop: Workshop) -> None:
+    """The text is the caller's, so the message that quotes it helps."""
+    refusal = workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a" missing'))
+
+    assert isinstance(refusal, InvalidRequest)
+    assert "missing" in refusal.message
+
+
 def test_a_compile_that_passes_its_deadline_is_killed(workshop: Workshop) -> None:
     """The next grammar is compiled as if nothing had been; the refusal is kept, and costs nothing again."""
     hostile = GrammarSource(GrammarKind.EBNF, EXPLODING)
