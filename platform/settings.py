@@ -70,6 +70,8 @@ class Settings:
     """Bytes of KV in files under the data folder, which outlive the engine; None is 2 GiB, 0 keeps none there."""
     public_prompts: Path | None = None
     """A text file, or a folder of them: system prompts whose KV all tenants may share."""
+    public_grammars: Path | None = None
+    """A folder of JSON schemas (`.json`): all tenants share what is compiled for them."""
     kv_dir: Path | None = None
     """The folder of the KV files. Engines must not share one. None is `kv` in `data_dir`."""
     max_batch_tokens: int = 512
@@ -238,6 +240,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
     "public_prompts": _folder,
+    "public_grammars": _folder,
     "kv_dir": _folder,
     "max_batch_tokens": _whole(1),
     "max_running": _whole(1),

@@ -136,7 +136,7 @@ class SessionService:
         Raises NotFound or LimitExceeded.
         """
         settings = checked_settings(new.settings)
-        await self.launcher.plan_output(settings)
+        await self.launcher.plan_output(principal, settings)
         check_metadata(new.metadata)
         model = await self.resolve(principal, new.model)
         now = self._clock.now()

@@ -56,7 +56,7 @@ async def chat_inference(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    output, prompt = await asyncio.to_thread(_read, body, resources)
+    output, prompt = await asyncio.to_thread(_read, body, resources, principal)
     prediction = await asyncio.to_thread(_encode_prediction, body, resources)
     budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")
     return InferenceRequest(
@@ -73,9 +73,12 @@ async def chat_inference(
     )
 
 
-def _read(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[int, ...]]:
+def _read(
+    body: ChatCompletionRequest, resources: InferenceResources, principal: Principal
+) -> tuple[OutputPlan, tuple[int, ...]]:
     """Plan the output and encode the prompt. Both take CPU time, so this runs on a thread."""
-    return resources.planner.plan(body.output_constraints()), encode_chat(body, resources)
+    planner = resources.planner.of(principal.tenant_id)
+    return planner.plan(body.output_constraints()), encode_chat(body, resources)
 
 
 def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:

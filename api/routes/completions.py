@@ -55,7 +55,7 @@ async def _inference_request(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    output, prompts = await asyncio.to_thread(_read, body, resources)
+    output, prompts = await asyncio.to_thread(_read, body, resources, principal)
     longest = max(len(prompt) for prompt in prompts)
     budget = token_budget(longest, body.token_limit, resources.description.context_tokens, "prompt")
     return InferenceRequest(
@@ -71,11 +71,12 @@ async def _inference_request(
     )
 
 
-def _read(body: CompletionRequest, resources: InferenceResources) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
+def _read(
+    body: CompletionRequest, resources: InferenceResources, principal: Principal
+) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
     """Plan the output and encode the prompts. Both take CPU time, so this runs on a thread."""
-    return resources.planner.plan(OutputConstraints(response_format=body.response_format_fields())), _encode(
-        body, resources
-    )
+    constraints = OutputConstraints(response_format=body.response_format_fields())
+    return resources.planner.of(principal.tenant_id).plan(constraints), _encode(body, resources)
 
 
 def _encode(body: CompletionRequest, resources: InferenceResources) -> tuple[tuple[int, ...], ...]:

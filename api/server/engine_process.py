@@ -55,6 +55,7 @@ def run_engine(settings: Settings, listen: str) -> None:
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,
         waiting_share=settings.waiting_share,
+        public_grammars=settings.public_grammars,
         max_draft_tokens=settings.max_draft_tokens,
         disk_kv_bytes=_DISK_KV_BYTES if settings.disk_kv_bytes is None else settings.disk_kv_bytes,
         kv_folder=settings.kv_dir or settings.data_dir / KV_FOLDER,

@@ -16,6 +16,7 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
+from graftwork.engine.grammar.compile.grammar_cache import PublicGrammars
 from graftwork.engine.grammar.manager import GrammarManager
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
@@ -138,7 +139,10 @@ def build_engine(
 def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:
     vocabulary = read_vocabulary(config.model, model.vocab_size, model.eos_token_ids)
     limits = CompileLimits()
-    compiler = GrammarCompiler(config.model, vocabulary, limits, inbox.put, clock) if vocabulary is not None else None
+    public = PublicGrammars.read(config.public_grammars)
+    compiler = None
+    if vocabulary is not None:
+        compiler = GrammarCompiler(config.model, vocabulary, limits, inbox.put, clock, public)
     return GrammarManager(compiler, model.eos_token_ids, limits, clock)
 
 

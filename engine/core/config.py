@@ -62,6 +62,8 @@ class EngineConfig:
     """The most prompt tokens in the queue."""
     waiting_share: float = 0.75
     """The fraction of the queue, 0 to 1, in requests and in tokens, that one domain may fill."""
+    public_grammars: Path | None = None
+    """A folder of JSON schemas (`.json`) whose compiled grammars all domains share. None declares none."""
     max_draft_tokens: int = 16
     """The most draft tokens of one request in one step; 0 turns drafting off. It does not change answers."""
     draft_cache_bytes: int = 32 * 2**20

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -169,6 +170,15 @@ class ConstraintPlanner:
         """How the model writes tool calls."""
         self._checks: OrderedDict[bytes, tuple[str, ...] | InvalidRequest] = OrderedDict()
         self._lock = Lock()
+        self._owner = ""
+
+    def of(self, owner: str) -> "ConstraintPlanner":
+        """Returns this planner for one tenant. It finds only the tenant's own checks in the cache, so that the time of
+        a check tells nothing of other tenants.
+        """
+        planner = copy(self)
+        planner._owner = owner
+        return planner
 
     def plan(self, constraints: OutputConstraints) -> OutputPlan:
         """Returns how one output is constrained and parsed. Raises InvalidRequest, which names the field."""
@@ -256,7 +266,7 @@ class ConstraintPlanner:
         return tuple(param + pointer for pointer in found)
 
     def _check(self, source: GrammarSource) -> tuple[str, ...] | InvalidRequest:
-        key = hashlib.sha256(f"{source.kind}/{source.strict}/{source.text}".encode()).digest()
+        key = hashlib.sha256(f"{self._owner}/{source.kind}/{source.strict}/{source.text}".encode()).digest()
         with self._lock:
             if (kept := self._checks.get(key)) is not None:
                 self._checks.move_to_end(key)

@@ -57,9 +57,10 @@ class TurnLauncher:
         started = await self._running.launch(session.session_id, launching)
         return TurnHandle(principal.scope(), started[0].turn, self._reader, started)
 
-    async def plan_output(self, settings: SessionSettings) -> OutputPlan:
+    async def plan_output(self, principal: Principal, settings: SessionSettings) -> OutputPlan:
         """Plans how answers under these settings are generated and parsed. Raises InvalidRequest."""
-        return await asyncio.to_thread(self._dependencies.planner.plan, output_constraints(settings))
+        planner = self._dependencies.planner.of(principal.tenant_id)
+        return await asyncio.to_thread(planner.plan, output_constraints(settings))
 
     async def _launch(
         self,
@@ -102,7 +103,7 @@ class TurnLauncher:
     ) -> tuple[TurnPlan, int]:
         """Plans the request to the engine, and estimates its prompt and output tokens."""
         dependencies, encoder = self._dependencies, self._encoder()
-        output = await self.plan_output(settings)
+        output = await self.plan_output(principal, settings)
         transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
         new_token_ids = await asyncio.to_thread(transcript.encode_next, encoder, settings.opening, new_items)
         prompt = (*transcript.token_ids, *new_token_ids)

@@ -48,8 +48,12 @@ class CompileLimits:
     memory_bytes: int = 1024 * 2**20
     """Bytes that a compile may use, besides what the compile server itself maps."""
     cache_bytes: int = 64 * 2**20
+    """Bytes of the cached results of all domains; those of public grammars come on top."""
     cache_entries: int = 512
     """The number of cached results. Refusals count too, so that a hostile grammar is not compiled again."""
+    domain_cache_bytes: int = 16 * 2**20
+    """Bytes of the cached results of one domain, and of public grammars. One result may be larger."""
+    domain_cache_entries: int = 128
     domain_seconds_per_minute: float = 15.0
     """Seconds of compiling for one domain in a minute. Over it, the domain's new grammars get a 429 for a while."""
     domain_queue: int = 32

@@ -161,7 +161,9 @@ def test_a_request_that_starts_again_stands_where_its_tokens_brought_it(scene: S
     """Opened behind half an answer, the mask is that of a request that has run so far."""
     source = grammar(GrammarKind.REGEX, "[a-c]{3}[0-9]{3}")
     answer = scene.run(PROMPT, grammar=source, max_tokens=20).token_ids[:-1]
-    request = EngineRequest(RequestId("again"), tuple(PROMPT), SamplingParams(9), IsolationDomain(b"d"), grammar=source)
+    request = EngineRequest(
+        RequestId("again"), tuple(PROMPT), SamplingParams(9), IsolationDomain(b"tenant"), grammar=source
+    )
     manager = scene.engine.grammars
 
     manager.want([request])

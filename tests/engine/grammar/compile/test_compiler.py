@@ -15,6 +15,7 @@ import pytest
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.compile.compile_budget import CompileBudget
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled, GrammarCompiler
+from graftwork.engine.grammar.compile.grammar_cache import GrammarCache, GrammarKey, PublicGrammars
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.platform.clock import ManualClock
@@ -29,15 +30,17 @@ EXPLODING = "\n".join([*(f'r{n} ::= r{n + 1} r{n + 1} | "a"' for n in range(2000
 class Workshop:
     """A compiler, and the loop's part in its life."""
 
-    def __init__(self, limits: CompileLimits = LIMITS) -> None:
+    def __init__(self, limits: CompileLimits = LIMITS, public: PublicGrammars | None = None) -> None:
         vocabulary = read_vocabulary(MODEL, 1024, (1017,))
         assert vocabulary is not None
         self.clock = ManualClock()
         self.inbox: SimpleQueue[GrammarCompiled] = SimpleQueue()
-        self.compiler = GrammarCompiler(MODEL, vocabulary, limits, self.inbox.put, self.clock)
+        self.compiler = GrammarCompiler(
+            MODEL, vocabulary, limits, self.inbox.put, self.clock, public or PublicGrammars()
+        )
 
     def ask(self, source: GrammarSource, domain: str = "domain") -> GraftworkError | None:
-        return self.compiler.want(self.compiler.key(source), source, domain)
+        return self.compiler.want(self.compiler.key(source, domain), source, domain)
 
     def absorb(self) -> GrammarCompiled:
         """The next end of a compile."""
@@ -54,9 +57,12 @@ class Workshop:
 
     def outcome(self, source: GrammarSource, domain: str = "domain") -> object:
         assert self.ask(source, domain) is None
-        while self.compiler.get(self.compiler.key(source)) is None:
+        while (found := self.kept(source, domain)) is None:
             self.absorb()
-        return self.compiler.get(self.compiler.key(source))
+        return found
+
+    def kept(self, source: GrammarSource, domain: str = "domain") -> object:
+        return self.compiler.get(self.compiler.key(source, domain))
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +81,62 @@ def number(limit: int) -> GrammarSource:
     return schema({"type": "integer", "maximum": limit})
 
 
-def test_a_grammar_is_compiled_once_for_all_who_ask(workshop: Workshop) -> None:
-    """Asked for again while it is compiled, and after, it is the same one."""
+def test_a_grammar_is_compiled_once_for_each_domain(workshop: Workshop) -> None:
+    """Asked for again while it is compiled, and after, it is the same one; another domain gets one of its own."""
     before = workshop.compiler.num_compiles
     source = number(1)
 
     workshop.ask(source)
-    workshop.ask(source, "other")
     first = workshop.outcome(source)
+    other = workshop.outcome(source, "other")
 
     assert workshop.outcome(source) is first
-    assert workshop.compiler.num_compiles == before + 1
+    assert workshop.outcome(source, "other") is other is not first
+    assert workshop.compiler.num_compiles == before + 2
+
+
+def test_public_grammars_are_compiled_once_for_all(tmp_path: Path) -> None:
+    """Any JSON object is public, and a schema in the operator's folder, however it is spaced and whether strict."""
+    (tmp_path / "order.json").write_text('{ "type": "integer",\n "maximum": 7 }')
+    workshop = Workshop(public=PublicGrammars.read(tmp_path))
+    try:
+        for source in (GrammarSource(GrammarKind.JSON_OBJECT, ""), number(7)):
+            assert workshop.outcome(source, "one") is workshop.outcome(source, "two")
+        assert workshop.kept(number(8), "two") is None
+        assert workshop.compiler.num_compiles == 2
+    finally:
+        workshop.compiler.close()
+
+
+def test_a_folder_of_public_grammars_is_read_or_refused_by_name(tmp_path: Path) -> None:
+    """A file that is no JSON, and a folder that is none, are named."""
+    (tmp_path / "bad.json").write_text("{")
+
+    for folder, named in ((tmp_path, "bad.json"), (tmp_path / "none", "none")):
+        with pytest.raises(InvalidRequest, match=named):
+            PublicGrammars.read(folder)
+
+
+def keep_refusals(cache: GrammarCache, domain: str | None, names: range) -> list[GrammarKey]:
+    keys = [GrammarKey(domain, str(name)) for name in names]
+    for key in keys:
+        cache.keep(key, InvalidRequest("no"))
+        cache.check_integrity()
+    return keys
+
+
+def test_a_domain_evicts_its_own_grammars_first() -> None:
+    """Above its own bound a domain loses its oldest results, and above the bound of all it is the fullest that does."""
+    cache = GrammarCache(replace(LIMITS, cache_entries=10, domain_cache_entries=6))
+    public = keep_refusals(cache, None, range(6))
+    light = keep_refusals(cache, "light", range(3))
+    calm = keep_refusals(cache, "calm", range(2))
+
+    flood = keep_refusals(cache, "flood", range(20))
+
+    kept = set(cache)
+    assert kept.issuperset([*public, *light, *calm])
+    assert kept.intersection(flood) == set(flood[-5:])
 
 
 def test_a_refusal_crosses_from_the_child_with_its_place(workshop: Workshop) -> None:
@@ -141,7 +192,7 @@ def test_another_party_does_not_wait_behind_a_flood(workshop: Workshop) -> None:
     workshop.ask(number(3), "other")
     first = workshop.absorb()
 
-    assert first.key == workshop.compiler.key(number(3))
+    assert first.key == workshop.compiler.key(number(3), "other")
     for _ in flood:
         workshop.absorb()
 
@@ -217,7 +268,7 @@ def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
         late = workshop.absorb().outcome
         workshop.compiler.forget_failures()
         workshop.compiler.forget_failures()
-        kept = workshop.compiler.get(workshop.compiler.key(hard))
+        kept = workshop.kept(hard)
     finally:
         workshop.compiler.close()
 
@@ -261,8 +312,8 @@ def test_a_failure_that_has_made_way_is_forgotten_only_once() -> None:
         compiler.close()
 
     assert isinstance(lost, InternalFailure)
-    assert compiler.get(compiler.key(number(8))) is None
-    assert compiler.get(compiler.key(number(9))) is served
+    assert workshop.kept(number(8)) is None
+    assert workshop.kept(number(9)) is served
 
 
 def test_the_cache_is_bounded() -> None:
@@ -271,7 +322,7 @@ def test_the_cache_is_bounded() -> None:
     try:
         for limit in (1, 2, 3):
             workshop.outcome(number(limit))
-        kept = [workshop.compiler.get(workshop.compiler.key(number(limit))) is not None for limit in (1, 2, 3)]
+        kept = [workshop.kept(number(limit)) is not None for limit in (1, 2, 3)]
     finally:
         workshop.compiler.close()
 
