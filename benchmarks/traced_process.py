@@ -5,6 +5,7 @@
 Recording is `sys.setprofile` in every thread, from the process's start; a generator or coroutine that is resumed counts
 as entered. It also counts the transactions that SQLAlchemy begins and commits, by engine events. Each line that comes
 over the Unix socket PATH is a command: `start` forgets what was recorded, `stop` answers it as one line of JSON.
+With --transactions-only no function is recorded, so that the process keeps its speed.
 """
 
 import argparse
@@ -112,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--package", type=Path, required=True, help="functions of files below this folder are recorded")
     parser.add_argument("--control", required=True, help="the Unix socket on which commands are taken")
+    parser.add_argument("--transactions-only", action="store_true", help="record no function")
     parser.add_argument("target", help="module:function of the command")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -121,8 +123,9 @@ def main() -> None:
     listener.bind(options.control)
     listener.listen()
     threading.Thread(target=answer_commands, args=(recorder, listener), daemon=True).start()
-    threading.setprofile(recorder.profile)
-    sys.setprofile(recorder.profile)
+    if not options.transactions_only:
+        threading.setprofile(recorder.profile)
+        sys.setprofile(recorder.profile)
     module, _, function = options.target.partition(":")
     sys.argv = ["graftwork", *options.arguments]
     sys.exit(getattr(importlib.import_module(module), function)())

@@ -64,7 +64,7 @@ def traced_demo(checkout: Checkout) -> Iterator[TracedServer]:
 def traced_gateway(
     checkout: Checkout, together: int, step_ms: float, database_url: str | None = None
 ) -> Iterator[TracedServer]:
-    """A traced gateway over a scripted engine; its database is by default a file of its own."""
+    """A gateway over a scripted engine, with its transactions traced; its database is by default a file of its own."""
     with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
         folder, port = Path(name), free_port()
         listen, engine = scripted_engine(checkout, folder, together, step_ms)
@@ -72,14 +72,16 @@ def traced_gateway(
         flags = ["--model", str(checkout.demo_model), "--data-dir", name]
         flags += ["--engine-address", listen, "--port", str(port)]
         flags += [] if database_url is None else ["--database-url", database_url]
-        gateway = stack.enter_context(_traced(checkout, folder, "gateway", flags))
+        gateway = stack.enter_context(_traced(checkout, folder, "gateway", flags, ["--transactions-only"]))
         yield _ready(gateway, port, folder, ("gateway",))
 
 
-def _traced(checkout: Checkout, folder: Path, command: str, flags: Sequence[str]) -> ServerProcess:
-    """`graftwork COMMAND FLAGS`, which takes orders at `folder/COMMAND.control`."""
+def _traced(
+    checkout: Checkout, folder: Path, command: str, flags: Sequence[str], tracing: Sequence[str] = ()
+) -> ServerProcess:
+    """`graftwork COMMAND FLAGS`, which takes orders at `folder/COMMAND.control`. `tracing`: flags of the tracer."""
     tracer = [sys.executable, str(Path(__file__).with_name("traced_process.py"))]
-    tracer += ["--package", str(checkout.package), "--control", str(_control(folder, command))]
+    tracer += ["--package", str(checkout.package), "--control", str(_control(folder, command)), *tracing]
     orders = [*tracer, "--", checkout.entry_point, command, *flags]
     return ServerProcess(orders, checkout.environment(), folder / f"{command}.log")
 

@@ -1,10 +1,13 @@
 """How many database transactions a session turn of 200 tokens makes, on SQLite and on PostgreSQL.
 
     python benchmarks/turn_transactions.py [--checkout DIR] [--turns 1,32] [--step-ms 2,25] [--rounds 5] [--json OUT]
+        [--answers streamed,whole]
 
-A gateway under `traced_process.py` streams turns of new sessions, one alone or several at once, from a scripted engine
-that answers a token a step. Counted are the BEGINs and COMMITs that SQLAlchemy's engine events tell, from the requests
-to 0.3 s after their answers' ends, divided by the turns. Reads end without a COMMIT, so `begin` is the number to go by.
+A gateway under `traced_process.py` answers turns of new sessions, one alone or several at once, from a scripted engine
+that answers a token a step. A streamed answer has a reader of its events; a whole one has none. Counted are the BEGINs
+and COMMITs that SQLAlchemy's engine events tell, from the requests to 0.3 s after their answers' ends, divided by the
+turns. Reads end without a COMMIT, so `begin` is the number to go by. `s` tells whether the gateway kept up with the
+engine.
 PostgreSQL needs a server on which databases may be made; without one only SQLite is measured.
 """
 
@@ -18,7 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import asyncpg  # type: ignore[import-untyped]
@@ -43,6 +47,8 @@ class Scene:
     turns: int
     """At once."""
     step_ms: float
+    answer: str
+    """`streamed` or `whole`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ def _round(record: Callable[[Callable[[], None]], dict[str, Recording]], scene: 
     def take_turns() -> None:
         started_at = time.monotonic()
         with ThreadPoolExecutor(scene.turns) as threads:
-            answers.extend(threads.map(lambda path: _take_turn(client, path), paths))
+            answers.extend(threads.map(lambda path: _take_turn(client, path, scene.answer == "streamed"), paths))
         times.append(time.monotonic() - started_at)
 
     counted = record(take_turns)["gateway"].transactions
@@ -86,8 +92,8 @@ def _round(record: Callable[[Callable[[], None]], dict[str, Recording]], scene: 
     return Sample(scene, *(count / scene.turns for count in counts), times[0])
 
 
-def _take_turn(client: httpx.Client, path: str) -> str:
-    body = {"input": "Tell me about the harbour.", "stream": True}
+def _take_turn(client: httpx.Client, path: str, stream: bool) -> str:
+    body = {"input": "Tell me about the harbour.", "stream": stream}
     text = client.post(path, json=body).raise_for_status().text
     assert f'"completion_tokens":{_TOKENS}' in text, text[-1000:]
     return text
@@ -121,7 +127,16 @@ async def _execute(url: str, statement: str) -> bool:
 
 def show(samples: list[Sample]) -> None:
     table = Table(
-        "database", "turns at once", "ms a step", "begin a turn: min", "median", "max", "commit", "text deltas", "s"
+        "database",
+        "turns at once",
+        "ms a step",
+        "answer",
+        "begin a turn: min",
+        "median",
+        "max",
+        "commit",
+        "text deltas",
+        "s",
     )
     for scene in dict.fromkeys(sample.scene for sample in samples):
         own = [sample for sample in samples if sample.scene == scene]
@@ -131,6 +146,7 @@ def show(samples: list[Sample]) -> None:
             scene.database,
             str(scene.turns),
             f"{scene.step_ms:g}",
+            scene.answer,
             *(f"{figure:.1f}" for figure in (min(begins), statistics.median(begins), max(begins))),
             *(f"{statistics.median(figures):.1f}" for figures in others),
             f"{statistics.median(sample.seconds for sample in own):.2f}",
@@ -144,17 +160,19 @@ def main() -> None:
     parser.add_argument("--postgres-url", default=os.environ.get("GRAFTWORK_TEST_POSTGRES_URL", _DEFAULT_POSTGRES))
     parser.add_argument("--turns", default="1,32", help="how many run at once, comma-separated")
     parser.add_argument("--step-ms", default="2,25", help="between two steps of the engine, comma-separated")
+    parser.add_argument("--answers", default="streamed,whole", help="of streamed and whole, comma-separated")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write every sample here")
     arguments = parser.parse_args()
     checkout = Checkout(arguments.checkout.absolute())
     samples: list[Sample] = []
-    for turns in map(int, arguments.turns.split(",")):
-        for step_ms in map(float, arguments.step_ms.split(",")):
-            samples += measure(checkout, Scene("SQLite", turns, step_ms), None, arguments.rounds)
-            with fresh_postgres(arguments.postgres_url) as url:
-                if url is not None:
-                    samples += measure(checkout, Scene("PostgreSQL", turns, step_ms), url, arguments.rounds)
+    lists = (arguments.turns, arguments.step_ms, arguments.answers)
+    for turns, step_ms, answer in product(*(words.split(",") for words in lists)):
+        scene = Scene("SQLite", int(turns), float(step_ms), answer)
+        samples += measure(checkout, scene, None, arguments.rounds)
+        with fresh_postgres(arguments.postgres_url) as url:
+            if url is not None:
+                samples += measure(checkout, replace(scene, database="PostgreSQL"), url, arguments.rounds)
     show(samples)
     if arguments.json:
         record = {"machine": describe_machine(), "samples": [asdict(sample) for sample in samples]}

@@ -1,7 +1,7 @@
 """Runs the engine's loop: receive messages, admit requests, plan a step, run it, store its tokens, deliver outputs.
 
-Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages.
-Never waits for anything but the forward pass, or for a message when it has no work.
+Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages. While
+there is work, the loop waits only for the forward pass. Without work, it waits for a message.
 """
 
 import logging
@@ -41,13 +41,15 @@ _log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """Carries out steps; ModelRunner is one."""
+    """Runs the forward pass of a step and samples its tokens. ModelRunner implements it."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
 
 class EngineLoop:
-    """Serves requests on one thread. Messages come in through `inbox` only, and outputs leave through sinks only."""
+    """Serves requests on one thread. Messages come in only through `inbox`. Outputs leave only through the sinks, the
+    callbacks that gateways pass with their requests.
+    """
 
     def __init__(
         self,
@@ -69,13 +71,15 @@ class EngineLoop:
         self._copies = copies
         self._gates = gates
         self.runner = runner
-        """Carries steps out. Between two steps it may be replaced, for example by one that records them."""
+        """Runs the steps. It may be replaced between two steps, for example by a runner that records them."""
         self._prefills = prefills
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
 
     def run(self) -> None:
-        """Serves until a Stop message arrives."""
+        """Handles messages and runs steps until a Stop message arrives. Then stops the threads of the engine's
+        parts.
+        """
         worked = False
         while True:
             self._receive(wait=not worked)
@@ -87,7 +91,9 @@ class EngineLoop:
         self._copies.close()
 
     def step(self) -> bool:
-        """Runs one step. Returns False if there was nothing to run; then only a message can bring work."""
+        """Admits requests and runs one step. Returns False if there was nothing to run: then only a message can bring
+        work.
+        """
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
         if plan is None:
@@ -121,7 +127,7 @@ class EngineLoop:
                 return
 
     def take(self, message: Message) -> None:
-        """Handles one message."""
+        """Handles one message from the inbox."""
         match message:
             case SubmitRequest(request, sink):
                 self._submit(request, sink)
@@ -216,7 +222,7 @@ class EngineLoop:
         )
 
     def check_integrity(self) -> None:
-        """Checks every part. Call it between two steps."""
+        """Checks the invariants of the scheduler, the adapter pool and the grammars. Call it between two steps."""
         self._scheduler.check_integrity()
         self._adapters.check_integrity()
         self._grammars.check_integrity(self._scheduler.running_ids)

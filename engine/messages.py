@@ -1,8 +1,9 @@
 """Defines the messages that other threads put into the engine loop's inbox.
 
-Owns the messages from gateways. Messages from background threads (about loads, compiled grammars and transfers) are
-defined beside these threads.
-Invariant: a callback in a message only passes its argument on; it must not block the thread that calls it.
+Owns the messages from gateways. Messages from background threads (about loads, compiled grammars and copies) are
+defined in the files of these threads.
+
+Invariant: a callback in a message only passes its argument on. It must not block the thread that calls it.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,12 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 Sink = Callable[[list[RequestOutput]], None]
-"""A callback that receives one gateway's outputs of one step. It is called on the loop's thread."""
+"""A callback that receives the outputs of one step for one gateway. The engine loop's thread calls it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """Asks the engine to serve a request, and to pass its outputs to `sink`."""
+    """Asks the engine to serve a request, and to pass its outputs to the callback `sink`."""
 
     request: EngineRequest
     sink: Sink
@@ -39,30 +40,33 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class CancelSink:
-    """Asks the engine to cancel all requests of a gateway that has disconnected."""
+    """Asks the engine to cancel all requests whose outputs go to `sink`, because this gateway has disconnected."""
 
     sink: Sink
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetAdapter:
-    """Asks the engine to free an adapter's memory, and to drop all KV and answers that were cached under it."""
+    """Asks the engine to free an adapter's memory, and to drop the answers that requests with this adapter got.
+
+    The engine keeps such answers because it takes drafts from them.
+    """
 
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetDomain:
-    """Asks the engine to drop all cached KV of a domain (the requests that may share cached KV)."""
+    """Asks the engine to drop all cached KV of an isolation domain (a group of requests that may share cached KV)."""
 
     domain: IsolationDomain
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAdapter:
-    """Asks the engine to load an adapter and to check that it is applied exactly.
+    """Asks the engine to load an adapter, and to check that it is applied exactly.
 
-    `answer` is called on the loading thread.
+    `answer` is called on the loading thread, with the error or None.
     """
 
     digest: str
@@ -71,7 +75,7 @@ class ProbeAdapter:
 
 @dataclass(frozen=True, slots=True)
 class RunSessionCommand:
-    """Asks the engine to carry out a session command. `answer` is called on the loop's thread."""
+    """Asks the engine to run a command on the KV of a session. `answer` is called on the engine loop's thread."""
 
     command: SessionCommand
     answer: Callable[[SessionMemory], None]
@@ -79,14 +83,14 @@ class RunSessionCommand:
 
 @dataclass(frozen=True, slots=True)
 class ReadStats:
-    """Asks for all counters and gauges of the engine. `answer` is called on the loop's thread."""
+    """Asks for all counters and gauges of the engine. `answer` is called on the engine loop's thread."""
 
     answer: Callable[[EngineStats], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Asks the loop to end, without waiting for running requests."""
+    """Asks the engine loop to end, without waiting for running requests."""
 
 
 Message = (

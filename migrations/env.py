@@ -1,7 +1,8 @@
-"""How Alembic reaches the database: on the connection it is given, or on its own from the settings.
+"""Runs migrations for Alembic, on a connection that the caller gives or on one from the settings.
 
-`Database.upgrade_to_head` gives a connection and runs what is written in `versions/`, which needs no models.
-The `alembic` program gives none; it may be asked to compare, so every room's tables are loaded for it.
+`Database.upgrade_to_head` gives a connection. Then only the files in `versions/` are needed, and no models.
+The `alembic` program gives no connection, so this module opens one. That program can also compare the models with the
+database, so all tables are imported for it. Never writes a row itself.
 """
 
 import asyncio
@@ -15,14 +16,17 @@ from graftwork.platform.settings import Settings
 
 
 def run_on(connection: Connection) -> None:
-    """Run what was asked for in the connection's transaction."""
+    """Runs the requested migrations in one transaction of the connection."""
     context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
     with context.begin_transaction():
         context.run_migrations()
 
 
 async def run_on_the_settings_database() -> None:
-    """Connect to the database that `GRAFTWORK_DATABASE_URL` names, or to the one in the data folder."""
+    """Runs the requested migrations on the database of the settings.
+
+    This is the database that `GRAFTWORK_DATABASE_URL` names, or else the one in the data folder.
+    """
     import graftwork.adapters.registry.tables
     import graftwork.platform.tenancy.tables
     import graftwork.sessions.store.tables  # noqa: F401

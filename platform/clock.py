@@ -1,4 +1,7 @@
-"""Defines clocks that code receives as an argument, so that tests never sleep, and a signal for one waiting task."""
+"""Defines how code tells the time and waits: clocks that are passed as arguments, and a signal for one waiting task.
+
+Owns every reading of the machine's clocks behind these interfaces. With a ManualClock, tests never sleep.
+"""
 
 import asyncio
 import time
@@ -6,7 +9,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Three clocks: `now` for what is stored and shown, `monotonic` for what is measured, `worked` for what is billed."""
+    """Three clocks: `now` for stored and shown times, `monotonic` for durations, `worked` for processor time."""
 
     def now(self) -> float:
         """Returns the seconds since the Unix epoch."""
@@ -22,7 +25,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """Reads the machine's own clocks."""
 
     def now(self) -> float:
         return time.time()

@@ -1,7 +1,8 @@
 """Manages the SQL database: connections, transactions and the schema's revision.
 
-Owns the pool of connections, and how transactions work on SQLite and on PostgreSQL.
-Contains no statement over the tables: the repositories do.
+Owns the pool of connections, and how transactions work on SQLite and on PostgreSQL. Contains no statement over the
+tables: the repositories contain them.
+
 Invariant: a `write()` block commits once at its end, or changes nothing; a `read()` block changes nothing.
 """
 
@@ -24,7 +25,7 @@ from sqlalchemy.orm import DeclarativeBase
 from graftwork.platform.errors import Unavailable
 
 ReadSession = NewType("ReadSession", AsyncSession)
-"""Permission to read. What is written through it is rolled back."""
+"""Permission to read. Changes that are made through it are rolled back."""
 WriteSession = NewType("WriteSession", ReadSession)
 """Permission to read and write, in one transaction."""
 
@@ -47,7 +48,10 @@ class Base(DeclarativeBase):
 
 
 class Database:
-    """One database, given by its async address. Only the event loop that uses it first may use it."""
+    """Opens sessions and transactions on one database, which is given by its async address.
+
+    Only the event loop that uses it first may use it.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)
@@ -89,7 +93,7 @@ class Database:
                 self._writing_task = None
 
     async def close(self) -> None:
-        """Close every pooled connection."""
+        """Closes every pooled connection."""
         await self._engine.dispose()
 
     async def upgrade_to_head(self) -> None:
@@ -118,7 +122,7 @@ class Database:
             await session.commit()
 
     async def _migrate(self, verb: Callable[[Config, str], None], revision: str) -> None:
-        """Run one Alembic command in one transaction. A lock keeps other processes out."""
+        """Runs one Alembic command in one transaction. A lock keeps other processes out."""
 
         def run(connection: Connection) -> None:
             config = _alembic_config()
@@ -144,7 +148,7 @@ class Database:
 
 
 def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
-    """Give SQLite real transactions, a write-ahead log and enforced foreign keys."""
+    """Gives SQLite real transactions, a write-ahead log and enforced foreign keys."""
 
     @event.listens_for(engine.sync_engine, "connect")
     def on_connect(connection: Any, _record: Any) -> None:
@@ -164,7 +168,10 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
 
 
 async def _connect(session: AsyncSession) -> None:
-    """Begins the transaction at once, so that a database that does not answer is not reported as a wrong statement."""
+    """Begins the transaction at once.
+
+    Raises Unavailable if the database does not answer, before any statement is sent.
+    """
     try:
         await session.connection()
     except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:

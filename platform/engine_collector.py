@@ -1,7 +1,8 @@
 """Shows an engine's own figures to Prometheus, under Graftwork's names and those that inference gateways read.
 
 Keeps the last reading, and turns it into metrics when Prometheus asks for them. Counts nothing. The fields of the
-reading define which figures are shown and how (see platform/metrics.py); one figure only is defined here.
+reading define which figures are shown and how (see platform/metrics.py). Only the metric of the adapters in use is
+defined here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,9 @@ from graftwork.platform.metrics import HasFields, Metric, MetricKind, samples
 
 
 class EngineReading(HasFields, Protocol):
-    """A dataclass whose fields are shown as their metadata says, with the adapters in use beside them."""
+    """An engine's figures: a dataclass whose metadata says how each field is shown, and the digests of the adapters in
+    use.
+    """
 
     @property
     def resident_adapters(self) -> tuple[str, ...]: ...
@@ -33,7 +36,7 @@ class EngineCollector(Collector):
         self._read_at = 0.0
 
     def observe(self, reading: EngineReading, at: float) -> None:
-        """Replaces the reading. `at` is its time, in unix seconds."""
+        """Replaces the reading. `at` is the time of the reading, in unix seconds."""
         self._reading = reading
         self._read_at = at
 

@@ -5,16 +5,16 @@
     │   └── ContextLengthExceeded 400  the prompt and the answer do not fit the model's context
     ├── ValidationFailed          422  a body on a native or admin route, or an adapter's files
     ├── NotAuthenticated          401  the key is wrong, expired or revoked
-    ├── NotPermitted              403  the key is right, but not for this
-    ├── NotFound                  404  unknown, or another tenant's: both answer alike
+    ├── NotPermitted              403  the key is valid, but must not do this
+    ├── NotFound                  404  unknown, or another tenant's; the answer is the same
     ├── Conflict                  409  the state has moved on; `details` says where it is now
     ├── PayloadTooLarge           413
     ├── LimitExceeded             429  your own limit
     │   └── BudgetSpent           429  your own limit, and waiting does not help
-    ├── CapacityContended         429  capacity exists, others hold it now
+    ├── CapacityContended         429  others use all capacity now
     ├── Unavailable               503  no engine can serve this at present
-    ├── DeadlineExceeded          504  the request outlived the time it was given
-    └── InternalFailure           500  our bug; the log has it under the request id
+    ├── DeadlineExceeded          504  the time limit of the request is over
+    └── InternalFailure           500  a bug of the server; the log has it under the request id
 
 An error owns its status, its code and whether a retry can help; no other module decides these.
 Errors of other libraries are converted into these errors in the module that calls the library.
@@ -27,7 +27,9 @@ from typing import Any, ClassVar
 
 
 class GraftworkError(Exception):
-    """The base class of all these errors. `message` tells the caller what is wrong and what to do about it."""
+    """The base class of all errors that a caller can receive. `message` tells the caller what is wrong and what to do
+    about it.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
@@ -51,7 +53,7 @@ class GraftworkError(Exception):
 
     @property
     def should_retry(self) -> bool:
-        """Returns whether sending the same request again may succeed."""
+        """Whether sending the same request again may succeed."""
         return self.retry_after_s is not None
 
     def body(self) -> dict[str, Any]:
@@ -60,7 +62,9 @@ class GraftworkError(Exception):
         return {"error": error | self.details}
 
     def headers(self) -> dict[str, str]:
-        """Returns the retry headers: `retry-after` if waiting helps, `x-should-retry: false` if it never does."""
+        """Returns the retry headers: `retry-after` if waiting helps, else `x-should-retry: false` for a status 409 or
+        429.
+        """
         if self.retry_after_s is not None:
             seconds = max(self.retry_after_s, 0.0)
             return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
@@ -114,7 +118,10 @@ class PayloadTooLarge(GraftworkError):
 
 
 class LimitExceeded(GraftworkError):
-    """`rate_limit_headers` tell how much of each limit is used. The quota keeper sets them."""
+    """A limit of the caller is reached.
+
+    `rate_limit_headers` tell how much of each limit is used. The quota keeper sets them.
+    """
 
     status = 429
     type = "rate_limit_error"

@@ -1,4 +1,7 @@
-"""Makes identifiers: they have types and prefixes, and sort by the time they were made."""
+"""Defines the types of identifiers, and makes new identifiers.
+
+Each new identifier has a prefix. Identifiers sort by the time at which they were made.
+"""
 
 import secrets
 import time
@@ -15,7 +18,7 @@ CallId = NewType("CallId", str)
 RequestId = NewType("RequestId", str)
 
 IsolationDomain = NewType("IsolationDomain", bytes)
-"""An opaque digest that names who may share cached prefixes. The engine never learns which tenant it is."""
+"""An opaque digest that names who may share cached prefixes. The engine never learns which tenant it stands for."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 

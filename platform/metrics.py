@@ -1,6 +1,7 @@
 """Defines how a figure is shown to Prometheus: its name, kind, help text and labels.
 
-Counts nothing itself. Modules that count describe their figures with it, and the collector shows these figures.
+Counts nothing itself. Other modules count, and describe their figures with `counter` and `gauge`. EngineCollector shows
+these figures.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ _KEY = "metrics"
 
 
 class MetricKind(StrEnum):
-    """A counter only grows; a gauge goes up and down."""
+    """The kind of a metric. A counter only grows; a gauge goes up and down."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -27,7 +28,7 @@ class Metric:
     kind: MetricKind
     help: str
     labels: tuple[tuple[str, str], ...] = ()
-    """(label, value); metrics of one name have the same labels in the same order."""
+    """Pairs (label, value). Metrics of one name have the same labels in the same order."""
 
 
 class HasFields(Protocol):
@@ -51,7 +52,7 @@ def gauge(name: str, help_text: str, *, also: str | None = None, **labels: str) 
 
 
 def samples(reading: HasFields) -> Iterator[tuple[Metric, float]]:
-    """Returns each metric of a dataclass with the value of its field, in the order of the fields."""
+    """Yields each metric of a dataclass with the value of its field, in the order of the fields."""
     for field in fields(reading):
         for metric in field.metadata.get(_KEY, ()):
             yield metric, getattr(reading, field.name)

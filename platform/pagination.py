@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 class Order(StrEnum):
-    """Oldest first, or newest first."""
+    """The order of a list: oldest first, or newest first."""
 
     ASCENDING = "asc"
     DESCENDING = "desc"
@@ -31,7 +31,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """Some items in the order asked for."""
+    """One page of a list: items in the order that the caller asked for."""
 
     items: tuple[Item, ...]
     has_more: bool
@@ -53,4 +53,4 @@ def cut(found: Sequence[Item], request: PageRequest) -> Page[Item]:
 
 
 FIRST_PAGE = PageRequest()
-"""The newest items, as many as a page holds by default."""
+"""The first page by default: the newest items, at most 20."""

@@ -1,8 +1,9 @@
 """Reads the settings of a process. No other module of the server reads environment variables.
 
 Owns the names, defaults and forms of every setting. Never opens a file or a connection.
-Each value comes from the overrides (the command line) when given there, else from `GRAFTWORK_<NAME>`,
-else from the default. Secrets, and addresses that may carry one, stay out of the settings' repr.
+
+A value comes from the overrides (the command line), else from the variable `GRAFTWORK_<NAME>`, else from the default.
+Secrets, and addresses that may contain one, are left out of the settings' repr.
 """
 
 import os
@@ -34,22 +35,25 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 to 65535; 0 takes a free one."""
+    """The port of the gateway, 0 to 65535; 0 takes a free port."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+    """A second port that serves `/metrics` without a key; 0 takes a free one. None opens no such port."""
     data_dir: Path = Path("./graftwork-data")
-    """Keys, the embedded database, adapters and sockets live here."""
+    """The folder of keys, the embedded database, adapters and sockets."""
     database_url: str | None = field(default=None, repr=False)
-    """`postgresql://…` or `sqlite+aiosqlite:///…`; None is a file in `data_dir`."""
+    """The address of the database: `postgresql://…` or `sqlite+aiosqlite:///…`. None uses a file in `data_dir`."""
     redis_url: str | None = field(default=None, repr=False)
-    """Where several gateways share their limits; None keeps limits in this process."""
+    """The address of the Redis in which several gateways share their limits. None keeps limits in this process."""
     model: Path | None = None
     """The folder of the base model."""
     demo: bool = False
     engine_address: str | None = None
-    """A gRPC target; None starts an engine as a child of this process."""
+    """The gRPC address of the engine. None starts an engine as a child of this process."""
     admin_key: str | None = field(default=None, repr=False)
-    """None makes one at first start, in `data_dir`."""
+    """The admin key. None makes one at first start, in `data_dir`."""
     pepper: str | None = field(default=None, repr=False)
-    """The secret that key hashes depend on: losing it kills every key. None makes one at first start."""
+    """The secret that key hashes depend on. If it is lost, no key works any more. None makes one at first start."""
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 1
@@ -57,41 +61,48 @@ class Settings:
     device_bytes: int | None = None
     """Bytes of device memory for KV and adapters together. None is the engine's default."""
     lora_pool_bytes: int | None = None
-    """The most bytes of `device_bytes` that adapters may take. None sets no limit but the reserve of the KV."""
+    """The most bytes of `device_bytes` for adapters. None sets no limit besides the reserve of the KV."""
     lora_host_bytes: int | None = None
     """Bytes of host memory for adapters, from which they are copied to the device."""
     lora_kernels: str = "auto"
-    """How adapters are applied: `auto` (`triton` on CUDA, `native` on a CPU, if they work there), or one of these, or
-    `torch`.
+    """How adapters are applied: `auto`, `native` (CPU), `triton` (CUDA) or `torch`.
+
+    `auto` takes `triton` on CUDA and `native` on a CPU, if they work there, else `torch`.
     """
     host_kv_bytes: int | None = None
-    """Bytes of host memory for the KV of idle sessions. None is the engine's default, 0 keeps none there."""
+    """Bytes of host memory for the KV of idle sessions. None is the engine's default; 0 turns this tier off."""
     disk_kv_bytes: int | None = None
-    """Bytes of KV in files under the data folder, which outlive the engine; None is 2 GiB, 0 keeps none there."""
+    """Bytes of KV in files under the data folder, which outlive the engine. None is 2 GiB; 0 turns this tier off."""
     public_prompts: Path | None = None
-    """A text file, or a folder of them: system prompts whose KV all tenants may share."""
+    """A text file, or a folder of text files: system prompts whose KV all tenants may share."""
     public_grammars: Path | None = None
-    """A folder of JSON schemas (`.json`): all tenants share what is compiled for them."""
+    """A folder of JSON schemas (`.json`) whose compiled grammars all tenants share."""
     kv_dir: Path | None = None
     """The folder of the KV files. Engines must not share one. None is `kv` in `data_dir`."""
     max_batch_tokens: int = 512
     """Tokens of one engine step, at least 1. More tokens give more throughput and longer steps."""
     max_running: int = 64
-    """Sequences that one step may hold, at least 1."""
+    """The most requests in one step, at least 1."""
     max_waiting: int = 256
-    """Requests that may queue, at least 1. When the queue is full, the tenant with most of them is refused (429)."""
+    """The most requests in the queue, at least 1. When it is full, the tenant with the most requests in it gets a status
+    429: for its new request, or for its last one in the queue if a tenant with fewer requests sends one.
+    """
     max_waiting_tokens: int = 2**20
-    """Prompt tokens that may queue, at least 1."""
+    """The most prompt tokens in the queue, at least 1."""
     waiting_share: float = 0.75
     """The part of the queue, from 0 to 1, that one tenant may fill. One request of each tenant may always wait."""
+    max_connections_per_address: int = 512
+    """HTTP connections that one address may hold; 0 sets no limit. Addresses of this machine have no limit."""
     max_draft_tokens: int = 16
-    """The most tokens drafted for one request in one step. 0 switches speculation off. Answers do not depend on it."""
+    """The most tokens drafted for one request in one step; 0 switches drafting off. Drafting does not change answers.
+    """
     tool_call_form: str = "auto"
-    """How the model writes tool calls: `auto` is as its chat template shows; or `hermes`, `qwen`, `llama3_json`,
-    `mistral` or `pythonic`.
+    """How the model writes tool calls: `auto`, `hermes`, `qwen`, `llama3_json`, `mistral` or `pythonic`.
+
+    `auto` takes the form that the model's chat template shows.
     """
     fleet: str = "static"
-    """`static` or `ray`."""
+    """How engines are managed: `static` or `ray`. Only `static` is served yet."""
     replicas: int = 1
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
@@ -118,18 +129,18 @@ class Settings:
 
     @property
     def resolved_database_url(self) -> str:
-        """Returns the database's address, which names its async driver."""
+        """The database's address, which names its async driver."""
         if self.database_url is None:
             return f"sqlite+aiosqlite:///{self.data_dir / 'graftwork.db'}"
         return async_database_url(self.database_url)
 
     @property
     def resolved_engine_address(self) -> str:
-        """Returns the address of the engine: the given address, or the embedded engine's socket."""
+        """The address of the engine: the given address, or the embedded engine's socket."""
         return self.engine_address or f"unix:{self.data_dir.absolute() / 'engine.sock'}"
 
     def check_served(self) -> None:
-        """Raises InvalidRequest for a setting that would have no effect yet."""
+        """Raises InvalidRequest for a setting that has no effect in this version."""
         unserved = {
             "fleet": self.fleet != "static",
             "replicas": self.replicas != 1,
@@ -215,13 +226,15 @@ def _one_of(*choices: str) -> Callable[[object], str]:
 
 
 _FORMER_VARIABLES: Mapping[str, str] = {"device_bytes": "GRAFTWORK_DEVICE_KV_BYTES"}
-"""The former name of a setting's variable, which is still read."""
+"""By setting, the former name of its variable. The former name is still read."""
 
 _SECRET_NAMES = frozenset(setting.name for setting in fields(Settings) if not setting.repr)
 
 _PARSERS: Mapping[str, Callable[[object], object]] = {
     "host": _text,
     "port": _whole(0, 65535),
+    "metrics_host": _text,
+    "metrics_port": _whole(0, 65535),
     "data_dir": _folder,
     "database_url": _text,
     "redis_url": _text,
@@ -247,6 +260,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_waiting": _whole(1),
     "max_waiting_tokens": _whole(1),
     "waiting_share": _fraction,
+    "max_connections_per_address": _whole(0),
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "fleet": _one_of("static", "ray"),

@@ -11,7 +11,7 @@ from graftwork.platform.errors import ValidationFailed
 
 
 class _Refused(ValueError):
-    """Raised inside the parser's hooks, for JSON that is refused."""
+    """Raised inside the parser's hooks for JSON that is refused."""
 
 
 def read_object(raw: bytes, param: str) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -22,10 +22,10 @@ from graftwork.platform.logs import JsonFormatter, configure_logging
 
 
 class LocalHistogram(Collector):
-    """Shows the same metrics as prometheus_client's `Histogram` without labels, in a quarter of the time for each
-    value.
+    """Shows the same metrics as prometheus_client's `Histogram` without labels, and takes a quarter of its time for
+    each value.
 
-    It has no lock, so only one thread may record values. Another thread may collect the metrics at any time, and sees
+    There is no lock, so only one thread may record values. Another thread may collect the metrics at any time, and sees
     each recorded value either completely or not at all.
     """
 
@@ -67,7 +67,7 @@ _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 
 
 class Telemetry:
-    """Every metric of one process."""
+    """Owns every metric of one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -86,7 +86,7 @@ class Telemetry:
         self._labelled_tenants: set[TenantId] = set()
 
     def count_request(self, tenant_id: TenantId, outcome: str) -> None:
-        """Counts a request that ended. Its outcome is `completed`, `cancelled`, `failed` or `refused`."""
+        """Counts a request that ended. `outcome` is `completed`, `cancelled`, `failed` or `refused`."""
         self._requests.labels(self.tenant_label(tenant_id), outcome).inc()
 
     def count_tokens(self, tenant_id: TenantId, prompt_tokens_by_tier: dict[str, int], completion_tokens: int) -> None:
@@ -102,7 +102,7 @@ class Telemetry:
             self._sessions.labels(status).set(count)
 
     def observe_engine(self, reading: EngineReading, at: float) -> None:
-        """Shows the engine's own figures. They were read at the time `at`, in unix seconds."""
+        """Shows the engine's own figures. `at` is the time at which they were read, in unix seconds."""
         self._engine.observe(reading, at)
 
     def tenant_label(self, tenant_id: TenantId) -> str:
@@ -113,9 +113,13 @@ class Telemetry:
             self._labelled_tenants.add(tenant_id)
         return tenant_id
 
-    def render(self) -> tuple[bytes, str]:
-        """Returns the answer of `/metrics`: its text and its content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Returns all metrics as text, and the text's content type.
+
+        `accept` is the client's `Accept` header. It can ask for OpenMetrics; the default is Prometheus text.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
         return Histogram(f"graftwork_{name}", text, buckets=buckets, registry=self.registry)

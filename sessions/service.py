@@ -1,7 +1,7 @@
 """Serves sessions to the routes: one method for each action of a client.
 
-Owns the order of the checks and writes of an action, and of the start of a turn. AgentSession has the rules, the stores
-have the rows, and TurnLauncher starts turns. Never uses HTTP types.
+Owns the order of checks and writes in each action. Never uses HTTP types. AgentSession has the rules, the stores write
+the rows, and TurnLauncher starts turns.
 Invariant: after a `GraftworkError` nothing has changed, unless the method says otherwise.
 """
 
@@ -30,16 +30,17 @@ from graftwork.sessions.turns.settings import NO_OVERRIDES, TurnOverrides, check
 from graftwork.sessions.turns.tool_outputs import ToolOutputs
 
 MAX_FORKS = 64
-"""The most sessions that one fork may create."""
+"""The most sessions that one fork request may create."""
 RETENTION_S = 30 * 86_400.0
 _POLL_S = 0.25
 """Seconds between two checks of a turn that runs in another process."""
 _ABANDONED_AFTER_S = 3600.0
-"""The age at which a response chain without a response is deleted."""
+"""An age in seconds. A session that was made for a response, but to which no response refers, is deleted at this age.
+"""
 
 
 class ModelResolver(Protocol):
-    """The one method of the adapter registry that sessions use."""
+    """The interface of the adapter registry. Sessions use only this method."""
 
     async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
         """Finds the adapter version that `model` names now. Raises NotFound."""
@@ -48,7 +49,7 @@ class ModelResolver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """The fields of a new session."""
+    """The fields of a session that a client asks for."""
 
     model: str
     settings: SessionSettings = field(default_factory=SessionSettings)
@@ -56,7 +57,7 @@ class NewSession:
     retention_s: float | None = None
     kind: SessionKind = SessionKind.SESSION
     items: tuple[Item, ...] = ()
-    """The history with which the session starts. Every call in it has its output."""
+    """The history with which the session starts. Every tool call in it must have its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class SessionChanged:
-    """The result of a PATCH."""
+    """The result of a PATCH request for a session."""
 
     session: AgentSession
     given_up_tokens: int
@@ -90,7 +91,10 @@ class SessionService:
         dependencies: TurnDependencies,
         retention_s: float = RETENTION_S,
     ) -> None:
-        """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
+        """Makes the service.
+
+        `retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own.
+        """
         clock, running = dependencies.clock, RunningTurns()
         self._registry = registry
         self._quota_of = dependencies.accounting.quota_of
@@ -108,7 +112,10 @@ class SessionService:
         self.base_name = dependencies.generator.description.model_name
 
     async def recover(self) -> int:
-        """Fails the turns that a crash has interrupted, and returns how many. Call it at start-up, or at any time."""
+        """Marks the turns that a crash has interrupted as failed, and returns how many.
+
+        May be called at start-up and at any later time.
+        """
         interrupted = await self._turns.find_interrupted(lambda: self._running.turn_ids)
         for scope, session_id, turn_id in interrupted:
             await self._turns.fail_interrupted(scope, session_id, turn_id)
@@ -116,9 +123,10 @@ class SessionService:
         return len(interrupted)
 
     async def sweep(self) -> int:
-        """Fails interrupted turns, deletes the sessions past their time to live, and returns how many were deleted.
+        """Deletes the sessions whose time to live has passed, and returns how many.
 
-        Also deletes response chains without a response.
+        Also marks interrupted turns as failed. Also deletes sessions that were made for a response, if no response
+        refers to them any more.
         """
         await self.recover()
         for scope, session_id in await self.store.find_unused(self._clock.now() - _ABANDONED_AFTER_S):
@@ -126,14 +134,14 @@ class SessionService:
         return await self._sweeper.sweep()
 
     async def close(self) -> None:
-        """Fails the turns that run in this process, each with a terminal event. No turn can start later."""
+        """Ends the turns that run in this process as failed, each with a last event. After this, no turn can start."""
         await self._running.close()
         await self._log.close()
 
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
-        """Creates a session, pinned to the adapter version that its model names now.
+        """Creates a session, and pins it to the adapter version that its model names now.
 
-        Raises NotFound or LimitExceeded.
+        Can raise ValidationFailed, InvalidRequest, NotFound or LimitExceeded.
         """
         settings = checked_settings(new.settings)
         await self.launcher.plan_output(principal, settings)
@@ -160,11 +168,11 @@ class SessionService:
         return await self._registry.resolve(principal.scope(), model, self.base_name)
 
     async def list_sessions(self, principal: Principal, page: PageRequest) -> Page[AgentSession]:
-        """Reads one page of the tenant's sessions by creation time."""
+        """Reads one page of the tenant's sessions, ordered by creation time."""
         return await self.store.list_sessions(principal.scope(), _checked(page))
 
     async def items(self, principal: Principal, session_id: str, page: PageRequest) -> Page[Item]:
-        """Reads one page of the history, up to the head. Raises NotFound."""
+        """Reads one page of the session's history, up to its latest checkpoint. Raises NotFound."""
         session = await self.loader.load(principal.scope(), session_id)
         return await self.store.list_items(principal.scope(), session, _checked(page))
 
@@ -178,7 +186,10 @@ class SessionService:
         overrides: TurnOverrides = NO_OVERRIDES,
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
-        """Starts a user's turn. Raises NotFound, Conflict, ValidationFailed, ContextLengthExceeded or LimitExceeded."""
+        """Starts a user's turn. `if_head` is the checkpoint that the client expects to continue; None accepts any.
+
+        Can raise NotFound, Conflict, ValidationFailed, InvalidRequest, ContextLengthExceeded or LimitExceeded.
+        """
         new_items = parse_input(turn_input)
         session = await self.loader.load(principal.scope(), session_id)
         session.check_takes_turn(if_head)
@@ -207,10 +218,10 @@ class SessionService:
         count: int = 1,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Creates sessions that share the history up to checkpoint `at`, or up to the head.
+        """Creates `count` sessions that share the history up to checkpoint `at`; None means the latest checkpoint.
 
-        The new sessions await the last calls of this history again. A response chain can only be forked to response
-        chains. Raises Conflict if the session is closed. Can also raise NotFound or LimitExceeded.
+        The new sessions await the outputs of the last tool calls of this history again.
+        Raises Conflict if the session is closed. Can also raise ValidationFailed, NotFound or LimitExceeded.
         """
         if not 1 <= count <= MAX_FORKS:
             raise ValidationFailed(f"count must be from 1 to {MAX_FORKS}.", param="count")
@@ -222,9 +233,10 @@ class SessionService:
         )
 
     async def rewind(self, principal: Principal, session_id: str, to: str) -> AgentSession:
-        """Moves the head to a checkpoint of the session. The session then awaits the checkpoint's last calls again.
+        """Moves the session back to one of its checkpoints.
 
-        Raises Conflict while a turn runs. Can also raise NotFound.
+        The session then awaits the outputs of that checkpoint's tool calls again. Raises Conflict while a turn runs.
+        Can also raise NotFound.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return await self.store.rewind(principal.scope(), session.session_id, _checkpoint_argument(to) or "")
@@ -257,10 +269,10 @@ class SessionService:
         return SessionChanged(session, head.num_tokens, given_up)
 
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Cancels the running turn, or only the turn `turn_id`, and waits for its end.
+        """Cancels the running turn and waits for its end. If `turn_id` is given, cancels only that turn.
 
         Does nothing if no such turn runs. If another process runs the turn, that process sees the request at its next
-        commit or heartbeat.
+        commit or renewal of the lease.
         """
         load = self.loader.load if turn_id is None else self.loader.load_any
         session = await load(principal.scope(), session_id)
@@ -271,7 +283,10 @@ class SessionService:
         return await load(principal.scope(), session_id)
 
     async def suspend(self, principal: Principal, session_id: str) -> AgentSession:
-        """Suspends a session until its next turn or tool output. Raises Conflict while a turn runs."""
+        """Suspends a session until its next turn or tool output: its KV leaves the device.
+
+        Raises Conflict while a turn runs. Can also raise NotFound.
+        """
         session = await self.loader.load(principal.scope(), session_id)
         suspended = await self.store.suspend(principal.scope(), session.session_id)
         await self._kv.suspend(await self.loader.history(principal.scope(), suspended))
@@ -280,7 +295,7 @@ class SessionService:
     async def prefetch(self, principal: Principal, session_id: str) -> Prefetched:
         """Loads a session's KV to the device before its next turn.
 
-        Raises Conflict if it is closed. Can raise NotFound.
+        Raises Conflict if the session is closed, and NotFound if it does not exist.
         """
         session = await self.loader.load(principal.scope(), session_id)
         session.check_open()
@@ -288,9 +303,9 @@ class SessionService:
         return Prefetched(session, len(history.token_ids), await self._kv.prefetch(history))
 
     async def read_cache(self, principal: Principal, session_id: str) -> tuple[AgentSession, SessionMemory | None]:
-        """Returns a session, and on which cache tiers its KV is; None if the engine does not answer.
+        """Returns a session, and how much of its KV is on each cache tier.
 
-        Raises NotFound.
+        The second value is None if the engine does not answer. Raises NotFound.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return session, await self._kv.read(await self.loader.history(principal.scope(), session))
@@ -306,22 +321,28 @@ class SessionService:
         return closed
 
     async def hide(self, principal: Principal, session_id: str) -> None:
-        """Cancels the running turn, and deletes the session, or hides it while responses or forks use it."""
+        """Cancels the running turn, and deletes the session.
+
+        While responses or forks use the session, hides it instead.
+        """
         session = await self.cancel(principal, session_id)
         await self._kv.close(await self.loader.history(principal.scope(), session))
         await self.store.hide(principal.scope(), session.session_id)
         await self.store.remove_unused(principal.scope(), session.session_id)
 
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """Yields the events with numbers above `after`, up to the end of a running turn.
+        """Returns an iterator over the session's events with numbers above `after`.
 
-        Raises NotFound before it yields the first event.
+        The iterator ends when no turn runs. Raises NotFound, before the first event.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return self.reader.follow(principal.scope(), session.session_id, after)
 
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
-        """Returns the tenant's limit of open sessions; None for conversations and response chains (no limit)."""
+        """Returns the tenant's limit of open sessions.
+
+        Returns None (no limit) for conversations and for sessions that only hold responses.
+        """
         return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
 
 

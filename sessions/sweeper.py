@@ -1,11 +1,11 @@
-"""Deletes sessions that are past their time to live.
+"""Deletes sessions whose time to live has passed.
 
     mark as expired ──► delete events ──► delete checkpoints, items and turns ──► delete the session's row
     (no client can read it)               (not checkpoints that forks share)      (once no checkpoint is left)
 
-Owns these transactions, each of a limited size, and frees the KV. AgentSession has the rule for when a session's time
-is over. Never changes a session that runs a turn. Never deletes rows that a fork shares before the last fork is
-deleted. Invariant: a sweep continues what a crash has interrupted.
+Owns these transactions, each of a limited size, and frees the KV. AgentSession decides whether a session's time has
+passed. Never changes a session that runs a turn. Keeps the rows that a fork shares until the last fork is deleted.
+Invariant: if a crash interrupts a sweep, the next sweep continues it.
 """
 
 import logging
@@ -31,23 +31,26 @@ DeleteSome = Callable[[WriteSession, TenantScope, SessionId, int], Awaitable[int
 
 
 class SessionSweeper:
-    """Deletes sessions past their time to live, of all tenants.
+    """Deletes the sessions of all tenants whose time to live has passed.
 
-    Several gateways may do this on one database at the same time.
+    Several gateways may sweep the same database at the same time.
     """
 
     def __init__(self, database: Database, clock: Clock, kv: SessionKvClient, retention_s: float) -> None:
-        """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
+        """Makes the sweeper.
+
+        `retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own.
+        """
         self._database = database
         self._clock = clock
         self._kv = kv
         self._retention_s = retention_s
 
     async def sweep(self) -> int:
-        """Deletes the sessions past their time to live, and returns how many were completely deleted.
+        """Deletes the sessions whose time to live has passed, and returns how many are completely deleted.
 
-        Searches again after a round that deleted a session: the deletion of a last fork may allow the deletion of its
-        origin.
+        After a round that deleted a session, searches again: a session can be deleted completely only after its last
+        fork.
         """
         num_deleted = 0
         while num_more := await self._round():

@@ -150,7 +150,7 @@ def redis_prefix(redis_url: str) -> Iterator[str]:
 
 
 def _skip_or_fail(reason: str) -> None:
-    """A server that is missing is no failure on a laptop, and is one in CI."""
+    """Skips a test whose server is missing, but fails in CI."""
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -165,13 +165,13 @@ def _postgres_database_url(name: str) -> str:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run something on a loop and thread of its own: any fixture may, whether the test's loop runs or not."""
+    """Runs a coroutine on a loop and thread of its own."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         thread.submit(asyncio.run, work).result()
 
 
 def _in_postgres(statement: str, database: str = "") -> None:
-    """Run one statement, where databases are made unless one is named."""
+    """Runs one statement in a database, or in the one where databases are made."""
     url = POSTGRES_URL.rsplit("/", 1)[0] + f"/{database}" if database else POSTGRES_URL
 
     async def run() -> None:

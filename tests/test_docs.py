@@ -1,4 +1,4 @@
-"""The pages agree with the tree: files that they name are there, and no decision is left out of the index."""
+"""Tests that the pages of docs/ agree with the tree."""
 
 import re
 from pathlib import Path
@@ -16,21 +16,21 @@ NAMED_FILE = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\.(?:py|md|proto|lu
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    """A path from the root that a page shows leads to a file, also after files have moved."""
+    """Every path from the root that a page names is a file."""
     named = set(NAMED_FILE.findall(page.read_text("utf-8")))
 
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
 def test_decisions_are_numbered_without_gaps() -> None:
-    """The first is 0001, and each next number is taken once."""
+    """The decisions are numbered from 0001 without a gap."""
     numbers = [int(page.name[:4]) for page in DECISIONS]
 
     assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_the_index_of_decisions_is_complete() -> None:
-    """Each decision stands in the index under its own title."""
+    """The index lists each decision under its title."""
     index = (DOCS / "decisions" / "README.md").read_text("utf-8")
     titles = {page: page.read_text("utf-8").partition("\n")[0].removeprefix("# ").split(". ", 1) for page in DECISIONS}
 
@@ -44,7 +44,7 @@ def test_the_index_of_decisions_is_complete() -> None:
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
 def test_a_decision_has_its_parts(page: Path) -> None:
-    """Status, context, decision and consequences, in this order."""
+    """Each decision has status, context, decision and consequences, in this order."""
     text = page.read_text("utf-8")
 
     assert re.search(r"^Status: (accepted|replaced by \d{4})\.$", text, re.MULTILINE)
@@ -61,5 +61,5 @@ HOPS = [
 
 @pytest.mark.parametrize(("path", "name"), HOPS)
 def test_each_hop_of_a_request_is_where_the_page_says(path: Path, name: str) -> None:
-    """The file defines a class or a function of that name."""
+    """Each class or function of the request's life is defined in the file that the page names."""
     assert re.search(rf"^\s*(?:async )?(?:def|class) {name}\b", path.read_text("utf-8"), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The profiles of Hypothesis that tests run under."""
+"""Tests of the profiles of Hypothesis."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def drawn(profile: str, *arguments: str) -> list[str]:
 
 
 def test_repeatable_examples_do_not_depend_on_loaded_modules(tmp_path: Path) -> None:
-    """Two processes draw the same examples, also when one of them has imported another module of the project."""
+    """Two processes draw the same examples, also if one has imported another module of the project."""
     numbers = [10**9 + step * 7919 for step in range(200)]
     (tmp_path / "loaded_before.py").write_text(f"NUMBERS = {numbers}\n")
 
@@ -44,7 +44,7 @@ def test_repeatable_examples_do_not_depend_on_loaded_modules(tmp_path: Path) -> 
 
 
 def test_a_search_draws_new_examples_and_more_of_them() -> None:
-    """Two searches differ, and each has ten times the examples of the fast suite."""
+    """Two searches draw different examples, ten times as many as the fast suite."""
     first, second = drawn("search"), drawn("search")
 
     assert first != second

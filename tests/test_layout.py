@@ -1,4 +1,4 @@
-"""The house itself: its rooms, who may open which door, and what a process loads."""
+"""Tests of the tree: its rooms, their imports, and what each process loads."""
 
 import ast
 import re
@@ -148,7 +148,7 @@ def output_of(*lines: str) -> str:
 
 
 def test_no_room_is_a_package_of_its_own() -> None:
-    """Rooms have no `__init__.py`, or they would shadow the standard library's modules; only graftwork has one."""
+    """No room has an `__init__.py`, which would shadow a module of the standard library."""
     found = {
         path.relative_to(ROOT)
         for folder in (*HOUSE, *OTHER_FOLDERS, "tests", "benchmarks", "src")
@@ -159,12 +159,12 @@ def test_no_room_is_a_package_of_its_own() -> None:
 
 
 def test_the_root_does_not_shadow_the_standard_library() -> None:
-    """From the root, `import platform` is Python's own."""
+    """At the root, `import platform` imports Python's own module."""
     assert output_of("import platform; print(platform.system())") in {"Linux", "Darwin", "Windows"}
 
 
 def test_every_room_is_reached_through_graftwork() -> None:
-    """Each room is a relative link in the package, so that the same tree works when it is moved."""
+    """Each top folder is a relative link in the package."""
     for room in (*HOUSE, *OTHER_FOLDERS):
         link = ROOT / "src" / "graftwork" / room
         assert link.is_symlink()
@@ -172,17 +172,14 @@ def test_every_room_is_reached_through_graftwork() -> None:
 
 
 def test_no_module_is_named_like_a_standard_one() -> None:
-    """A module `queue.py` is an accident waiting for whoever runs a script beside it."""
+    """No module has the name of a module of the standard library."""
     clashes = [str(path) for path in modules(*HOUSE, *OTHER_FOLDERS) if path.stem in sys.stdlib_module_names]
 
     assert clashes == []
 
 
 def test_rooms_import_downwards_only() -> None:
-    """api, sessions, adapters, engine, platform: an arrow may skip a room and never turn back.
-
-    The demo's story and data are beside the rooms, for the command line to tell.
-    """
+    """Folders import only those below them, in the order api, sessions, adapters, engine, platform."""
     wrong = []
     for path in modules(*HOUSE):
         below = {*HOUSE[: HOUSE.index(path.parts[0]) + 1]} | ({"demo"} if path.parts[0] == "api" else set())
@@ -215,14 +212,14 @@ def imported_modules(path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def test_every_module_stands_in_a_listed_room() -> None:
-    """Each folder with modules is in the list, and each entry of the list exists."""
+    """Each folder with modules is in the list of rooms, and each listed room exists."""
     found = {room_of(path) for path in modules(*HOUSE)}
 
     assert found == set(ROOMS)
 
 
 def test_rooms_import_only_rooms_below_them() -> None:
-    """No arrow between two rooms turns back, so rooms cannot form a circle."""
+    """A room imports only itself and rooms below it in the list."""
     floor = {room: index for index, room in enumerate(ROOMS)}
     wrong = [
         f"{path}:{line} imports {target}"
@@ -235,7 +232,7 @@ def test_rooms_import_only_rooms_below_them() -> None:
 
 
 def test_modules_import_each_other_without_a_circle() -> None:
-    """Inside a room too, imports form no circle, those for type checkers included."""
+    """Imports form no circle, type-checking imports included."""
     graph = {path: {target for _, target in imported_modules(path)} for path in modules(*HOUSE)}
 
     order = list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
@@ -244,7 +241,7 @@ def test_modules_import_each_other_without_a_circle() -> None:
 
 
 def test_no_room_is_too_large() -> None:
-    """A room has at most twenty modules, so that a newcomer can read its list of files at a glance."""
+    """A room has at most twenty modules."""
     sizes = Counter(room_of(path) for path in modules(*HOUSE))
 
     assert {room: size for room, size in sizes.items() if size > MAX_MODULES} == {}
@@ -261,7 +258,7 @@ def test_the_architecture_page_describes_every_room() -> None:
 
 @pytest.mark.parametrize("package", FENCES)
 def test_a_package_stays_behind_its_fence(package: str) -> None:
-    """What is heavy, or would tie a room to a technology, is imported in the places that own it and nowhere else."""
+    """A heavy package is imported only in the modules that own it."""
     wrong = [
         f"{path}:{line} imports {name}"
         for path in modules(*HOUSE)
@@ -274,7 +271,7 @@ def test_a_package_stays_behind_its_fence(package: str) -> None:
 
 
 def test_the_environment_is_read_in_one_place() -> None:
-    """Settings come from `Settings`; only the client programs read variables of their own."""
+    """Only `Settings` and the client programs read environment variables."""
     wrong = []
     for path in modules(*HOUSE):
         if allowed(path, ENVIRONMENT_READERS):
@@ -301,8 +298,8 @@ def test_the_environment_is_read_in_one_place() -> None:
     ],
 )
 def test_a_process_loads_only_what_it_needs(statement: str, unwanted: tuple[str, ...]) -> None:
-    """The gateway runs without torch, the SDK without the server, the scheduler without either; an engine loads no kernels
-    before it knows its device."""
+    """The gateway loads no torch, the SDK no server, the scheduler neither, and an engine no kernels before it knows
+    its device."""
     loaded = output_of(f"import sys; {statement}", f"print([name for name in {unwanted} if name in sys.modules])")
 
     assert loaded == "[]"
@@ -329,7 +326,7 @@ def private_names(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_tests_use_what_is_public() -> None:
-    """A test sees its subject as every caller does: through parameters, public names and `check_integrity`."""
+    """Tests use no private name of another module."""
     wrong = [
         f"{path}:{line} uses {name}"
         for path in modules("tests")
@@ -341,7 +338,7 @@ def test_tests_use_what_is_public() -> None:
 
 
 def test_tests_count_work_instead_of_time() -> None:
-    """A test of the fast suite asserts steps, calls or tokens, which are the same on every machine."""
+    """No fast test asserts a time."""
     wrong = [
         f"{path}:{line} imports {name}"
         for path in modules("tests")

@@ -1,4 +1,4 @@
-"""What is handed out: the wheel and the source distribution hold every room, and the client installs alone."""
+"""Tests of the wheel and the source distribution."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ def tracked_files() -> set[str]:
 
 @pytest.mark.slow
 def test_both_distributions_hold_every_room(tmp_path: Path) -> None:
-    """The links are followed, folders without `__init__.py` are found, and no file of a room is left behind."""
+    """The wheel and the source distribution have every file of every room."""
     wheel, source = build_distributions(tmp_path)
 
     with zipfile.ZipFile(wheel) as wheel_file, tarfile.open(source) as source_file:
@@ -49,7 +49,7 @@ def test_the_client_alone_is_small_and_quick(tmp_path: Path) -> None:
 
 
 def test_the_version_has_one_home() -> None:
-    """pyproject.toml takes it from the package, and it stands in no other file of the rooms."""
+    """The version is only in the package, and pyproject.toml reads it from there."""
     readers = [
         str(path.relative_to(ROOT))
         for folder in ROOMS
@@ -63,7 +63,7 @@ def test_the_version_has_one_home() -> None:
 
 
 def test_readme_links_work_on_a_package_index() -> None:
-    """Links in README are absolute, below the project's own address, and lead to files that are there."""
+    """Each link in README is absolute and leads to a file of the project."""
     base = f"{PROJECT['urls']['Repository']}/blob/main/"
     links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text("utf-8"))
 

@@ -1,6 +1,6 @@
-"""The types of a validated adapter: where each tensor is in the file, and how it is applied.
+"""Defines the types of a validated adapter: where each tensor is in the file, and how the tensor is applied.
 
-The reader of files makes these types, and the builder of matrices uses them. This module reads nothing itself.
+`module_reader.py` makes these values, and `registry/weights.py` builds matrices from them. Never reads a file.
 Invariant: every tensor of the file is in `AdapterSpec.entries`, as a whole or as all of its rows.
 """
 
@@ -18,11 +18,11 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 class ModuleSpec:
     """The LoRA of one module: y += scale * ((x @ A.T) @ B.T + bias).
 
-    With `magnitude` (DoRA) the result is renormalised.
+    If `magnitude` is present (DoRA), each row of the merged matrix is scaled to the trained magnitude.
     """
 
     layer: int | None
-    """None for the embedding and the head."""
+    """The index of the layer, from 0; None for the embedding and the head, which are outside the layers."""
     target: str
     rank: int
     scale: float
@@ -38,7 +38,7 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class BiasSpec:
-    """A trained bias that replaces the base's."""
+    """A trained bias that replaces the base model's bias of one module."""
 
     layer: int
     target: str
@@ -47,7 +47,7 @@ class BiasSpec:
 
 @dataclass(frozen=True, slots=True)
 class SavedSpec:
-    """A whole matrix that replaces the base's embedding or head."""
+    """A whole matrix that replaces the base model's embedding or head."""
 
     target: str
     matrix: TensorEntry  # [vocab, hidden]
@@ -55,12 +55,12 @@ class SavedSpec:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """A validated adapter. Its parts are sorted by layer, then by the model's order of targets."""
+    """A validated adapter. Each of its lists is sorted by layer, then by the order of `TARGETS`."""
 
     r: int
     """The rank in the configuration. `rank_pattern` may give a module another rank."""
     modules: tuple[ModuleSpec, ...]
-    """Never empty."""
+    """The LoRA of each module that has one; never empty."""
     biases: tuple[BiasSpec, ...] = ()
     saved: tuple[SavedSpec, ...] = ()
 

@@ -1,11 +1,13 @@
-"""Computes the identity of an adapter: a digest of what it computes, independent of the form of its files.
+r"""Computes the digest that identifies an adapter.
 
-Two uploads have the same digest exactly if the engine would compute the same with them: same base, same modules, same
-scales, same bits in every factor, magnitude, bias and saved matrix. Tensor names, the order of keys, padding and
-metadata do not count, nor whether q, k and v are one tensor or three.
-Caches use the digest as their key, so equal digests must always mean equal results.
+The digest depends on what the adapter computes, not on the form of its files. Never reads a file, and never checks an
+adapter.
+Invariant: two uploads have the same digest exactly if they have the same base, modules and scales, and the same bits in
+every factor, magnitude, bias and saved matrix. Caches use the digest as their key, so equal digests must mean equal
+results. Tensor names, the order of keys, padding and metadata have no effect on the digest. It also makes no difference
+whether q, k and v are one tensor or three.
 
-    sha256( b"graftwork adapter 1\\n" ‖ length of table: u64 LE ‖ table: canonical JSON ‖ tensors in the table's order )
+    sha256( b"graftwork adapter 1\n" ‖ length of table: u64 LE ‖ table: canonical JSON ‖ tensors in the table's order )
 """
 
 import hashlib
@@ -22,23 +24,32 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 def is_digest(text: str) -> bool:
-    """Returns whether `text` has the form of a digest, and so is safe as part of a path."""
+    """Returns whether `text` has the form of a digest. Such a text is safe as part of a path."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def adapter_digest(spec: AdapterSpec, weights: Readable, base_fingerprint: str) -> str:
-    """Returns `sha256:…`. The table contains every length, so two different adapters never hash the same bytes."""
+    """Returns the digest of an adapter, as `sha256:…`. `weights` is the whole weights file.
+
+    The hashed table contains every length, so two different adapters never hash the same bytes.
+    """
     return digest_behind(digest_prefix(spec, base_fingerprint), spec, weights)
 
 
 def digest_prefix(spec: AdapterSpec, base_fingerprint: str) -> bytes:
-    """Returns the bytes that are hashed before the tensors. They are equal for all adapters of one layout."""
+    """Returns the bytes that are hashed before the tensors.
+
+    They are the same for all adapters that differ only in the values of their tensors.
+    """
     table = json.dumps(_table(spec, base_fingerprint), sort_keys=True, separators=(",", ":")).encode()
     return _DOMAIN + len(table).to_bytes(8, "little") + table
 
 
 def digest_behind(prefix: bytes, spec: AdapterSpec, weights: Readable) -> str:
-    """Hash the tensors after a prefix that was made from this spec, and return the digest."""
+    """Hashes the tensors of `spec` after `prefix`, and returns the digest.
+
+    `digest_prefix` made the prefix from the same spec.
+    """
     digest = hashlib.sha256(prefix)
     view = memoryview(weights)
     for entry in spec.entries:
@@ -47,7 +58,7 @@ def digest_behind(prefix: bytes, spec: AdapterSpec, weights: Readable) -> str:
 
 
 def identify_adapter(config: bytes, weights: Readable, description: EngineDescription) -> tuple[AdapterSpec, str]:
-    """Validate an adapter's files and compute its identity. This is all the work of an upload. Raises ValidationFailed."""
+    """Validates the two files of an upload, and computes the adapter's digest. Raises ValidationFailed."""
     spec = parse_adapter(config, weights, description)
     return spec, adapter_digest(spec, weights, description.fingerprint)
 
@@ -55,7 +66,7 @@ def identify_adapter(config: bytes, weights: Readable, description: EngineDescri
 def _table(spec: AdapterSpec, base_fingerprint: str) -> dict[str, object]:
     """Returns the table that is hashed for the digest.
 
-    Optional parts are written only if present, so a new kind of part changes no old digest.
+    Optional parts are written only if present, so a new kind of part does not change existing digests.
     """
     table: dict[str, object] = {"base": base_fingerprint, "modules": [_row(module) for module in spec.modules]}
     if spec.biases:

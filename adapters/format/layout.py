@@ -1,7 +1,8 @@
-"""Checks an adapter's two files against the model.
+"""Checks an adapter's two files, the configuration and the weights, against the model.
 
-Makes sure that every tensor is applied at its exact place, with its exact shape and scale. It needs no torch and no
-files. A file is accepted as a whole, or refused with the exact tensor or field. Nothing is skipped, guessed or padded.
+Owns the rule that every tensor is applied at its exact place, with its exact shape and scale. Never imports torch, and
+never opens a file: the caller passes the bytes.
+Invariant: a file is accepted as a whole, or refused with the exact tensor or field. No tensor is skipped or padded.
 """
 
 from collections.abc import Iterable
@@ -21,7 +22,10 @@ InLayer = TypeVar("InLayer", ModuleSpec, BiasSpec)
 
 
 def parse_adapter(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
-    """Check the files of an upload in full, values included. Raises ValidationFailed."""
+    """Checks the two files of an upload completely, also the values of the tensors, and returns the adapter.
+
+    Raises ValidationFailed, which names the wrong tensor or field. NaN and infinity are wrong values.
+    """
     spec = read_layout(config, weights, description)
     for entry in spec.entries:
         if not entry.is_finite(weights):
@@ -30,7 +34,10 @@ def parse_adapter(config: bytes, weights: Readable, description: EngineDescripti
 
 
 def read_layout(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
-    """Checks the files like `parse_adapter`, but not the values: it reads only the file's header and length."""
+    """Checks the two files like `parse_adapter`, but not the values of the tensors.
+
+    Reads only the header and the length of `weights`. Raises ValidationFailed.
+    """
     lora_config = read_lora_config(config, description.max_lora_rank)
     if lora_config.base_fingerprint not in (None, description.fingerprint):
         message = f"config.base_fingerprint: the adapter belongs to another base than {description.fingerprint}."
@@ -56,7 +63,10 @@ def read_layout(config: bytes, weights: Readable, description: EngineDescription
 
 
 def _group(entries: Iterable[TensorEntry], reader: ModuleReader) -> list[FoundModule]:
-    """Returns the tensors by module. Raises ValidationFailed for a tensor without a place, or if two have one place."""
+    """Returns the tensors by module.
+
+    Raises ValidationFailed for a tensor that has no place in the model, or if two tensors have the same place.
+    """
     found: dict[tuple[int | None, str], FoundModule] = {}
     for entry in entries:
         place = find_place(entry.name)
@@ -71,7 +81,7 @@ def _group(entries: Iterable[TensorEntry], reader: ModuleReader) -> list[FoundMo
 
 
 def _check_once(modules: list[ModuleSpec]) -> None:
-    """Checks that no fused and split names mean the same module. Raises ValidationFailed if they do."""
+    """Checks that no module is in the file twice: once in a fused tensor and once alone. Raises ValidationFailed."""
     seen: dict[tuple[int | None, str], ModuleSpec] = {}
     for module in modules:
         first = seen.setdefault((module.layer, module.target), module)
@@ -80,7 +90,7 @@ def _check_once(modules: list[ModuleSpec]) -> None:
 
 
 def _check_saved(config: LoraConfig, found: list[FoundModule]) -> None:
-    """Checks that the file has every saved matrix that the config names. Raises ValidationFailed if one is missing."""
+    """Checks that the file contains every saved matrix that the configuration names. Raises ValidationFailed."""
     held = {group.place.target for group in found if Part.MATRIX in group.entries}
     for name in config.saved_modules:
         if name not in held:
@@ -89,7 +99,7 @@ def _check_saved(config: LoraConfig, found: list[FoundModule]) -> None:
 
 
 def _in_order(parts: list[InLayer]) -> tuple[InLayer, ...]:
-    """Sort by layer. Parts outside the layers come last."""
+    """Sorts parts of an adapter by layer. Parts outside the layers come last."""
     return tuple(sorted(parts, key=lambda part: (part.layer is None, part.layer or 0, TARGETS.index(part.target))))
 
 

@@ -1,7 +1,8 @@
-"""Reads adapter_config.json: the ranks, scales and places of an adapter.
+"""Reads adapter_config.json, which contains the ranks, scales and target modules of an adapter.
 
-Owns the reading of PEFT's LoraConfig. Knows nothing of the weights.
-Each field is either applied, or known to have no effect on serving, or refused by its name (unsupported.py).
+Owns the reading of PEFT's LoraConfig. Never reads the weights.
+Invariant: each field is applied, or is known to have no effect on serving, or is refused with its name
+(unsupported.py).
 """
 
 import math
@@ -27,10 +28,13 @@ _MAX_WORK = 5_000_000  # states visited: a few seconds at most; real adapters ne
 
 
 class PatternTable:
-    """PEFT's rank_pattern or alpha_pattern. The first pattern that matches a module decides."""
+    """The field rank_pattern or alpha_pattern of PEFT: a table from patterns of module names to numbers.
+
+    The first pattern that matches a module's name decides.
+    """
 
     def __init__(self, field: str, values: Mapping[str, float]) -> None:
-        """Parse the patterns. Raises ValidationFailed naming a pattern that cannot be read."""
+        """Parses the patterns. Raises ValidationFailed, which names a pattern that cannot be read."""
         self._field = field
         self._rows: list[tuple[NamePattern, float]] = []
         num_states = 0
@@ -42,7 +46,11 @@ class PatternTable:
         self._work = 0
 
     def value(self, module: str, default: float) -> float:
-        """Returns the table's value for `module`, in PEFT's naming: `model.layers.0.self_attn.q_proj`."""
+        """Returns the table's value for the module, or `default` if no pattern matches.
+
+        `module` is a name as PEFT writes it, such as `model.layers.0.self_attn.q_proj`.
+        Raises ValidationFailed if the patterns take too long to match.
+        """
         for pattern, value in self._rows:
             self._work -= pattern.work
             matches = pattern.matches(module)
@@ -65,7 +73,7 @@ class PatternTable:
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """The fields of adapter_config.json that decide how tensors are applied."""
+    """The fields of adapter_config.json that determine how tensors are applied."""
 
     r: int
     lora_alpha: float
@@ -73,27 +81,30 @@ class LoraConfig:
     rank_pattern: PatternTable
     alpha_pattern: PatternTable
     target_modules: tuple[str, ...] | None
-    """Names of modules, or ends of names. None if the file has a regular expression, "all-linear" or nothing."""
+    """The names of the target modules, or ends of these names.
+
+    It is None if the file has a regular expression, "all-linear" or no value.
+    """
     exclude_modules: tuple[str, ...]
     layers_to_transform: frozenset[int]
-    """The layers that have LoRA. Empty means all."""
+    """The indices of the layers that have LoRA, from 0. If empty, all layers have LoRA."""
     use_dora: bool
     lora_bias: bool
     bias: Literal["none", "all", "lora_only"]
     saved_modules: tuple[str, ...]
-    """The entries of modules_to_save: embed_tokens, lm_head, both or none."""
+    """The modules whose whole matrix the adapter saves (modules_to_save): embed_tokens, lm_head, both or none."""
     base_fingerprint: str | None
 
     def rank(self, module: str) -> int:
         return int(self.rank_pattern.value(module, self.r))
 
     def scale(self, module: str) -> float:
-        """Returns alpha / rank, or alpha / sqrt(rank) under rsLoRA, in double precision as PEFT computes it."""
+        """Returns alpha / rank, or alpha / sqrt(rank) for rsLoRA, in double precision as in PEFT."""
         alpha, rank = self.alpha_pattern.value(module, self.lora_alpha), self.rank(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def targets(self, module: str, layer: int | None) -> bool:
-        """Returns whether PEFT would put LoRA on this module, judged by names only.
+        """Returns whether PEFT would put LoRA on this module. Only the names in the configuration decide.
 
         `layer` is None for modules outside the layers.
         """
@@ -106,7 +117,10 @@ class LoraConfig:
 
 
 def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
-    """Read and check the file. Raises ValidationFailed with `config` or `config.<field>` as its param."""
+    """Reads and checks the configuration file. `max_rank` is the highest rank that the server accepts.
+
+    Raises ValidationFailed, whose `param` is `config` or `config.<field>`.
+    """
     if len(raw) > MAX_CONFIG_BYTES:
         raise _refused("config", f"{len(raw)} bytes are more than the {MAX_CONFIG_BYTES} that are read.")
     config = read_object(raw, "config")
@@ -198,7 +212,10 @@ def _layers_to_transform(config: dict[str, Any]) -> frozenset[int]:
 
 
 def _check_layers_pattern(value: object, *, is_used: bool) -> None:
-    """Check `layers_pattern`, the name of the model's list of layers. It must be the known name."""
+    """Checks `layers_pattern`, the name of the model's list of layers.
+
+    If it is used, it must be the name that this model has.
+    """
     patterns = value if isinstance(value, list) else [value] if value else []
     if is_used and patterns and not any(pattern in _LAYERS_PATTERNS for pattern in patterns):
         raise _refused("config.layers_pattern", "fits no module of this model: its layers are called 'layers'.")

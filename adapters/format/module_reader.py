@@ -1,6 +1,7 @@
-"""Checks the tensors of one module (one layer's projection) against the model and the adapter's configuration.
+"""Checks the tensors of one module against the model and the adapter's configuration.
 
-Makes sure that each tensor has the shape that the model needs there, and that PEFT would apply the tensor too.
+A module is one projection of a layer, the embedding or the head. Owns the rules for a module: each tensor has the shape
+that the model needs, and PEFT would apply it too. Never reads the values of a tensor.
 """
 
 from dataclasses import dataclass
@@ -17,13 +18,11 @@ from graftwork.platform.errors import ValidationFailed
 
 @dataclass(frozen=True, slots=True)
 class FoundModule:
-    """The tensors of one module in the file."""
+    """The tensors of one module that are in the file."""
 
     place: Place
-    """The place (module, layer and target) of one of its tensors.
-
-    All its tensors have the same module, layer and target.
-    """
+    """The place (module, layer and target) of one of these tensors. All of them have the same module, layer and target.
+"""
     entries: dict[Part, TensorEntry]
 
     @property
@@ -32,14 +31,14 @@ class FoundModule:
 
 
 class ModuleReader:
-    """Reads the modules of one adapter. Every method raises ValidationFailed naming the wrong tensor."""
+    """Reads the modules of one adapter. Every method raises ValidationFailed, which names the wrong tensor."""
 
     def __init__(self, config: LoraConfig, description: EngineDescription) -> None:
         self._config = config
         self._description = description
 
     def check_place(self, place: Place, entry: TensorEntry) -> None:
-        """Checks that the model has this module."""
+        """Checks that the model has the module to which this tensor belongs."""
         if place.parent is None or place.layer is None:
             return
         shapes = self._description.target_shapes
@@ -50,7 +49,10 @@ class ModuleReader:
             refuse(entry, f"the model has {self._description.num_layers} layers, counted from 0.")
 
     def read_lora(self, found: FoundModule) -> list[ModuleSpec]:
-        """Returns the module's LoRA: one, or several if the file fuses targets, or none."""
+        """Returns the LoRA of the module: one entry, or one for each target if the module is fused.
+
+        The result is empty if the module has no LoRA.
+        """
         place, entries = found.place, found.entries
         if not found.has_lora:
             self._refuse_lone(found)
@@ -78,7 +80,7 @@ class ModuleReader:
         return self._split(whole)
 
     def read_bias(self, found: FoundModule) -> BiasSpec | None:
-        """Returns the bias that replaces the base model's; None if the file has none."""
+        """Returns the bias that replaces the base model's bias of this module; None if the file has no such bias."""
         entry, place = found.entries.get(Part.BIAS), found.place
         if entry is None or place.layer is None:
             return None
@@ -90,9 +92,7 @@ class ModuleReader:
         return BiasSpec(place.layer, place.target, entry)
 
     def read_saved(self, found: FoundModule) -> SavedSpec | None:
-        """Returns the matrix that the adapter saved in place of the base model's matrix, or None if there is no such
-        matrix.
-        """
+        """Returns the matrix that replaces the base model's matrix of this module; None if the file has none."""
         alone, beneath = found.entries.get(Part.MATRIX), found.entries.get(Part.BASE_MATRIX)
         if alone is not None and (found.has_lora or beneath is not None):
             refuse(alone, "the file changes this module in another way as well, and PEFT would apply only one of them.")
@@ -162,7 +162,7 @@ class ModuleReader:
 
 
 def refuse(entry: TensorEntry, problem: str) -> NoReturn:
-    """Refuses a tensor: raises ValidationFailed with a message that begins with the tensor's name."""
+    """Raises ValidationFailed for a tensor. The message begins with the tensor's name."""
     raise ValidationFailed(f"{entry.param}: {problem}", param=entry.param)
 
 

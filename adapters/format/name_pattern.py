@@ -1,11 +1,10 @@
-"""Regular expressions over module names, matched in linear time.
+r"""Matches regular expressions against module names, in linear time.
 
-Uploads contain regular expressions: PEFT's rank_pattern and alpha_pattern. Python's `re` backtracks, so one hostile
-pattern could block the process for hours. So `re` never gets a pattern from an upload. This matcher serves the part of
-the language that module names need, and refuses the rest by name.
-
-The pattern becomes an automaton (Thompson, 1968). A match reads the name once and keeps the set of possible states.
-As in PEFT, a pattern matches a whole name, or an end of it that follows a dot: re.match(r"(.*\\.)?(pattern)$", name).
+Uploads contain such expressions: PEFT's rank_pattern and alpha_pattern. Python's `re` backtracks, so one hostile
+pattern could block the process for hours. Invariant: `re` never gets a pattern from an upload.
+Owns the automaton of a pattern (Thompson, 1968): a match reads the name once and keeps the set of possible states.
+Supports the part of the language that module names need, and refuses the rest with an error that names it.
+As in PEFT, a pattern matches a whole name, or an end of it that follows a dot: re.match(r"(.*\.)?(pattern)$", name).
 """
 
 from graftwork.adapters.format.pattern_parser import (
@@ -24,9 +23,9 @@ MAX_STATES = 1024
 
 
 class _Automaton:
-    """An automaton of numbered states.
+    """An automaton of numbered states. An edge reads one character or none.
 
-    An edge reads one character or none; an empty edge may need the start or end of the name.
+    An edge that reads nothing may be passable only at the start or at the end of the name.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,10 @@ class _Automaton:
         return len(self.free) - 1
 
     def add(self, node: Node, start: int) -> int:
-        """Add the states that match `node`, from `start` on. Returns the state in which it ends."""
+        """Adds the states that match `node`, beginning at the state `start`.
+
+        Returns the state in which the match ends.
+        """
         match node:
             case Characters(members):
                 end = self.add_state()
@@ -90,14 +92,14 @@ class _Automaton:
 
 
 class NamePattern:
-    """One pattern of a rank_pattern or alpha_pattern. Raises PatternRefused."""
+    """One pattern of a rank_pattern or alpha_pattern. Raises PatternRefused for a pattern that is not supported."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_PATTERN_CHARACTERS or not text.isascii():
             raise PatternRefused(f"it must be at most {MAX_PATTERN_CHARACTERS} ASCII characters")
         self._automaton = _Automaton()
         self.work = 0
-        """The states visited so far. A caller with many patterns limits it."""
+        """The number of states visited so far. A caller with many patterns uses it as a limit."""
         self._start = self._automaton.add_state()
         self._end = self._automaton.add(PatternParser(text).parse(), self._start)
         self._after_dot = self._reach({self._start}, at_start=False, at_end=False)
@@ -115,7 +117,7 @@ class NamePattern:
         return self._end in self._reach(states, at_start=not name, at_end=True)
 
     def _step(self, states: frozenset[int], character: str) -> frozenset[int]:
-        """Returns the states after one character. Results are cached, because module names are alike."""
+        """Returns the states after one more character. Results are cached, because many module names are similar."""
         found = self._steps.get((states, character))
         if found is None:
             edges = (self._automaton.by_character[state] for state in states)

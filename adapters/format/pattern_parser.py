@@ -1,7 +1,7 @@
-"""Parses patterns of module names into nodes.
+r"""Parses patterns of module names into nodes.
 
-It reads this part of the regular expression language: characters, classes, groups, alternatives, repeats and anchors.
-The rest (look-around, back-references, flags, \\b) is refused by name. It matches nothing itself.
+Owns the supported part of the regular expression language: characters, classes, groups, alternatives, repeats and
+anchors. Refuses the rest (look-around, back-references, flags, \b) with an error that names it. Never matches a name.
 """
 
 import string
@@ -20,7 +20,10 @@ _QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None
 
 
 class PatternRefused(ValueError):
-    """The pattern uses a feature that is not supported. The message names it."""
+    """Raised for a pattern with a feature that is not supported, or with wrong syntax.
+
+    The message names the problem.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ Node = Characters | Anchor | Sequence | Choice | Repeat
 
 
 class PatternParser:
-    """Parses a pattern, looking one character ahead."""
+    """Parses one pattern. Decides each step by the next character."""
 
     def __init__(self, text: str) -> None:
         self._text = text

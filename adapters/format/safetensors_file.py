@@ -1,11 +1,11 @@
-"""Reads the safetensors container: which tensors a file has, and where.
-
-Checks that a file is well-formed: every byte after the header belongs to exactly one tensor.
-Never interprets a tensor's name and never copies tensor data.
+"""Reads a safetensors file: which tensors it has, and where their bytes are.
 
     ┌──────────────┬──────────────────────────┬──────────────────────────────────┐
     │ N: u64, LE   │ N bytes of JSON, from {  │ tensors: no gap, no overlap      │
     └──────────────┴──────────────────────────┴──────────────────────────────────┘
+
+Owns the check that the file is well-formed. Never interprets a tensor's name, and never copies tensor data.
+Invariant: every byte after the header belongs to exactly one tensor.
 """
 
 import math
@@ -21,7 +21,7 @@ from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.strict_json import read_object
 
 Readable: TypeAlias = bytes | memoryview
-"""A whole file, as bytes or as a view of single bytes."""
+"""The content of a whole file, as bytes or as a memoryview of bytes."""
 
 MAX_HEADER_BYTES = 1024 * 1024
 MAX_TENSORS = 4096
@@ -48,14 +48,14 @@ _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """The bits of a floating point format. A value with all exponent bits set is NaN or infinite."""
+    """The bits of a floating point format. A value whose exponent bits are all set is NaN or infinite."""
 
     item_bytes: int
     exponent_mask: int
 
     @property
     def numpy_bits(self) -> str:
-        """The unsigned integer that holds one element, little-endian."""
+        """The NumPy name of the little-endian unsigned integer that has the size of one element."""
         return f"<u{self.item_bytes}"
 
 
@@ -68,7 +68,7 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of the file. `start` and `end` are offsets into the whole file."""
+    """One tensor of the file. `start` and `end` are byte offsets into the whole file, as [start, end)."""
 
     name: str
     dtype: str
@@ -78,22 +78,25 @@ class TensorEntry:
 
     @property
     def param(self) -> str:
-        """Returns the name of this tensor for the `param` of an error."""
+        """The tensor's name in the form for the `param` of an error."""
         return f"weights.{shown(self.name)}"
 
     def bits(self, weights: Readable) -> npt.NDArray[Any]:
-        """Returns the elements as a flat array of unsigned integers. It is no copy, and may be unaligned in memory."""
+        """Returns the elements as a flat array of unsigned integers, [num_elements].
+
+        The array shares the memory of `weights`, and may be unaligned.
+        """
         number = math.prod(self.shape)
         return np.frombuffer(weights, dtype=FORMATS[self.dtype].numpy_bits, count=number, offset=self.start)
 
     def rows(self, first: int, end: int) -> "TensorEntry":
-        """Returns rows [first, end) as a separate tensor."""
+        """Returns rows [first, end) of this tensor as a separate tensor."""
         row_bytes = (self.end - self.start) // self.shape[0]
         shape = (end - first, *self.shape[1:])
         return replace(self, shape=shape, start=self.start + first * row_bytes, end=self.start + end * row_bytes)
 
     def is_finite(self, weights: Readable) -> bool:
-        """Returns whether no element is NaN or infinite."""
+        """Returns True if all elements are finite, and False if an element is NaN or infinite."""
         mask = FORMATS[self.dtype].exponent_mask
         bits = self.bits(weights)
         chunks = (bits[start : start + _CHUNK_ELEMENTS] for start in range(0, bits.size, _CHUNK_ELEMENTS))
@@ -101,9 +104,9 @@ class TensorEntry:
 
 
 def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
-    """Returns every tensor of the file, by ascending offset.
+    """Returns every tensor of the file, sorted by offset.
 
-    Raises ValidationFailed with the name of the file or tensor.
+    Raises ValidationFailed, whose `param` names the file or the wrong tensor.
     """
     data_start = _LENGTH_BYTES + _header_bytes(weights)
     header = read_object(bytes(weights[_LENGTH_BYTES:data_start]), "weights")
@@ -116,7 +119,7 @@ def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
 
 
 def header_of(weights: Readable) -> bytes:
-    """Returns the bytes before the tensors; the whole file if the header cannot be read."""
+    """Returns the bytes before the tensors. Returns at most 1 MiB of header, also if the file claims a longer one."""
     length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
     return bytes(weights[: _LENGTH_BYTES + min(length, MAX_HEADER_BYTES)])
 
@@ -139,7 +142,7 @@ def _header_bytes(weights: Readable) -> int:
 
 
 def _refuse_archive(weights: Readable) -> None:
-    """Refuses known other formats by their name, so that the error says more than 'a wrong header'."""
+    """Raises ValidationFailed for a file in a known other format, such as a pickle, and names that format."""
     beginning = bytes(weights[: _TAR_MAGIC_AT + len(_TAR_MAGIC)])
     found = next((what for magic, what in _FOREIGN_ARCHIVES if beginning.startswith(magic)), None)
     if beginning[_TAR_MAGIC_AT:] == _TAR_MAGIC:
@@ -180,7 +183,7 @@ def _read_entry(name: str, description: object, data_start: int) -> TensorEntry:
 
 
 def _integers(value: object, most: int) -> tuple[int, ...] | None:
-    """Returns `value` as non-negative integers; None if it is anything else. true and 1.0 do not count as integers."""
+    """Returns `value` as a tuple of integers from 0 to `most`; None if it is anything else, also for true and 1.0."""
     if not isinstance(value, list):
         return None
     if not all(type(item) is int and 0 <= item <= most for item in value):
@@ -189,7 +192,7 @@ def _integers(value: object, most: int) -> tuple[int, ...] | None:
 
 
 def _check_coverage(entries: tuple[TensorEntry, ...], data_start: int, file_bytes: int) -> None:
-    """Check that every byte after the header belongs to one tensor."""
+    """Checks that every byte after the header belongs to one tensor."""
     for entry in entries:
         if entry.end > file_bytes:
             raise _refused("the file is truncated: it ends before the end of this tensor.", entry.name)

@@ -1,4 +1,4 @@
-"""Defines the data types of the registry (adapters, immutable versions and aliases), and parses their names.
+"""Defines the data types of the registry (adapters, their versions and aliases), and parses the names of models.
 
 Owns the rules that keep `name`, `name@3` and `name@alias` in a request's `model` distinct from each other and from a
 path. Never reads a file or a database row.
@@ -39,12 +39,15 @@ def shown(text: str) -> str:
 
 
 def is_adapter_name(name: str) -> bool:
-    """Returns whether an adapter may have this name. Other names need not be looked up."""
+    """Returns whether an adapter may have this name.
+
+    If False, no adapter has the name, so the caller can skip a lookup.
+    """
     return _NAME.fullmatch(name) is not None
 
 
 def check_adapter_name(name: str, base_name: str) -> None:
-    """Checks that `name` can be the name of an adapter. Raises ValidationFailed if not."""
+    """Checks that `name` is allowed as the name of an adapter. Raises ValidationFailed if not."""
     if not is_adapter_name(name):
         message = (
             f"'{shown(name)}' cannot be an adapter's name: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
@@ -56,7 +59,7 @@ def check_adapter_name(name: str, base_name: str) -> None:
 
 
 def check_alias(alias: str) -> None:
-    """Checks the name of an alias. Raises ValidationFailed if it is malformed or looks like a version."""
+    """Checks that `alias` is allowed as the name of an alias. Raises ValidationFailed if not, also for a number."""
     if not _NAME.fullmatch(alias) or alias.isdecimal():
         message = (
             f"'{shown(alias)}' cannot be an alias: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
@@ -80,13 +83,16 @@ def parse_reference(model: str) -> ModelReference | None:
 
 
 def unknown_model(model: str) -> NotFound:
-    """Returns the error for an unknown model, a malformed name or another tenant's model; it is equal for all three."""
+    """Returns the error for a model that this tenant cannot use.
+
+    It is the same error for an unknown model, a malformed name and another tenant's model, so it reveals nothing.
+    """
     message = f"The model '{shown(model)}' does not exist: GET /v1/models lists those that this key can use."
     return NotFound(message, param="model", code="model_not_found")
 
 
 def unknown_adapter(name: str) -> NotFound:
-    """Returns the error of `unknown_model` in the form for the routes that manage adapters."""
+    """Returns the error for an adapter that this tenant does not have, for the routes that manage adapters."""
     message = f"The adapter '{shown(name)}' does not exist: GET /v1/adapters lists yours."
     return NotFound(message, param="name", code="adapter_not_found")
 
@@ -99,21 +105,21 @@ _MAX_WEIGHT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
-    """One immutable set of weights. The engine knows it by its `digest`."""
+    """One immutable set of adapter weights. The engine knows the weights by their `digest`."""
 
     adapter_id: AdapterId
     name: str
     version: int
-    """Counts from 1. A number is never used again, not even after a delete."""
+    """The number of the version, from 1. A number is never used again, not even after a delete."""
     digest: str
-    """`sha256:…` of the scales, the tensors and the base model."""
+    """`sha256:…`, computed from the scales, the tensors and the base model."""
     rank: int
-    """The largest rank of its modules."""
+    """The largest rank among the modules of the adapter."""
     target_modules: tuple[str, ...]
     size_bytes: int
-    """The size of the weights file, as uploaded."""
+    """The size of the uploaded weights file in bytes."""
     created_at: float
-    """Unix seconds."""
+    """The time of the upload, in Unix seconds."""
     status: str = "ready"
 
     @property
@@ -126,7 +132,10 @@ class AliasTarget:
     """The target of an alias: one version, or several that share the traffic by weight."""
 
     weights: tuple[tuple[int, float], ...]
-    """(version, positive weight) by ascending version. A version gets its weight's share of the sum."""
+    """Pairs of (version, weight), sorted by version.
+
+    A version gets its weight's share of the traffic; weights are positive.
+    """
 
     @classmethod
     def to_version(cls, version: int) -> "AliasTarget":
@@ -134,7 +143,7 @@ class AliasTarget:
 
     @classmethod
     def from_json(cls, body: object) -> "AliasTarget":
-        """Reads `{"version": 2}`, or a canary (several versions) `{"weights": {"2": 0.9, "3": 0.1}}`.
+        """Reads `{"version": 2}`, or several versions with weights, `{"weights": {"2": 0.9, "3": 0.1}}`.
 
         Raises ValidationFailed for any other value.
         """
@@ -153,7 +162,7 @@ class AliasTarget:
         return tuple(version for version, _ in self.weights)
 
     def choose(self, generator: random.Random) -> int:
-        """Returns the version for one request: drawn at random by weight, or the only version without drawing."""
+        """Returns the version for one request. Draws it at random by weight if there are several versions."""
         if len(self.weights) == 1:
             return self.weights[0][0]
         shares = [share for _, share in self.weights]
@@ -167,7 +176,7 @@ class AliasTarget:
 
 
 def _read_weight(key: object, weight: object) -> tuple[int, float]:
-    """Read one entry of a canary. Refuses `bool`, which is an int in Python."""
+    """Reads one version and its weight. Refuses `bool`, which is an int in Python."""
     param = f"weights.{shown(str(key))}"
     if not isinstance(key, str) or not _VERSION.fullmatch(key):
         raise ValidationFailed(f"{param}: the keys of weights are version numbers.", param=param)
@@ -178,13 +187,13 @@ def _read_weight(key: object, weight: object) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A tenant's name for a line of versions."""
+    """An adapter of a tenant: a name, with all its versions and aliases."""
 
     id: AdapterId
     name: str
     created_at: float
     versions: tuple[AdapterVersion, ...] = ()
-    """Sorted by number, ascending."""
+    """The versions, sorted by number."""
     aliases: dict[str, AliasTarget] = field(default_factory=dict)
 
     @property
@@ -193,7 +202,7 @@ class Adapter:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Returns `name`, then `name@alias` for each alias."""
+        """The names that a request may send as `model`: `name`, then `name@alias` for each alias."""
         return (self.name, *(f"{self.name}@{alias}" for alias in self.aliases))
 
     def version(self, number: int) -> AdapterVersion | None:
@@ -202,7 +211,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AliasChange:
-    """The effect of setting or removing an alias. A target is None if there was none, or is none now."""
+    """The effect of setting or removing an alias.
+
+    `target` is None if the alias was removed, `previous` if it was new.
+    """
 
     adapter: str
     alias: str
@@ -212,13 +224,13 @@ class AliasChange:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """The weights that the `model` of a request means."""
+    """The weights that the `model` of a request stands for."""
 
     requested: str
     version: AdapterVersion | None
-    """None means the base model, or a mixture on it."""
+    """The adapter version; None for the base model and for a mixture of adapters."""
     mixture: tuple[tuple[AdapterVersion, float], ...] = ()
-    """The adapter versions of a mixture, with their weights."""
+    """The adapter versions of a mixture with their weights. It is empty for the base model and for a single version."""
 
     @property
     def digest(self) -> str | None:
@@ -226,7 +238,7 @@ class ResolvedModel:
 
     @property
     def adapters(self) -> tuple[AdapterUse, ...]:
-        """Returns the adapters that the engine must apply."""
+        """The adapters that the engine must apply, with their weights."""
         if self.version is not None:
             return (AdapterUse(self.version.digest),)
         weights: dict[str, float] = {}
@@ -236,12 +248,12 @@ class ResolvedModel:
 
     @property
     def adapter_label(self) -> str | None:
-        """Returns the label for usage rows and logs: `name@3`, or `name@3*0.5+other@1*0.5`; None for the base model."""
+        """The label for usage rows and logs: `name@3`, or `name@3*0.5+other@1*0.5`; None for the base model."""
         if self.version is not None:
             return self.version.label
         return "+".join(f"{version.label}*{weight:g}" for version, weight in self.mixture) or None
 
     @property
     def label(self) -> str:
-        """Returns the label of the adapters, or the base model's name as the request gave it."""
+        """The label of the adapters, or the base model's name as the request gave it."""
         return self.adapter_label or self.requested

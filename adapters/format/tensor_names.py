@@ -1,6 +1,7 @@
-"""Finds the place of a tensor in the model (module and kind of tensor) from the tensor's name.
+"""Finds the place of a tensor (its module and its role there) from the tensor's name.
 
-Owns the spellings that PEFT has written over the years. Knows no model: other modules check that the place exists.
+Owns the spellings of names that the versions of PEFT have written. Never checks that a model has the place: other
+modules do that.
 
     base_model.model.model.layers.3.self_attn.q_proj.lora_A.default.weight
     └── may be missing ──┘ └───────── module ───────┘└─── part ────────┘
@@ -13,7 +14,10 @@ from enum import StrEnum
 from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Fused modules: one matrix A for several targets. The rows of B belong to the targets in this order."""
+"""Maps a fused module to its targets. The targets share one matrix A.
+
+The rows of B belong to the targets in this order.
+"""
 PARENTS = {
     "self_attn": frozenset(["q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"]),
     "mlp": frozenset(["gate_proj", "up_proj", "down_proj", "gate_up_proj"]),
@@ -29,9 +33,9 @@ class Part(StrEnum):
     LORA_BIAS = "lora_B.bias"
     BIAS = "bias"
     MATRIX = "weight"
-    """A whole matrix that replaces the module's own: from modules_to_save, or an embedding that was resized."""
+    """A whole matrix that replaces the module's matrix. It comes from modules_to_save, or from a resized embedding."""
     BASE_MATRIX = "base_layer.weight"
-    """A whole matrix that replaces the module's own, to which a LoRA of the same module is added."""
+    """A whole matrix that replaces the module's matrix. The LoRA of the same module is added to it."""
 
 
 _OF_LINEAR = {
@@ -75,7 +79,7 @@ class Place:
     """The place of a tensor: a module, and the role of the tensor in it."""
 
     module: str
-    """The module's name as PEFT's patterns see it: `model.layers.3.self_attn.q_proj`."""
+    """The module's name as PEFT's patterns match it, such as `model.layers.3.self_attn.q_proj`."""
     layer: int | None
     parent: str | None
     target: str

@@ -1,8 +1,8 @@
-"""Lists what PEFT can put into an adapter and this server does not apply yet, and refuses it by name.
+"""Lists the features of PEFT that this server does not apply yet, and refuses an adapter that uses one.
 
-Owns two tables: fields of the configuration, and tensors. Each row describes its field or tensor, for the error.
-To support one, remove its row here and give it a place in tensor_names.py and module_reader.py.
-Unknown fields and tensors that are in no table are refused as well: an adapter is applied whole or not at all.
+Owns two tables: one of configuration fields and one of tensors. Each row describes its field or tensor, for the error.
+To support a feature, remove its row here, and read it in tensor_names.py and module_reader.py.
+Invariant: a field or tensor that is in no table is refused as well, so an adapter is applied whole or not at all.
 """
 
 import re
@@ -19,7 +19,10 @@ def _is_set(value: object) -> bool:
 
 
 def _changes_base(value: object) -> bool:
-    """Returns whether an initialisation moved part of the base model's weights into the adapter, or is unknown here."""
+    """Returns whether an initialisation of LoRA moved part of the base model's weights into the adapter.
+
+    Also returns True for an initialisation that this server does not know.
+    """
     return not (value is None or isinstance(value, bool) or value in _INITIALISATIONS_THAT_KEEP_THE_BASE)
 
 
@@ -28,7 +31,10 @@ _INITIALISATIONS_THAT_KEEP_THE_BASE = ("gaussian", "eva", "orthogonal", "mica")
 
 @dataclass(frozen=True, slots=True)
 class UnservedSetting:
-    """A field of adapter_config.json that changes how an adapter is applied."""
+    """A field of adapter_config.json that changes how an adapter is applied, but is not supported.
+
+    `what` describes it.
+    """
 
     field: str
     what: str
@@ -37,7 +43,7 @@ class UnservedSetting:
 
 @dataclass(frozen=True, slots=True)
 class UnservedTensor:
-    """Tensors by their names."""
+    """Tensors that are not supported. `pattern` matches their names, and `what` describes them."""
 
     pattern: re.Pattern[str]
     what: str
@@ -100,8 +106,10 @@ TRAINING_FIELDS = frozenset(
         "task_type",
     ]
 )
-"""Fields that say how the adapter was made, that do nothing without a setting refused above, or that PEFT resets for
-the linear layers of these models (fan_in_fan_out).
+"""The fields of adapter_config.json that may have any value, because they have no effect here.
+
+Some only say how the adapter was trained. Some do nothing without a setting that is refused above. PEFT resets
+fan_in_fan_out for the linear layers of these models.
 """
 
 UNSERVED_TENSORS = (
@@ -119,7 +127,10 @@ UNSERVED_TENSORS = (
 
 
 def refuse_unserved_settings(config: dict[str, Any]) -> None:
-    """Checks that no unsupported field is set. Raises ValidationFailed with the name of the first such field."""
+    """Checks that the configuration uses no unsupported field.
+
+    Raises ValidationFailed with the name of the first such field.
+    """
     for setting in UNSERVED_SETTINGS:
         if setting.in_use(config.get(setting.field)):
             raise unserved(f"config.{setting.field}", setting.what)
@@ -130,19 +141,19 @@ def refuse_unserved_settings(config: dict[str, Any]) -> None:
 
 
 def describe_unserved_tensor(name: str) -> str | None:
-    """Returns a description of this tensor if it is known but not supported."""
+    """Returns a description of the tensor if it is known but not supported; None if its name is unknown."""
     return next((row.what for row in UNSERVED_TENSORS if row.pattern.search(name)), None)
 
 
 def _switches_on(value: object) -> bool:
-    """Returns whether a value switches on a variant of PEFT.
+    """Returns whether a value may switch on a feature of PEFT.
 
-    `true`, a list or an object does; a number or a text only tunes a variant.
+    `true`, a list and an object may do so. A number or a text only tunes a feature.
     """
     return value is True or (isinstance(value, list | dict) and bool(value))
 
 
 def unserved(param: str, what: str) -> ValidationFailed:
-    """Returns the error that refuses something known that is not applied here."""
+    """Returns the error for a feature that is known but not supported. `what` describes the feature."""
     message = f"{param}: not served: {what}. The adapter would not behave as trained, so it is refused."
     return ValidationFailed(message, param=param, code="unsupported_feature")

@@ -1,9 +1,9 @@
-"""Sends and receives the messages between the gateway and an inspection worker: a JSON object, and perhaps a file.
+"""Sends and receives the messages between the gateway and a process that inspects uploads.
 
-Owns the form of a message on the socket. Nothing that arrives is executed or unpickled, so neither side has to trust
-the other.
+    length: u32 LE ‖ JSON          a file descriptor, if there is one, is sent with the length
 
-    length: u32 LE ‖ JSON          a file descriptor, if there is one, travels with the length
+Owns the form of a message on the socket: a JSON object, and sometimes a file.
+Never executes or unpickles received data, so neither side has to trust the other.
 """
 
 import json
@@ -16,7 +16,7 @@ _MAX_FRAME_BYTES = 1024 * 1024
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptor: int | None = None) -> None:
-    """Sends one message, with a file if one is given. Raises OSError once the other side has ended."""
+    """Sends one message, with an open file if `descriptor` is given. Raises OSError if the other side has ended."""
     body = json.dumps(message).encode()
     frame = len(body).to_bytes(_LENGTH_BYTES, "little")
     if descriptor is None:
@@ -27,7 +27,7 @@ def send(connection: socket.socket, message: dict[str, Any], descriptor: int | N
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """Returns the next message and its file, if it has one.
+    """Returns the next message, and the descriptor of its file if it has one. The caller must close the descriptor.
 
     Raises EOFError if the other side has ended, TimeoutError if nothing arrives in time, ValueError for invalid data.
     """

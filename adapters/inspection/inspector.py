@@ -1,8 +1,8 @@
-"""Inspects uploads in separate processes, so that a harmful file cannot break the gateway.
+"""Inspects uploads in separate worker processes, so that a harmful file cannot break the gateway.
 
-Owns these worker processes, and the limits of what one file may cost: address space, processor time and elapsed time.
-A worker that exceeds a limit is killed and replaced. The gateway gives it nothing but the bytes of the file, and the
-gateway's event loop never waits for a worker.
+Owns these processes, and the limits of what one file may cost: address space, processor time and elapsed time.
+A worker gets only the bytes of the file and the shape of the model. A worker that exceeds a limit is killed and
+replaced. Never blocks the gateway's event loop.
 """
 
 import asyncio
@@ -21,36 +21,36 @@ from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import Unavailable, ValidationFailed
 
 _ATTEMPTS = 2
-"""How often a file is tried: a worker may end for a reason that has nothing to do with the file."""
+"""How often a file is tried. A worker may end for a reason that has nothing to do with the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionLimits:
-    """What one upload may cost before it is refused."""
+    """The limits of what the inspection of one upload may cost. An upload that exceeds a limit is refused."""
 
     deadline_s: float = 30.0
-    """The most elapsed seconds, from the moment when a worker begins with the file."""
+    """The most elapsed time in seconds, from the moment when a worker begins to read the file."""
     cpu_s: float = 20.0
     memory_bytes: int = 1024 * 1024 * 1024
-    """The most bytes of address space, without the file itself. An idle worker uses about 110 MB."""
+    """The most bytes of address space, in addition to the size of the file. An idle worker uses about 110 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdentifiedAdapter:
-    """The identity and the sizes of a validated upload."""
+    """The digest, the ranks and the targets of a validated upload."""
 
     digest: str
     r: int
     """The rank in the configuration. `rank_pattern` may give a module another rank."""
     rank: int
-    """The largest rank of any module."""
+    """The largest rank among the modules of the adapter."""
     target_modules: tuple[str, ...]
 
 
 class AdapterInspector:
-    """Validates uploads and computes their identity.
+    """Validates uploads, and computes their digests. Checks as many uploads at once as it has workers.
 
-    It checks as many at once as it has workers. They start at first use.
+    A worker starts when it is first needed.
     """
 
     def __init__(self, limits: InspectionLimits | None = None, num_workers: int = 2) -> None:
@@ -69,9 +69,10 @@ class AdapterInspector:
             return tuple(sorted(worker.pid for worker in self._live))
 
     async def identify(self, config: bytes, weights: bytes, description: EngineDescription) -> IdentifiedAdapter:
-        """Validates an upload and computes its identity.
+        """Validates the two files of an upload, and returns the adapter's digest and ranks.
 
-        Raises ValidationFailed for a wrong file or one above the limits. Raises Unavailable if no worker starts.
+        Raises ValidationFailed for wrong files, and for files that exceed a limit. Raises Unavailable if no worker
+        starts.
         """
         if self._is_closed:
             raise _closing()
@@ -79,7 +80,7 @@ class AdapterInspector:
         return await loop.run_in_executor(self._threads, self._identify, config, weights, description)
 
     async def close(self) -> None:
-        """Stops the workers. A running inspection fails. May be called again."""
+        """Stops the workers. An inspection that still runs fails. May be called again."""
         with self._lock:
             self._is_closed = True
             live = list(self._live)
@@ -111,9 +112,9 @@ class AdapterInspector:
         raise AssertionError("every attempt returns or raises")
 
     def _ask(self, order: dict[str, Any], descriptor: int) -> dict[str, Any]:
-        """Sends the order to a worker, and returns its answer. Keeps the worker for later files if it still works.
+        """Sends the order to a worker, and returns the worker's answer.
 
-        There are as many workers as threads that call this.
+        Keeps the worker for later files if it still works. There are as many workers as threads that call this method.
         """
         worker = self._slots.get()
         keep: InspectionProcess | None = None
@@ -171,7 +172,10 @@ def _closing() -> Unavailable:
 
 @contextmanager
 def _as_file(config: bytes, weights: bytes) -> Generator[int]:
-    """Write both files, one after the other, to one unnamed file. It is in memory if the system allows that."""
+    """Writes both contents, one after the other, to an unnamed file, and yields its descriptor.
+
+    The file is in memory if the system supports that.
+    """
     if hasattr(os, "memfd_create"):
         opened = os.fdopen(os.memfd_create("adapter-upload"), "wb", buffering=0)
     else:

@@ -1,6 +1,7 @@
-"""Starts, asks and stops one inspection worker, on the side of the parent process.
+"""Starts, asks and stops one process that inspects uploads. Runs in the parent process.
 
-Owns the process, its socket and its time limit. Calls block: use it on a thread, never on an event loop.
+Owns the process, its socket and its time limit. Never reads the upload itself.
+Calls block, so use them on a thread and never on an event loop.
 """
 
 import signal
@@ -20,7 +21,10 @@ _MODULE = "graftwork.adapters.inspection.worker"
 
 
 class WorkerEnded(Exception):
-    """The worker died or sent an invalid answer. `reason` says which of the two, as text for an error message."""
+    """Raised if the worker died or sent an invalid answer.
+
+    `reason` says which of the two, as text for an error message.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -28,14 +32,14 @@ class WorkerEnded(Exception):
 
 
 class WorkerTooSlow(Exception):
-    """The worker did not answer in time, or used up its processor time."""
+    """Raised if the worker did not answer in time, or used up its processor time."""
 
 
 class InspectionProcess:
-    """One worker process."""
+    """One worker process that inspects uploads."""
 
     def __init__(self, command: tuple[str, ...] = (sys.executable, "-P", "-s", "-m", _MODULE)) -> None:
-        """Start the worker and wait until it is ready. Raises Unavailable if that fails."""
+        """Starts the worker, and waits until it is ready. Raises Unavailable if the worker does not start."""
         self._connection, theirs = socket.socketpair()
         with theirs:
             try:
@@ -61,9 +65,9 @@ class InspectionProcess:
         return self._process.pid
 
     def ask(self, order: dict[str, Any], descriptor: int, within_s: float) -> dict[str, Any]:
-        """Sends one order and returns the answer.
+        """Sends one order with the file, and returns the answer. `within_s` limits the time in seconds.
 
-        If it raises WorkerEnded or WorkerTooSlow, the worker must not be used again.
+        Raises WorkerEnded or WorkerTooSlow. After such an error, do not use the worker again.
         """
         deadline = time.monotonic() + within_s
         self._connection.settimeout(within_s)
@@ -80,7 +84,7 @@ class InspectionProcess:
         self._process.kill()
 
     def kill(self) -> None:
-        """Kill the worker, if it still runs. May be called again."""
+        """Kills the worker if it still runs, and closes the socket. May be called again."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
@@ -101,7 +105,7 @@ class InspectionProcess:
         return answer
 
     def _end(self) -> str:
-        """Returns a text that says how the process ended, after its socket has closed."""
+        """Kills the process, and returns a text that says how it ended."""
         self._process.kill()
         code = self._process.wait()
         return f"it exited with status {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"

@@ -1,4 +1,7 @@
-"""Defines a validated upload, and checks it against its tenant's limits: number of adapters, bytes and rank."""
+"""Defines a validated upload, and checks it against the limits of its tenant: number of adapters, bytes and rank.
+
+Never reads a file, and never stores anything: the caller passes the tenant's present usage.
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +13,7 @@ from graftwork.platform.quotas.quota import Quota
 
 @dataclass(frozen=True, slots=True)
 class AdapterUsage:
-    """How much of its limits a tenant uses."""
+    """How many adapters a tenant has, and how many bytes their stored weights need."""
 
     adapters: int
     stored_bytes: int

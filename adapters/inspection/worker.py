@@ -1,10 +1,10 @@
-"""The process that reads uploaded files: `python -m graftwork.adapters.inspection.worker <socket>`.
-
-It gets the files and the shape of the model, and nothing else: no torch, no database, no keys, no connection but the
-one to its parent. It limits its own address space and processor time for each file, and ends when its parent ends. If a
-file breaks it, the parent kills and replaces it.
+"""Reads uploaded files in a process of its own: `python -m graftwork.adapters.inspection.worker <socket>`.
 
     {"ready"}  →  {limits, lengths, description} + file  →  {"identified"} or {"refused"} or {"exceeded"}  →  …
+
+The process gets the files and the shape of the model. It has no torch, no database, no keys, and no connection except
+the socket to its parent. It limits its own address space and processor time for each file, and ends when its parent
+ends. If a file breaks the process, the parent kills and replaces it.
 """
 
 import errno
@@ -78,7 +78,10 @@ def _description(fields: dict[str, Any]) -> EngineDescription:
 
 
 def _limit(kind: int, most: int) -> None:
-    """Set a soft limit, so that the next file gets its own. Never above the operator's hard limit."""
+    """Sets a soft limit of the process, so that the next file can get another one.
+
+    Never exceeds the operator's hard limit.
+    """
     _, hard = resource.getrlimit(kind)
     fits = hard == resource.RLIM_INFINITY or (most != resource.RLIM_INFINITY and most <= hard)
     resource.setrlimit(kind, (most if fits else hard, hard))

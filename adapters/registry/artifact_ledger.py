@@ -1,11 +1,11 @@
-"""Keeps artifacts (an adapter's files) as long as a version needs them, also with uploads and deletes at once.
-
-Owns the table of digests beside the artifact store. A row is written before its files and deleted after them, and files
-are removed only under the row's lock. So every file has a row. A crash between two steps leaves at worst an unused row,
-which `sweep` finds.
+"""Keeps an artifact (an adapter's files) as long as a version needs it, also while uploads and deletes run at once.
 
     keep     claim digest → write files → (the caller records its version)
     free     [lock digest → no version of any tenant refers to it → remove files → forget digest]    one transaction
+
+Owns the table of digests next to the artifact store. Never decides which versions exist: the registry does.
+Invariant: every file has a row. A row is written before its files and deleted after them, and files are removed only
+under the row's lock. A crash between two steps leaves at most an unused row, which `sweep` finds.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from graftwork.platform.errors import Unavailable
 
 
 class ArtifactKeeper:
-    """The artifact store with its table of digests."""
+    """The artifact store, together with its table of digests."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ArtifactKeeper:
     async def keeping(self, upload: Upload) -> AsyncGenerator[None]:
         """Stores the upload's files, then runs the block.
 
-        If the block fails, removes them unless another version needs them.
+        If the block fails, removes the files unless another version needs them.
         """
         kept = False
         try:
@@ -51,29 +51,38 @@ class ArtifactKeeper:
                 await self.free((upload.digest,))
 
     async def store(self, upload: Upload) -> None:
-        """Writes the files. Writes them again if a delete by another tenant removed them meanwhile."""
+        """Writes the upload's files, and records their digest. Does nothing to files that are stored already."""
         async with self._database.write() as session:
             await ArtifactLedger(session).claim(upload.digest, self._clock.now())
         await self._put(upload)
 
     async def claim(self, session: WriteSession, upload: Upload) -> None:
-        """Lock the digest until the end of the transaction that records a version of it."""
+        """Locks the digest until the end of the transaction, which records a version with this digest.
+
+        Writes the files again if another tenant's delete has removed them meanwhile.
+        """
         await ArtifactLedger(session).claim(upload.digest, self._clock.now())
         if not await asyncio.to_thread(self._artifacts.exists, upload.digest):
             await self._put(upload)  # a delete by another tenant removed it after it was written
 
     async def free(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Remove the files that no version refers to. Returns their digests."""
+        """Removes those of the artifacts that no version refers to. Returns the digests of the removed artifacts."""
         return tuple([digest for digest in sorted(digests) if await self._free_one(digest)])
 
     async def sweep(self) -> tuple[str, ...]:
-        """Remove files that a crash left behind. Safe at any time, because a running upload writes its files again."""
+        """Removes the artifacts that a crash has left without a version, and returns their digests.
+
+        May be called at any time, because a running upload writes its files again.
+        """
         async with self._database.read() as session:
             digests = await unreferenced_digests(session)
         return await self.free(digests)
 
     async def _put(self, upload: Upload) -> None:
-        """Write the files. A cancelled caller still waits for the end, so that no file outlives its row."""
+        """Writes the files.
+
+        A caller that is cancelled still waits until they are written, so that every file has a row.
+        """
         writing = asyncio.ensure_future(
             asyncio.to_thread(self._artifacts.put, upload.digest, upload.config, upload.weights)
         )

@@ -1,7 +1,7 @@
-"""Stores adapter files by digest.
+"""Stores the files of adapters by digest. The two files of one digest are an artifact.
 
-The bytes never change. A digest has both files or none, also after a crash during a write.
-Never decides whether an artifact is still needed; the registry does.
+Owns the folders and the writing of files. Never decides whether an artifact is still needed: the registry does.
+Invariant: the bytes never change. A digest has both files or none, also after a crash during a write.
 """
 
 import os
@@ -21,37 +21,37 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class ArtifactPaths:
-    """The paths of an artifact's files."""
+    """The paths of the two files of an artifact."""
 
     config: Path
     weights: Path
 
 
 class ArtifactStore(Protocol):
-    """The interface of a store. Its calls block. Each call may be repeated, and any number of calls may run at once.
+    """The interface of a store of adapter files. Its calls block.
 
-    Every call raises Unavailable if the storage fails.
+    A call may be repeated, and any number may run at once. Every call raises Unavailable if the storage fails.
     """
 
     def put(self, digest: str, config: bytes, weights: bytes) -> None:
-        """Stores the files durably. If files of this digest are stored already, keeps those."""
+        """Stores the two files durably. If files of this digest are stored already, keeps those."""
         ...
 
     def open(self, digest: str) -> ArtifactPaths:
-        """Returns the paths of the files of `digest`. Raises NotFound if they are not stored."""
+        """Returns the paths of the files of `digest`. Raises NotFound if no files are stored under it."""
         ...
 
     def exists(self, digest: str) -> bool: ...
 
     def delete(self, digest: str) -> None:
-        """Delete the files, if they exist. Readers that have them open can go on."""
+        """Deletes the files of `digest` if they exist. A reader that has opened a file can still read it."""
         ...
 
 
 class LocalArtifacts:
-    """An `ArtifactStore` in a folder.
+    """An `ArtifactStore` in a folder. The folder `sha256/ab/cdef…/` has one artifact.
 
-    Each artifact is `sha256/ab/cdef…/`, which is written elsewhere and then moved there whole.
+    The files are written to a temporary folder first, which is then moved to its place.
     """
 
     def __init__(self, root: Path) -> None:
@@ -94,7 +94,10 @@ class LocalArtifacts:
             _sync_folder(folder.parent)
 
     def _folder(self, digest: str) -> Path:
-        """The folder of a digest. Only a digest becomes a path, so no text of a request reaches the file system."""
+        """Returns the folder of a digest.
+
+        Raises NotFound for a text that is not a digest, so no other text becomes a path.
+        """
         if not is_digest(digest):
             raise _unknown(digest)
         letters = digest.removeprefix("sha256:")
@@ -102,7 +105,10 @@ class LocalArtifacts:
 
     @contextmanager
     def _passing(self) -> Generator[Path]:
-        """A temporary folder for an artifact that is stored or deleted. Files that a crash leaves here can be removed."""
+        """Makes a temporary folder for an artifact that is being stored or deleted.
+
+        Files that a crash leaves there can be removed.
+        """
         home = self._root / "passing"
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home, ignore_cleanup_errors=True) as passing:
@@ -111,7 +117,7 @@ class LocalArtifacts:
 
 @contextmanager
 def _storage_errors() -> Generator[None]:
-    """Turn errors of a full or broken disk into Unavailable."""
+    """Converts the errors of a full or broken disk to Unavailable."""
     try:
         yield
     except OSError as error:
@@ -127,7 +133,7 @@ def _write_durably(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable, if the system can."""
+    """Makes the names of the files in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

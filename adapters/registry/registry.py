@@ -1,8 +1,8 @@
-"""The registry: which adapters a tenant has, and which weights a `model` of a request means.
+"""Keeps the adapters of every tenant, and finds the weights that the `model` of a request stands for.
 
-Owns names, versions and aliases. ArtifactKeeper owns their files.
-A tenant sees only its own adapters: another tenant's adapter looks like one that does not exist.
-Invariant: a version never changes, and its number is never used again.
+Owns names, versions and aliases. ArtifactKeeper owns the files. Never applies an adapter: the engine does.
+Invariants: a tenant sees only its own adapters, and another tenant's adapter looks like one that does not exist. A
+version never changes, and its number is never used again.
 """
 
 import random
@@ -36,13 +36,13 @@ from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.principals import TenantScope
 
 DEFAULT_ALIAS = "prod"
-"""The alias that a bare `name` means, once it is set."""
+"""The alias that a `model` without an alias stands for, once this alias is set."""
 _PROBE_ATTEMPTS = 3
-"""The number of tries. Until a version is recorded, another tenant's delete of the same bytes may remove the files."""
+"""How often the engine is asked to test an upload. Another tenant's delete of equal files may remove them meanwhile."""
 
 
 class AdapterRegistry:
-    """The adapters of all tenants, one tenant at a time."""
+    """The adapters of all tenants. Each call reads or changes the adapters of one tenant."""
 
     def __init__(
         self,
@@ -55,9 +55,11 @@ class AdapterRegistry:
         probe: Callable[[str], Awaitable[None]] | None = None,
         before_free: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`generator` draws versions of canaries. `probe` tests that the engine can serve stored files
+        """Makes the registry. The caller closes the inspector.
+
+        `generator` draws a version if an alias has several. `probe` tests that the engine can serve stored files
         (`EngineClient.probe_adapter`). `before_free` is called with an unused digest before its files are removed
-        (`EngineClient.forget_adapter`). The caller closes the inspector.
+        (`EngineClient.forget_adapter`).
         """
         self._database = database
         self._inspector = inspector
@@ -75,10 +77,11 @@ class AdapterRegistry:
         description: EngineDescription,
         limits: Quota,
     ) -> Adapter:
-        """Add a version to `name`, and create `name` if it is new. Adds none if an equal version exists.
+        """Adds a version to the adapter `name`, and creates the adapter if it is new.
 
-        Raises ValidationFailed with the exact tensor or field, or if the engine cannot apply the adapter. Raises
-        BudgetSpent above a limit, and Unavailable while no engine answers. After an error nothing is kept.
+        If the adapter already has an equal version, adds no version.
+        Raises ValidationFailed with the exact tensor or field, or if the engine cannot apply the adapter.
+        Raises BudgetSpent above a limit, and Unavailable while no engine answers. After an error nothing is kept.
         """
         check_adapter_name(name, description.model_name)
         identified = await self._inspector.identify(config, weights, description)
@@ -106,7 +109,10 @@ class AdapterRegistry:
         return found
 
     async def list(self, scope: TenantScope, request: PageRequest | None = None) -> Page[Adapter]:
-        """Returns one page, sorted by age. Raises NotFound if `after` is not an adapter of this tenant."""
+        """Returns one page of the tenant's adapters, sorted by age.
+
+        Raises NotFound if `after` of the request is not an adapter of this tenant.
+        """
         request = request or PageRequest()
         async with self._database.read() as session:
             page = await AdapterReader(session, scope).page(request)
@@ -115,9 +121,9 @@ class AdapterRegistry:
         return page
 
     async def model_names(self, scope: TenantScope) -> tuple[str, ...]:
-        """Returns the names that this tenant may send as `model`, besides the base:
+        """Returns the names that this tenant may send as `model`, except for the base model's name.
 
-        `name`, and `name@alias` for each alias.
+        They are `name`, and `name@alias` for each alias, of every adapter with a version.
         """
         async with self._database.read() as session:
             adapters = await AdapterReader(session, scope).all()
@@ -125,9 +131,9 @@ class AdapterRegistry:
         return tuple(name for adapter in served for name in adapter.model_names)
 
     async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
-        """Returns the weights that `model` means now. Raises NotFound (model_not_found) for any other text.
+        """Returns the weights that `model` stands for now. Raises NotFound (code model_not_found) for an unknown name.
 
-        Each call draws the version of a canary again, so keep the result as long as the choice must stay the same.
+        If an alias has several versions, each call draws one of them. Keep the result if the choice must not change.
         """
         if model == base_name:
             return ResolvedModel(model, None)
@@ -144,9 +150,9 @@ class AdapterRegistry:
         return ResolvedModel(model, version)
 
     async def set_alias(self, scope: TenantScope, name: str, alias: str, target: AliasTarget) -> AliasChange:
-        """Sets `alias` to `target`, at once for all new requests.
+        """Sets `alias` to `target`. All later requests use the new target.
 
-        Raises NotFound if the adapter or a version is unknown.
+        Raises ValidationFailed for an invalid alias, and NotFound if the adapter or a version does not exist.
         """
         check_alias(alias)
         async with self._database.write() as session:
@@ -172,7 +178,10 @@ class AdapterRegistry:
         return AliasChange(name, alias, None, adapter.aliases[alias])
 
     async def delete(self, scope: TenantScope, name: str) -> tuple[str, ...]:
-        """Remove the adapter with its versions and aliases. Returns the digests of removed files. Raises NotFound."""
+        """Removes the adapter with its versions and aliases. Returns the digests of the files that were removed.
+
+        Keeps files that another version still needs. Raises NotFound.
+        """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
@@ -182,7 +191,10 @@ class AdapterRegistry:
         return await self._keeper.free({version.digest for version in adapter.versions})
 
     async def delete_version(self, scope: TenantScope, name: str, version: int) -> tuple[str, ...]:
-        """Removes one version, like `delete`. Raises Conflict while an alias points to it."""
+        """Removes one version. Returns the digests of the files that were removed.
+
+        Raises Conflict while an alias points to the version. Can also raise NotFound.
+        """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
@@ -194,7 +206,7 @@ class AdapterRegistry:
         return await self._keeper.free({found.digest})
 
     async def delete_all(self, scope: TenantScope) -> tuple[str, ...]:
-        """Remove all adapters of a tenant."""
+        """Removes all adapters of a tenant. Returns the digests of the files that were removed."""
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             await writer.lock_tenant()
@@ -204,11 +216,14 @@ class AdapterRegistry:
         return await self._keeper.free({version.digest for adapter in adapters for version in adapter.versions})
 
     async def sweep(self) -> tuple[str, ...]:
-        """Remove the files that a crash left without a version. Returns their digests. Safe at any time."""
+        """Removes the files that a crash has left without a version, and returns their digests.
+
+        May be called at any time.
+        """
         return await self._keeper.sweep()
 
     async def _record(self, session: WriteSession, scope: TenantScope, upload: Upload, limits: Quota) -> Adapter:
-        """Write the rows of one upload. Checks names and limits again under locks."""
+        """Writes the rows of one upload. Checks names and limits again, under locks."""
         writer = AdapterWriter(session, scope)
         await writer.lock_tenant()
         existing = await writer.lock(upload.name)
@@ -240,9 +255,10 @@ class AdapterRegistry:
         raise Unavailable(message, code="artifact_store_unavailable")
 
     def _choose(self, adapter: Adapter, version: int | None, alias: str | None) -> AdapterVersion | None:
-        """Returns the version that a reference means: `@3` names a version, and `@alias` an alias.
+        """Returns the version that a reference stands for: `@3` names a version, and `@alias` an alias.
 
-        Without either, it is the version of the default alias, or else the newest version.
+        Without both, uses the default alias. Without that alias, uses the newest version. Returns None for an unknown
+        reference.
         """
         if version is not None:
             return adapter.version(version)

@@ -1,7 +1,7 @@
-"""Holds the SQL statements of the registry.
+"""Contains the SQL statements of the registry. Never opens or commits a transaction: the caller does.
 
-Every statement is limited to one tenant, except those of ArtifactLedger. Any tenant may use a digest, and the
-statements of ArtifactLedger only ask whether any version uses it.
+Invariant: every statement is limited to one tenant, except those about artifacts. Versions of several tenants can have
+the same digest, so these statements ask whether any version uses a digest.
 """
 
 import re
@@ -38,7 +38,10 @@ class AdapterReader:
         return await self._load(self._own_adapters().order_by(AdapterRow.name))
 
     async def page(self, request: PageRequest) -> Page[Adapter] | None:
-        """Returns one page, sorted by age. None if `request.after` is not an adapter of this tenant."""
+        """Returns one page of adapters, sorted by age.
+
+        Returns None if `request.after` is not an adapter of this tenant.
+        """
         statement = self._own_adapters()
         if request.after is not None:
             if not await self._exists(request.after):
@@ -75,7 +78,7 @@ class AdapterReader:
         return int((await self._session.execute(statement)).scalar_one())  # PostgreSQL sums to a Decimal
 
     async def _load(self, statement: Select[AdapterRow]) -> tuple[Adapter, ...]:
-        """Returns the adapters that `statement` selects, with versions and aliases. Runs three statements in all."""
+        """Returns the adapters that `statement` selects, with versions and aliases. Runs three statements."""
         rows = (await self._session.scalars(statement)).all()
         ids = [row.id for row in rows]
         versions = await self._session.scalars(
@@ -98,12 +101,15 @@ class AdapterWriter(AdapterReader):
         super().__init__(session, scope)
 
     async def lock_tenant(self) -> None:
-        """Lock the tenant, so that its uploads run one at a time and its limits are exact."""
+        """Locks the tenant's row, so that the tenant's uploads run one at a time and its limits are exact."""
         statement = select(TenantRow.id).where(TenantRow.id == self._scope)
         await self._session.execute(statement.with_for_update(key_share=True))
 
     async def lock(self, name: str) -> Adapter | None:
-        """Lock and return the adapter with its versions and aliases, until the end of the transaction."""
+        """Locks the adapter until the end of the transaction, and returns it with its versions and aliases.
+
+        Returns None if the adapter does not exist.
+        """
         return await self._find(name, self._own_adapters().with_for_update())
 
     async def add_adapter(self, adapter: Adapter) -> None:
@@ -119,7 +125,7 @@ class AdapterWriter(AdapterReader):
         await self._session.flush()
 
     async def take_version_number(self, adapter_id: AdapterId) -> int:
-        """Take the number of the next version. It is never used again."""
+        """Returns the number of the next version, and reserves it. No later call returns this number again."""
         row = (await self._session.scalars(self._own_adapters().where(AdapterRow.id == adapter_id))).one()
         number = row.next_version
         row.next_version = number + 1
@@ -142,7 +148,7 @@ class AdapterWriter(AdapterReader):
         await self._session.flush()
 
     async def delete_adapter(self, adapter_id: AdapterId) -> None:
-        """Delete an adapter. The database deletes its versions and aliases with it."""
+        """Deletes an adapter. The database then deletes its versions and aliases."""
         await self._session.execute(
             delete(AdapterRow).where(AdapterRow.tenant_id == self._scope, AdapterRow.id == adapter_id)
         )
@@ -175,13 +181,16 @@ class AdapterWriter(AdapterReader):
 
 
 class ArtifactLedger:
-    """The digests that the artifact store holds. A row is written before its files and deleted after them."""
+    """The table of digests whose files are in the artifact store.
+
+    A row is written before its files, and deleted after them.
+    """
 
     def __init__(self, session: WriteSession) -> None:
         self._session = session
 
     async def claim(self, digest: str, at: float) -> None:
-        """Insert the row if it is missing, and lock it."""
+        """Inserts the row of a digest if it is missing, and locks the row. `at` is the present time in Unix seconds."""
         is_postgresql = self._session.get_bind().dialect.name == "postgresql"
         insert = postgresql_insert if is_postgresql else sqlite_insert
         statement = insert(ArtifactRow).values(digest=digest, claimed_at=at)
@@ -190,7 +199,10 @@ class ArtifactLedger:
         )
 
     async def lock_unreferenced(self, digest: str) -> bool:
-        """Lock the row. Returns whether it exists and no version of any tenant refers to it."""
+        """Locks the row of a digest.
+
+        Returns whether the row exists and no version of any tenant refers to the digest.
+        """
         statement = select(ArtifactRow.digest).where(ArtifactRow.digest == digest).with_for_update()
         if (await self._session.execute(statement)).first() is None:
             return False
@@ -207,7 +219,7 @@ async def is_referenced(session: ReadSession, digest: str) -> bool:
 
 
 async def unreferenced_digests(session: ReadSession) -> tuple[str, ...]:
-    """Returns the digests in the store that no version uses."""
+    """Returns the digests in the artifact table that no version of any tenant uses."""
     statement = select(ArtifactRow.digest).where(~exists().where(AdapterVersionRow.digest == ArtifactRow.digest))
     return tuple((await session.scalars(statement)).all())
 

@@ -1,7 +1,7 @@
-"""The registry's tables.
+"""Defines the tables of the registry. Owns the columns. Never contains rules about adapters.
 
-`adapter_artifacts` belongs to no tenant. It lists the digests that the artifact store may hold, and its rows are the
-locks for writing and removing files. All other tables have a tenant column, which every statement uses.
+Every table has a tenant column, which every statement uses, except `adapter_artifacts`. That table lists the digests
+whose files the artifact store may have. Its rows are the locks for writing and removing these files.
 """
 
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Integer, String, UniqueConstraint
@@ -11,7 +11,7 @@ from graftwork.platform.database import Base
 
 
 class AdapterRow(Base):
-    """A tenant's name for a line of versions."""
+    """An adapter of a tenant. Its versions and aliases are in other tables."""
 
     __tablename__ = "adapters"
     __table_args__ = (UniqueConstraint("tenant_id", "name"),)
@@ -20,22 +20,22 @@ class AdapterRow(Base):
     tenant_id: Mapped[str] = mapped_column(String(64), ForeignKey("tenants.id", ondelete="CASCADE"))
     name: Mapped[str] = mapped_column(String(63))
     next_version: Mapped[int] = mapped_column(Integer)
-    """The number of the next version. It only grows, so that a number always means the same weights."""
+    """The number of the next version. It only rises, so that a number always means the same weights."""
     created_at: Mapped[float] = mapped_column(Float)
 
 
 class ArtifactRow(Base):
-    """A digest whose files are in the artifact store, or will be soon."""
+    """A digest whose files are in the artifact store, or are about to be written."""
 
     __tablename__ = "adapter_artifacts"
 
     digest: Mapped[str] = mapped_column(String(80), primary_key=True)
     claimed_at: Mapped[float] = mapped_column(Float)
-    """The time of the last upload of these files."""
+    """The time of the last upload of these files, in Unix seconds."""
 
 
 class AdapterVersionRow(Base):
-    """One immutable version."""
+    """One immutable version of an adapter."""
 
     __tablename__ = "adapter_versions"
     __table_args__ = (UniqueConstraint("adapter_id", "digest"),)
@@ -52,7 +52,7 @@ class AdapterVersionRow(Base):
 
 
 class AdapterAliasRow(Base):
-    """An alias and its target."""
+    """An alias of an adapter, and the versions to which it points."""
 
     __tablename__ = "adapter_aliases"
 
@@ -60,5 +60,5 @@ class AdapterAliasRow(Base):
     alias: Mapped[str] = mapped_column(String(63), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(String(64), index=True)
     weights: Mapped[list[list[float]]] = mapped_column(JSON)
-    """The weights of a canary: [[version, weight], …] by ascending version."""
+    """The versions with their shares of the traffic: [[version, weight], …], sorted by version."""
     updated_at: Mapped[float] = mapped_column(Float)

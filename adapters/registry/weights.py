@@ -1,6 +1,7 @@
-"""Turns an adapter's files into the engine's tensors.
+"""Turns the stored files of an adapter into the engine's tensors.
 
-Owns the last check before weights are used: the bytes that were read must still match their digest.
+Owns the last check before weights are used. Never checks the values for NaN: the upload did.
+Invariant: the bytes that become tensors match the adapter's digest.
 """
 
 from collections import OrderedDict
@@ -27,14 +28,17 @@ _KEPT_LAYOUTS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The layout of an adapter, from its config and header. Adapters that differ only in values share it."""
+    """What is known about an adapter from its configuration and header.
+
+    Adapters that differ only in values share it.
+    """
 
     spec: AdapterSpec
     digest_prefix: bytes
 
 
 class ArtifactAdapterSource:
-    """An `AdapterSource` for the engine that reads a folder of artifacts."""
+    """Loads adapters for the engine from a folder of artifacts. Implements the engine's `AdapterSource`."""
 
     def __init__(self, root: Path, description: EngineDescription) -> None:
         self._artifacts: ArtifactStore = LocalArtifacts(root)
@@ -43,10 +47,11 @@ class ArtifactAdapterSource:
         self._lock = Lock()
 
     def load(self, digest: str) -> AdapterWeights:
-        """Read an artifact, check its digest and build its tensors, all from the same bytes.
+        """Reads an artifact, checks its digest and builds its tensors, all from the same bytes.
 
-        The tensors are views of those bytes. Values were checked for NaN at the upload, and an equal digest means equal
-        values. Raises NotFound without an artifact, ValidationFailed if its bytes no longer match `digest`.
+        The tensors are views of these bytes. The upload has checked the values for NaN, and an equal digest means equal
+        values. Raises NotFound without an artifact, and ValidationFailed if the bytes do not match `digest`. Can raise
+        Unavailable.
         """
         config, weights = _read(digest, self._artifacts.open(digest))
         spec = self._verify(digest, config, weights.data)
@@ -74,8 +79,9 @@ class ArtifactAdapterSource:
         return layout.spec
 
     def _layout(self, config: bytes, weights: memoryview) -> _Layout:
-        """Returns the layout, often from a cache: many adapters have equal layouts, and evicted adapters are loaded
-        again.
+        """Returns the layout, often from a cache.
+
+        Many adapters have the same layout, and an evicted adapter is loaded again.
         """
         key = (config, header_of(weights), len(weights))
         with self._lock:
@@ -92,10 +98,10 @@ class ArtifactAdapterSource:
 
 
 class _Builder:
-    """Makes tensors from the bytes of one file."""
+    """Makes tensors from the bytes of one weights file."""
 
     def __init__(self, content: torch.Tensor) -> None:
-        """`content` is the whole file.  # [file bytes], uint8"""
+        """`content` is the whole file as a tensor of bytes, [file bytes], uint8."""
         self._content = content
         self._views: dict[str, torch.Tensor] = {}
 
@@ -109,7 +115,10 @@ class _Builder:
         )
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
-        """Returns a view of one tensor. Copies it if its offset is not aligned, which safetensors allows."""
+        """Returns one tensor as a view of the file.
+
+        Copies the tensor if its offset is not aligned, which safetensors allows.
+        """
         item_bytes = FORMATS[entry.dtype].item_bytes
         if entry.start % item_bytes:
             return self._content[entry.start : entry.end].clone().view(_DTYPES[entry.dtype]).reshape(entry.shape)
@@ -117,7 +126,7 @@ class _Builder:
         return torch.as_strided(self._elements(entry.dtype), entry.shape, strides, entry.start // item_bytes)
 
     def _elements(self, dtype: str) -> torch.Tensor:
-        """Returns the file as one row of elements. Bytes at its end that fill no element are left out."""
+        """Returns the file as one row of elements of a dtype. Leaves out bytes at the end that fill no element."""
         if dtype not in self._views:
             item_bytes = FORMATS[dtype].item_bytes
             whole = len(self._content) // item_bytes * item_bytes
@@ -126,7 +135,10 @@ class _Builder:
 
 
 def _read(digest: str, paths: ArtifactPaths) -> tuple[bytes, npt.NDArray[np.uint8]]:
-    """Reads the config and the weights. The caller alone owns the memory."""
+    """Reads the two files of an artifact: the configuration and the weights.
+
+    Nothing else refers to the returned memory.
+    """
     try:
         with paths.weights.open("rb", buffering=0) as file:
             content = np.fromfile(file, dtype=np.uint8)

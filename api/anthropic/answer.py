@@ -1,14 +1,13 @@
 """Builds answers in Anthropic's two forms: one message, or a stream of events.
 
-A stream has these events, in this order:
+Owns the content blocks of an answer. Never generates anything: the inference job does.
+Invariant: a message and its stream have the same content blocks, because the same code builds both.
+A stream has these events, in this order. A `ping` can come at any time. After a failure, the last event is an `error`.
 
     message_start
     for each content block: content_block_start, any number of content_block_delta, content_block_stop
     message_delta, with the stop reason and the usage
     message_stop
-
-A `ping` can come at any time. After a failure, the last event is an `error`.
-Invariant: a message and its stream have the same content blocks, because the same code builds both.
 """
 
 from collections.abc import Iterator
@@ -46,7 +45,7 @@ class ContentBlocks:
         self._is_open = False
 
     def take(self, event: GenerationEvent) -> Iterator[Event]:
-        """Add an event to the blocks, and yield the stream's events for it."""
+        """Adds an event of the engine's output to the blocks, and yields the stream's events for it."""
         match event:
             case TextDelta(text):
                 if not (self._is_open and self.content[-1]["type"] == "text"):
@@ -79,7 +78,7 @@ class ContentBlocks:
 
 
 async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, Any]:
-    """Wait for the whole answer, and return it as a message. Raises the job's error."""
+    """Waits for the whole answer, and returns it as a message. Raises the job's error."""
     blocks = ContentBlocks()
     ending: dict[str, Any] = {}
 
@@ -96,7 +95,10 @@ async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, 
 async def write_anthropic_events(
     head: ResponseHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
-    """Write the whole stream. If the client leaves, the server cancels this function, and the job stops."""
+    """Writes the events of the whole stream with `write`, and pings after `ping_after_s` seconds of silence.
+
+    If the client leaves, the server cancels this function, and the job stops.
+    """
     blocks = ContentBlocks()
     async with heartbeats(write, _PING, ping_after_s) as write_event:
 
@@ -122,7 +124,7 @@ def _stream_events(
 
 
 def _message(head: ResponseHead, usage: Usage) -> dict[str, Any]:
-    """Return a message without content."""
+    """Returns a message without content."""
     tier = "priority" if head.service_tier == "priority" else "standard"
     return {
         "id": head.answer_id,
@@ -138,16 +140,16 @@ def _message(head: ResponseHead, usage: Usage) -> dict[str, Any]:
 
 
 def _ending(finished: GenerationFinished) -> dict[str, Any]:
-    """Return the reason why the answer ended. Include the stop string only if it was the reason."""
+    """Returns the fields that say why the answer ended. They name the stop string only if it was the reason."""
     was_stopped = finished.reason == "stop" and finished.stop_string is not None
     reason = "stop_sequence" if was_stopped else _REASONS[finished.reason]
     return {"stop_reason": reason, "stop_sequence": finished.stop_string if was_stopped else None, "stop_details": None}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Return the token counts. The three input counts add up to the length of the prompt.
+    """Returns the token counts. The three counts of input tokens add up to the length of the prompt.
 
-    Cache creation is always 0. This server caches every prefix without being asked.
+    The count for cache creation is always 0, because this server caches every prefix without a request to do so.
     """
     return {
         "input_tokens": usage.cache.recomputed_tokens,
@@ -158,6 +160,9 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Parse the arguments to an object. Incomplete or invalid arguments become an empty object, as in prompts."""
+    """Parses a tool call's arguments to an object.
+
+    Incomplete or invalid arguments become an empty object, as in prompts.
+    """
     parsed = parsed_arguments(arguments)
     return parsed if isinstance(parsed, dict) else {}

@@ -1,7 +1,6 @@
-"""Builds errors in Anthropic's form, for the routes of its API.
+"""Builds errors in Anthropic's form, for the routes of Anthropic's API.
 
-The statuses are the same as on OpenAI-compatible routes. Only the body has another form. The header `request-id` also
-has the request's id.
+Owns the body and the header `request-id`. Never changes a status: the statuses are those of OpenAI-compatible routes.
 """
 
 from collections.abc import Callable, Coroutine
@@ -32,12 +31,15 @@ _TYPES = {
 
 
 def anthropic_error(error: GraftworkError) -> dict[str, Any]:
-    """Return the body for an error. It is also the data of an `error` event."""
+    """Returns the body of an error. The `error` event of a stream has the same body as its data."""
     return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": error.message}}
 
 
 class AnthropicRoute(OpenAiRoute):
-    """A tenant's route that follows Anthropic's API. It accepts the same keys as OpenAiRoute, and uses its statuses."""
+    """A tenant's route that follows Anthropic's API.
+
+    It accepts the same keys as OpenAiRoute, and uses the same statuses.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -1,8 +1,8 @@
-"""Translates the messages of Anthropic's API to chat.completions messages.
+"""Translates the messages of Anthropic's API to messages of OpenAI's chat completions. Never renders a prompt.
 
 Chat templates expect one message for each tool result. So a user's message with several results becomes several
 messages, in the order of its blocks.
-Invariant: no block is dropped. If the model cannot read a block, an error names it.
+Invariant: no content block is dropped. If the model cannot read a block, an error names the block.
 """
 
 import json
@@ -18,7 +18,10 @@ ChatMessage = dict[str, Any]
 
 
 def chat_messages(system: str | Sequence[Block] | None, messages: Sequence[ConversationMessage]) -> list[ChatMessage]:
-    """Translate a whole conversation. Raises InvalidRequest for a block that the model cannot read, and names it."""
+    """Translates a whole conversation.
+
+    Raises InvalidRequest, which names the block, for a block that the model cannot read.
+    """
     found = [] if system is None else [{"role": "system", "content": _texts(system, "system")}]
     for index, message in enumerate(messages):
         found += _READERS[message.role](_blocks(message.content), f"messages[{index}].content")
@@ -30,7 +33,7 @@ def _system_messages(blocks: Sequence[Block], param: str) -> Iterator[ChatMessag
 
 
 def _user_messages(blocks: Sequence[Block], param: str) -> Iterator[ChatMessage]:
-    """Yield one message for each tool result, and one message for each group of blocks between results."""
+    """Yields one message for each tool result, and one message for each group of blocks between results."""
     placed = [(block, f"{param}[{index}]") for index, block in enumerate(blocks)]
     for answers_a_tool, group in groupby(placed, key=lambda entry: entry[0].get("type") == "tool_result"):
         if answers_a_tool:
@@ -70,7 +73,7 @@ _READERS: Mapping[str, Callable[[Sequence[Block], str], Iterator[ChatMessage]]] 
 
 
 def _tool_message(block: Block, param: str) -> ChatMessage:
-    """Translate a tool result. An error becomes `{"error": …}`, the form that Graftwork's own clients send."""
+    """Translates a tool result. An error becomes `{"error": …}`, the form that Graftwork's own clients send."""
     text = "\n".join(part["text"] for part in _texts(block.get("content") or "", f"{param}.content"))
     if block.get("is_error"):
         text = json.dumps({"error": text}, ensure_ascii=False)
@@ -84,14 +87,14 @@ def _call(block: Block, param: str) -> dict[str, Any]:
 
 
 def _blocks(content: object) -> list[Block]:
-    """Return the blocks of a message's content. Plain text becomes one text block."""
+    """Returns the blocks of a message's content. Plain text becomes one text block."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return list(content) if isinstance(content, list) else []
 
 
 def _texts(content: object, param: str) -> list[Block]:
-    """Translate content that may contain only text blocks."""
+    """Translates content that may contain only text blocks."""
     return [_text_part(block, f"{param}[{index}]") for index, block in enumerate(_blocks(content))]
 
 
@@ -104,7 +107,7 @@ _TEXT_BLOCKS = PartRules(text_fields={"text": "text"}, refusal=_refuse_block)
 
 
 def _text_part(block: object, param: str) -> Block:
-    """Translate a text block. Raises InvalidRequest for images, documents and other types of block."""
+    """Translates a text block. Raises InvalidRequest for images, documents and other types of block."""
     return {"type": "text", "text": read_part(block, param, _TEXT_BLOCKS)}
 
 

@@ -1,19 +1,93 @@
 """Defines the bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Owns the names of Anthropic's fields, and the list of fields that this server does not support. After the translation,
-the checks of chat.completions apply to the values. `messages.py` reads the messages and their blocks.
+Owns the names of Anthropic's fields, and the list of fields that this server does not support. Never reads messages and
+their blocks: `messages.py` does. After the translation, the checks of chat completions apply to the values.
 """
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, WithJsonSchema, field_validator, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
-from graftwork.api.schemas.base import MAX_TOOLS, FieldError, IsNeutral, OpenAiBody, refuse_unsupported
-from graftwork.sessions.generation.sampling import StopStrings
+from graftwork.api.schemas.base import FieldError, IsNeutral, OpenAiBody, refuse_unsupported
+from graftwork.api.schemas.shapes import DocumentedAs, Shape
+from graftwork.sessions.generation.sampling import StopStrings, described_number
+from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME
 
 Block = dict[str, Any]
 
+
+class TextBlockParam(Shape):
+    """A piece of text."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "How is the weather?"}]})
+
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlockParam(Shape):
+    """A tool call in an earlier answer of the assistant."""
+
+    type: Literal["tool_use"]
+    id: str
+    """The id of the tool call."""
+    name: Annotated[str, Field(min_length=1)]
+    """The tool's name."""
+    input: dict[str, Any]
+    """The arguments of the call."""
+
+
+class ToolResultBlockParam(Shape):
+    """The result of a tool call, in a user's message."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    """The id of the tool call."""
+    content: str | list[TextBlockParam] | None = None
+    is_error: bool | None = None
+    """Whether the tool failed."""
+
+
+class ThinkingBlockParam(Shape):
+    """The reasoning in an earlier answer of the assistant."""
+
+    type: Literal["thinking"]
+    thinking: str
+    """The text of the reasoning."""
+
+
+class ThinkingParam(Shape):
+    """Thinking is not supported, so it can only be disabled."""
+
+    type: Literal["disabled"]
+
+
+class SystemMessageParam(Shape):
+    """A system message. It may be at any place in the conversation."""
+
+    role: Literal["system"]
+    content: str | list[TextBlockParam]
+
+
+class UserMessageParam(Shape):
+    """A user's message, or the results of tools."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "How is the weather?"}]})
+
+    role: Literal["user"]
+    content: str | list[TextBlockParam | ToolResultBlockParam]
+
+
+class AssistantMessageParam(Shape):
+    """An earlier answer."""
+
+    role: Literal["assistant"]
+    content: str | list[TextBlockParam | ToolUseBlockParam | ThinkingBlockParam]
+
+
+_MESSAGE_COUNT = Field(min_length=1, max_length=4096)
+Texts = Annotated[str | list[Block], DocumentedAs(str | list[TextBlockParam])]
 
 _UNSUPPORTED: Mapping[str, IsNeutral] = {
     "container": lambda value: not value,
@@ -23,8 +97,9 @@ _UNSUPPORTED: Mapping[str, IsNeutral] = {
     "mcp_servers": lambda value: not value,
     "speed": lambda value: value in (None, "standard"),
 }
-"""Fields that this server does not support. Each function returns whether a value asks for nothing.
+"""The fields that this server does not support.
 
+Each function returns whether a value has no effect and is thus accepted.
 The server ignores `metadata` and `cache_control`, because they do not change the answer. It caches every prefix anyway.
 """
 
@@ -40,9 +115,12 @@ class CustomTool(OpenAiBody):
     """A tool that the client itself runs."""
 
     type: Literal["custom"] | None = None
-    name: str
+    name: Annotated[str, Field(json_schema_extra={"pattern": TOOL_NAME})]
+    """The name that the model calls. No two tools of a request have the same name."""
     description: str | None = None
+    """What the tool does, for the model."""
     input_schema: dict[str, Any]
+    """A JSON Schema for the arguments. The model sees it unchanged."""
     strict: bool | None = None
 
     @field_validator("type", mode="before")
@@ -54,9 +132,20 @@ class CustomTool(OpenAiBody):
 
 
 class ToolChoice(OpenAiBody):
+    """Which tools the answer may call: `any` must call one, and `tool` must call the named one."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"type": {"const": "tool"}}},
+            "then": {"required": ["name"], "properties": {"name": {"type": "string", "minLength": 1}}},
+        }
+    )
+
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
+    """The tool that the answer must call, for the type `tool`."""
     disable_parallel_tool_use: bool | None = None
+    """If true, an answer has at most one tool call."""
 
     @model_validator(mode="after")
     def require_tool_name(self) -> Self:
@@ -66,13 +155,19 @@ class ToolChoice(OpenAiBody):
 
 
 class OutputFormat(OpenAiBody):
+    """The format of the answer: JSON that fits a schema."""
+
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[dict[str, Any], Field(alias="schema", description="The JSON Schema of the answer.")]
 
 
 class OutputConfig(OpenAiBody):
+    """Settings of the answer's text."""
+
     format: OutputFormat | None = None
+    """The format of the answer. By default the answer is free text."""
     effort: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
+    """Not supported: leave it out."""
 
     @field_validator("effort")
     @classmethod
@@ -86,12 +181,20 @@ class CountTokensRequest(OpenAiBody):
     """The fields of a prompt. A null field counts as missing."""
 
     model: str
-    messages: Annotated[list[ConversationMessage], Field(min_length=1, max_length=4096)]
-    system: str | list[Block] | None = None
+    messages: Annotated[
+        list[ConversationMessage],
+        _MESSAGE_COUNT,
+        DocumentedAs(Annotated[list[UserMessageParam | AssistantMessageParam | SystemMessageParam], _MESSAGE_COUNT]),
+    ]
+    system: Texts | None = None
+    """The text of a system message before the conversation."""
     tools: Annotated[list[CustomTool] | None, Field(max_length=MAX_TOOLS)] = None
     tool_choice: ToolChoice | None = None
-    thinking: dict[str, Any] | None = None
+    """Which tools the answer may call. By default it may call all of them."""
+    thinking: Annotated[dict[str, Any] | None, DocumentedAs(ThinkingParam | None)] = None
+    """Thinking is not supported, so it can only be disabled."""
     output_config: OutputConfig | None = None
+    """Settings of the answer's text."""
 
     @model_validator(mode="before")
     @classmethod
@@ -109,12 +212,14 @@ class CountTokensRequest(OpenAiBody):
 class MessagesRequest(CountTokensRequest):
     """The fields of a prompt, and the settings of its answer."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, described_number("max_tokens")]
     stream: bool | None = None
     stop_sequences: StopStrings | None = None
-    temperature: Annotated[float | None, Field(ge=0, le=1)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Texts that end the answer."""
+    temperature: Annotated[float | None, described_number("temperature", le=1)] = None
+    top_p: Annotated[float | None, described_number("top_p")] = None
     top_k: Annotated[int | None, Field(ge=0)] = None
+    """Keep only the k likeliest tokens; 0 keeps all."""
     service_tier: Literal["auto", "standard_only"] | None = None
 
     @field_validator("messages")

@@ -1,6 +1,7 @@
-"""Translates bodies of Anthropic's API to chat.completions requests, and field names in errors back.
+"""Translates bodies of Anthropic's API to chat completion requests, and the field names in errors back.
 
-The same code then serves both APIs. So each feature of chat.completions also works in Anthropic's API.
+Never generates an answer. The same code then serves both APIs, so each feature of chat completions also works in
+Anthropic's API.
 """
 
 import re
@@ -26,11 +27,14 @@ _RENAMED = (
     (re.compile(r"^(tools\[\d+\])\.function\.parameters"), r"\1.input_schema"),
     (re.compile(r"^(tools\[\d+\])\.function"), r"\1"),
 )
-"""Each entry has a pattern for a field of chat.completions, and the name of Anthropic's field that replaces it."""
+"""Pairs of a pattern for a field of chat completions, and the name of Anthropic's field that replaces it."""
 
 
 def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
-    """Translate a body. Raises InvalidRequest for an invalid field, under Anthropic's name of that field."""
+    """Translates a body to a chat completion request.
+
+    Raises InvalidRequest for an invalid field. The error has Anthropic's name of the field.
+    """
     translated = chat_body(body)
     try:
         return ChatCompletionRequest.model_validate(translated)
@@ -40,7 +44,7 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
 
 
 def chat_body(body: CountTokensRequest) -> dict[str, Any]:
-    """Return the chat.completions fields for the fields that the body sets."""
+    """Returns the fields of a chat completion request for the fields that the body sets."""
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
     if body.tools is not None:
         fields["tools"] = [_tool(tool) for tool in body.tools]
@@ -84,14 +88,14 @@ def _response_format(wanted: OutputFormat) -> dict[str, Any]:
 
 
 def anthropic_names(field: str) -> str:
-    """Replace the name of a chat.completions field with Anthropic's name."""
+    """Replaces the name of a chat completions field with Anthropic's name. Other text stays unchanged."""
     for pattern, name in _RENAMED:
         field = pattern.sub(name, field)
     return field
 
 
 def with_anthropic_fields(error: InvalidRequest) -> InvalidRequest:
-    """Return the same error with Anthropic's name of the field."""
+    """Returns the same error with Anthropic's name of the wrong field."""
     if error.param is None:
         return error
     theirs = anthropic_names(error.param)

@@ -1,7 +1,7 @@
 """Builds the program `graftwork`, which serves, operates and uses Graftwork.
 
-This module puts the commands together. Other modules define them. The exit status is 0 after success, 1 after a
-failure, and 2 for wrong usage.
+Owns the order of the commands. Never defines a command: the modules in `commands/` do. The exit status is 0 after
+success, 1 after a failure, and 2 for wrong usage.
 """
 
 import typer
@@ -17,7 +17,7 @@ SERVER, ADMIN, TENANT = "Run a server", "Administer one (GRAFTWORK_ADMIN_KEY)", 
 
 
 def build_app() -> typer.Typer:
-    """Build the whole command line. `--help` lists the commands in the order in which this function adds them."""
+    """Builds the whole command line. `--help` lists the commands in the order in which this function adds them."""
     app = typer.Typer(
         cls=CommandGroup,
         no_args_is_help=True,
@@ -41,7 +41,7 @@ def build_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line. The installed program starts here."""
+    """Runs the command line. The installed program starts here."""
     build_app()()
 
 

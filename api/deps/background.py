@@ -1,8 +1,8 @@
 """Runs the server's own tasks, and tasks that repeat.
 
-When a client leaves, the server cancels the client's handler and everything that the handler awaits. Work that must
-finish, such as settling a reservation, runs here instead.
-Invariant: this module keeps a reference to each task until it ends, and logs the failure of a task.
+When a client leaves, the server cancels the handler of the client's request and everything that the handler awaits.
+Work that must finish, such as settling a quota reservation, runs here instead. Never knows what a task does.
+Invariant: this module keeps a reference to each task until the task ends, and logs the failure of a task.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerTasks:
-    """Starts tasks and owns them. `close` waits for them."""
+    """Starts the server's background tasks and owns them. `close` waits for them."""
 
     def __init__(self, patience_s: float = 5.0) -> None:
         self._patience_s = patience_s
@@ -28,7 +28,10 @@ class ServerTasks:
         return task
 
     async def close(self) -> None:
-        """Wait at most `patience_s` seconds for running tasks. Then cancel the rest, and wait once more."""
+        """Waits at most `patience_s` seconds for running tasks.
+
+        Then cancels the remaining tasks, and waits once more.
+        """
         if not self._running:
             return
         _, late = await asyncio.wait(self._running, timeout=self._patience_s)
@@ -44,14 +47,17 @@ class ServerTasks:
 
 
 Pause = Callable[[float], Awaitable[None]]
-"""A function that waits for some seconds. Tests replace the default, `asyncio.sleep`."""
+"""A function that waits for a number of seconds. Tests replace the default, `asyncio.sleep`."""
 
 
 @asynccontextmanager
 async def repeating(
     work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause = asyncio.sleep
 ) -> AsyncGenerator[None, None]:
-    """Run `work` again and again while the `async with` block runs. Wait `interval_s` seconds before each run."""
+    """Runs `work` again and again while the `async with` block runs. Waits `interval_s` seconds before each run.
+
+    If a run fails, logs the error and continues.
+    """
     task = asyncio.create_task(_repeat(work, interval_s, name, pause), name=name)
     try:
         yield

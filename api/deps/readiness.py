@@ -1,5 +1,6 @@
 """Checks whether this gateway can serve: the database schema is current, and the engine generates a token.
 
+Owns the latest result. Never changes the database.
 Each check makes the engine run the model once, and anyone can ask for a check without a key. So each result stays valid
 for one second, and only one check runs at a time.
 """
@@ -21,7 +22,7 @@ _ISOLATION = IsolationDomain(b"graftwork readiness")
 
 
 class Readiness:
-    """Checks the parts of the server, and remembers the last result."""
+    """Checks the parts of the server, and remembers the latest result."""
 
     def __init__(self, resources: ServerResources) -> None:
         self._resources = resources
@@ -31,7 +32,10 @@ class Readiness:
         self._checked_at: float | None = None
 
     async def problems(self) -> dict[str, str]:
-        """Return a problem for each part of the server that does not work. Return an empty dict if all parts work."""
+        """Returns the problem of each part of the server that does not work, by the part's name.
+
+        The result is empty if all parts work.
+        """
         async with self._checking:
             now = self._resources.clock.monotonic()
             if self._checked_at is None or now - self._checked_at >= _FRESH_S:

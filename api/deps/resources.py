@@ -1,8 +1,8 @@
 """Groups the services of one process by the routes that use them, and gives each route its group.
 
-`wiring` builds and closes the services. This module also defines the types of handler parameters: a group of services,
-the request's id, or the principal, which is the owner of the request's key. FastAPI fills in a parameter by its type.
-The route's class has already authenticated the principal. This module only checks the principal's scopes.
+Owns the types of handler parameters: a group of services, the request's id, or the principal, which is the owner of the
+request's key. FastAPI fills in a parameter by its type. Never builds or closes a service (`wiring` does), and never
+authenticates a request (the route's class does). Only checks that the key has the scope that a route needs.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -42,7 +42,7 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class InferenceResources:
-    """The services of routes that generate, and facts about the served model."""
+    """The services of the routes that generate text, and facts about the served model."""
 
     clock: Clock
     pepper: bytes
@@ -50,12 +50,12 @@ class InferenceResources:
     generator: Generator
     accounting: Accounting
     description: EngineDescription
-    """The engine's own description, which it sent at start-up."""
+    """The description of the engine and its model, which the engine sent when this process started."""
     folder: ModelFolder
     prompts: PromptEncoder | None
-    """Encodes chats. None if the model has no chat template."""
+    """Encodes chats. It is None if the model has no chat template."""
     planner: ConstraintPlanner
-    """Plans constrained outputs. It knows the form in which this model writes tool calls."""
+    """Plans constrained outputs. The planner knows the form in which this model writes tool calls."""
     tasks: ServerTasks
 
     @property
@@ -64,11 +64,11 @@ class InferenceResources:
 
     @property
     def base_name(self) -> str:
-        """Return the name that clients use for the base model."""
+        """The name that clients use for the base model."""
         return self.description.model_name
 
     def chat_prompts(self) -> PromptEncoder:
-        """Return the encoder for chats. Raises InvalidRequest if the model has no chat template."""
+        """Returns the encoder for chats. Raises InvalidRequest if the model has no chat template."""
         if self.prompts is None:
             raise InvalidRequest(
                 "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
@@ -78,10 +78,11 @@ class InferenceResources:
     async def resolve(
         self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
     ) -> ResolvedModel:
-        """Find the base model or adapter version for the name `model`. With `parts`, return a mixture of adapters.
+        """Finds the base model or adapter version with the name `model`.
 
-        Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture that is not on the
-        base model, or that contains the base model.
+        If `parts` is given, returns a mixture of adapters.
+        Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture if `model` is not
+        the base model, or if the mixture contains the base model.
         """
         scope = principal.scope()
         resolved = await self.registry.resolve(scope, model, self.base_name)
@@ -101,7 +102,7 @@ class InferenceResources:
         return ResolvedModel(model, None, tuple(mixed))
 
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
-        """Check that all ids are in the model's vocabulary. Raises InvalidRequest, which names the field `param`."""
+        """Checks that all ids are in the model's vocabulary. Raises InvalidRequest, which names the field `param`."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.description.vocab_size:
             message = f"{param} holds an id outside the vocabulary of {self.description.vocab_size} tokens."
             raise InvalidRequest(message, param=param)
@@ -146,7 +147,7 @@ class AdminResources:
 
 @dataclass(frozen=True, slots=True)
 class ServerResources:
-    """The services for authentication, idempotency, readiness and metrics."""
+    """The services for authentication, idempotency keys, readiness and metrics."""
 
     settings: Settings
     clock: Clock

@@ -1,12 +1,12 @@
 """Defines route classes that authenticate a request before they read its body, and implements `Idempotency-Key`.
 
-`OpenAiRoute` and `NativeRoute` accept a tenant's key. `AdminRoute` accepts the operator's key. The status of an invalid
-body is 400 on OpenAI-compatible routes, and 422 on all other routes.
-
-With an `Idempotency-Key`, a POST that arrives twice runs once, and both requests get the same answer. The server stores
-only successful answers. A request that fails frees its idempotency key. Some work continues after its client leaves.
-The server stores such work when it starts (`keep_started`), so that a client that reconnects finds the work again.
-Invariant: without an authenticated principal (a tenant or the operator), no handler runs and nothing parses the body.
+`OpenAiRoute` and `NativeRoute` accept a tenant's key, and `AdminRoute` accepts the operator's key. The status of an
+invalid body is 400 on OpenAI-compatible routes, and 422 on all other routes.
+A POST with an `Idempotency-Key` that arrives twice runs once, and both requests get the same answer. The server stores
+only successful answers; a request that fails frees its idempotency key. Some work continues after its client leaves.
+Such work is stored when it starts (`keep_started`), so that a client that reconnects finds it again.
+Never authenticates by itself: the Authenticator does. Invariant: without a valid key, no handler runs and nothing
+parses the body.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from graftwork.api.deps.resources import resources_of
-from graftwork.api.http.request import JSON_BODY_BYTES, UPLOAD_BODY_BYTES, BoundedRequest, presented_key
+from graftwork.api.http.request import JSON_BODY_BYTES, UPLOAD_BODY_BYTES, BoundedRequest, client_address, presented_key
 from graftwork.api.http.streaming import EventStream
 from graftwork.api.http.validation import as_invalid_request, as_validation_failed, invalid_body
 from graftwork.platform.errors import GraftworkError, InvalidRequest, NotFound, ValidationFailed
@@ -35,7 +35,7 @@ HEADER = "idempotency-key"
 
 @dataclass(frozen=True, slots=True)
 class ReplayRules:
-    """Defines how one kind of route stores its answers, and how it sends a stored answer again."""
+    """How one kind of route stores its answers, and how it sends a stored answer again."""
 
     kept: Callable[[bytes], bytes]
     """Returns the part of an answer's body that the server may store, without secrets."""
@@ -43,7 +43,7 @@ class ReplayRules:
 
 
 class IdempotencyClaim:
-    """Holds the idempotency key that a running request has reserved. Stores the request's answer, or frees the key."""
+    """The idempotency key that a running request has reserved. Stores the request's answer, or frees the key."""
 
     def __init__(self, store: IdempotencyStore, attempt: Attempt, kept: Callable[[bytes], bytes]) -> None:
         self._store = store
@@ -62,7 +62,10 @@ class IdempotencyClaim:
 
 
 async def keep_started(request: Request, status: int, body: bytes) -> None:
-    """Store the body that `replay` needs to find the work again. Do nothing for a request without a key."""
+    """Stores `body` as the answer while the work still runs. `replay` needs this body to find the work again.
+
+    Does nothing for a request without an idempotency key.
+    """
     claimed: IdempotencyClaim | None = getattr(request.state, "claimed_key", None)
     if claimed is not None:
         await claimed.keep(status, body)
@@ -75,7 +78,7 @@ async def answer_once(
     handle: Callable[[], Awaitable[Response]],
     replays: ReplayRules,
 ) -> Response:
-    """Return the answer of `handle`. If the server has already answered this request, return the stored answer.
+    """Returns the answer of `handle`. If the server has already answered this request, returns the stored answer.
 
     Raises Conflict if the key belongs to a different request, or if the first request with this key still runs.
     """
@@ -98,7 +101,7 @@ async def answer_once(
 
 
 async def _digest(request: Request) -> str:
-    """Hash the method, path and body. Leave out a multipart boundary, because clients choose a new one each time."""
+    """Hashes the method, path and body. Leaves out a multipart boundary, because clients choose a new one each time."""
     body = await request.body()
     _, options = parse_options_header(request.headers.get("content-type"))
     if boundary := options.get(b"boundary"):
@@ -141,14 +144,17 @@ class AuthenticatedRoute(APIRoute):
         return BoundedRequest(request.scope, request.receive, limit_bytes=limit_bytes, wants_json=not self.takes_files)
 
     async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
-        """Return the principal that sent the request. Raises NotAuthenticated without a valid key.
+        """Returns the principal that owns the request's key. Raises NotAuthenticated without a valid key.
 
         Raises NotPermitted for an operator's key on a tenant's route, and for a tenant's key on an operator's route.
         """
         raise NotImplementedError
 
     async def run(self, request: Request, handle: Handler) -> Response:
-        """Handle the request. If its `Idempotency-Key` already has an answer, send that answer again."""
+        """Runs the handler.
+
+        If the request's `Idempotency-Key` already has an answer, sends that answer again instead.
+        """
         if not self.is_idempotent:
             return await handle(request)
         principal = request.state.principal
@@ -158,19 +164,19 @@ class AuthenticatedRoute(APIRoute):
         return await answer_once(request, store, owner, lambda: handle(request), replays)
 
     def storable_body(self, body: bytes) -> bytes:
-        """Return the part of an answer's body that the server may store."""
+        """Returns the part of an answer's body that the server may store."""
         return body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """Return a response with a stored answer."""
+        """Returns a response that repeats the stored answer."""
         return Response(reply.body, status_code=reply.status, media_type="application/json")
 
     def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
-        """Return the same error with the status that this kind of route uses."""
+        """Returns the same error with the status that this kind of route uses."""
         return as_validation_failed(error)
 
     def _body_error(self, error: HTTPException) -> Exception:
-        """Return our own error that caused FastAPI's error. FastAPI raises its error while it reads the body."""
+        """Returns our own error that caused FastAPI's error. FastAPI raises its error when it cannot read the body."""
         cause = error.__cause__
         if isinstance(cause, InvalidRequest):
             return self.as_route_error(cause)
@@ -183,7 +189,7 @@ class NativeRoute(AuthenticatedRoute):
     """A route of Graftwork's own API. It accepts a tenant's key."""
 
     async def authenticate(self, request: Request) -> Principal:
-        return await resources_of(request).server.gate.authenticate(presented_key(request))
+        return await resources_of(request).server.gate.authenticate(presented_key(request), client_address(request))
 
 
 class UploadRoute(NativeRoute):
@@ -205,7 +211,9 @@ class AdminRoute(AuthenticatedRoute):
     """A route that accepts only the operator's key."""
 
     async def authenticate(self, request: Request) -> AdminPrincipal:
-        return await resources_of(request).server.gate.authenticate_admin(presented_key(request))
+        return await resources_of(request).server.gate.authenticate_admin(
+            presented_key(request), client_address(request)
+        )
 
 
 class SecretRoute(AdminRoute):
@@ -216,7 +224,7 @@ class SecretRoute(AdminRoute):
 
 
 def _refuse_null_characters(request: Request) -> None:
-    """Refuse NUL characters in the path and the query. PostgreSQL cannot store them, and no id contains one."""
+    """Refuses NUL characters in the path and the query. PostgreSQL cannot store them, and no id contains one."""
     if "\x00" in request.scope["path"]:
         raise NotFound("There is nothing at this path: it holds a NUL character.")
     if "%00" in request.url.query:

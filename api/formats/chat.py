@@ -1,7 +1,7 @@
-"""Builds chat answers in OpenAI's two forms: one object, or a stream of chunks.
+"""Builds chat answers in OpenAI's two forms: one object, or a stream of chunks. Never generates anything.
 
-The first chunk of a choice has the role, and its last chunk has the finish reason. The first delta of a tool call has
-the call's index, id, type and name. Later deltas have only the index and a part of the arguments.
+The first chunk of a choice has the role, and the last chunk has the finish reason. The first delta of a tool call has
+the call's index, id, type and name. Later deltas of the call have only the index and a part of the arguments.
 """
 
 from collections.abc import Iterable
@@ -40,13 +40,16 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
 
 
 async def write_chat_chunks(head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
-    """Write the whole stream. If the client leaves, the server cancels this function, and the job stops."""
+    """Writes the chunks of the whole answer with `write`.
+
+    If the client leaves, the server cancels this function and the job.
+    """
     shell = head.fields("chat.completion.chunk")
     await write_chunks(job, write, shell, _chunk_choice, include_usage=include_usage)
 
 
 def _chunk_choice(item: ChoiceEvent) -> dict[str, Any] | None:
-    """Convert one event to the choice of a chunk. Return None for an event that a chat does not show."""
+    """Converts one event to the choice of a chunk. Returns None for an event that a chat does not show."""
     delta = _delta(item.event)
     if delta is None:
         return None

@@ -1,5 +1,7 @@
 """Writes the stream of chunks for chat and text completions: one event for each new piece of a choice, then `[DONE]`.
 
+Owns the order and the encoding of the events. Never knows the fields of a choice: the caller passes a function for
+them.
 A choice is one of the request's answers.
 """
 
@@ -12,13 +14,13 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import TextDelta
 
 ChoiceOf = Callable[[ChoiceEvent], Mapping[str, Any] | None]
-"""A function that converts an event to the choice of a chunk. It returns None if the stream does not show the event."""
+"""A function that converts an event to the choice of a chunk. Returns None if the stream does not show the event."""
 
 
 async def write_chunks(
     job: InferenceJob, write: Write, shell: Mapping[str, Any], choice_of: ChoiceOf, *, include_usage: bool
 ) -> None:
-    """Write the whole stream. `shell` holds the fields that every chunk has.
+    """Writes the chunks of the whole answer with `write`. `shell` has the fields that are equal in every chunk.
 
     If the client leaves, the server cancels this function.
     """
@@ -39,7 +41,7 @@ async def write_chunks(
 
 
 class _Chunks:
-    """Encodes the chunks of one request. For chunks that differ only in text, it encodes the other fields only once."""
+    """Encodes the chunks of one request. Chunks that differ only in text share the encoding of the other fields."""
 
     def __init__(self, shell: Mapping[str, Any], choice_of: ChoiceOf) -> None:
         self._shell = shell
@@ -48,7 +50,7 @@ class _Chunks:
         """The encoder for text events of each choice, by the choice's index."""
 
     def of(self, item: ChoiceEvent) -> bytes:
-        """Return the encoded chunk of an event. Return empty bytes if the stream does not show the event."""
+        """Returns the encoded chunk of an event. Returns empty bytes if the stream does not show the event."""
         event = item.event
         if not isinstance(event, TextDelta) or event.logprobs:
             return self._encoded(item)

@@ -1,4 +1,4 @@
-"""Builds text completions in OpenAI's two forms: one object, or a stream of chunks."""
+"""Builds text completions in OpenAI's two forms: one object, or a stream of chunks. Never generates anything."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ _OBJECT = "text_completion"
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """Defines what each choice of a completion shows besides its text. A choice is one of the request's answers."""
+    """What each choice of a completion shows besides its text. A choice is one of the request's answers."""
 
     prompt_token_ids: tuple[tuple[int, ...], ...]
     """The token ids of each choice's prompt."""
     echoes: tuple[str, ...]
-    """The prompt text that each choice repeats before its completion. It is empty without `echo`."""
+    """The prompt text that each choice repeats before its completion; empty texts if the request has no `echo`."""
     with_token_ids: bool
 
     def choice(
@@ -56,7 +56,10 @@ def completion(
 async def write_completion_chunks(
     head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
 ) -> None:
-    """Write the whole stream. If the request asks for token ids, the last chunk of a choice has all of its ids."""
+    """Writes the chunks of the whole answer with `write`.
+
+    If the request asks for token ids, the last chunk of a choice has all token ids of that choice.
+    """
     choice_of = partial(_chunk_choice, form)
     await write_chunks(job, write, head.fields(_OBJECT), choice_of, include_usage=include_usage)
 

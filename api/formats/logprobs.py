@@ -11,25 +11,25 @@ _IMPOSSIBLE = -9999.0
 
 
 def new_logprobs(event: GenerationEvent) -> Sequence[OutputTokenLogprobs]:
-    """Return the log-probabilities of the event's tokens that no earlier event contained."""
+    """Returns the log-probabilities of the event's tokens that no earlier event contained."""
     if isinstance(event, GenerationFinished):
         return event.unsent_logprobs
     return event.logprobs if isinstance(event, TextDelta) else ()
 
 
 def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
-    """Build the log-probabilities of a chat answer.
+    """Builds the log-probabilities of a chat answer.
 
-    The `bytes` of all tokens together are the answer's text. One token may be only a part of a character.
+    The `bytes` of all tokens together are the answer's text. The bytes of one token may be only a part of a character.
     """
     content = [_entry(score.token) | {"top_logprobs": [_entry(one) for one in score.top]} for score in scores]
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
-    """Build the log-probabilities of a text completion.
+    """Builds the log-probabilities of a text completion.
 
-    The top tokens always include the chosen token. So there may be one more than the client asked for.
+    The top tokens always include the chosen token. So they can be one more than the client asked for.
     """
     return {
         "tokens": [_key(score.token) for score in scores],
@@ -45,7 +45,10 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _key(token: TokenLogprob) -> str:
-    """Return the token's text. If its bytes are not valid UTF-8, return them in hex, so that each key is unique."""
+    """Returns the token's text.
+
+    If its bytes are not valid UTF-8, returns the bytes in hex, so that each key is unique.
+    """
     try:
         return token.spelling.decode()
     except UnicodeDecodeError:

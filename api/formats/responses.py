@@ -1,8 +1,9 @@
 """Defines what the routes of the Responses API share: field names in errors, idempotency, and the event stream.
 
-Errors use this API's field names, not the names of session settings. An `Idempotency-Key` stores only the id of a
-response. With `store: false` it stores nothing. For a streamed answer, it stores the id only if the response runs in
-the background, because the server cancels any other response when its connection breaks.
+Owns the translation of the names of session settings to this API's field names. Never runs a response.
+For an `Idempotency-Key`, the server stores only the id of the response. With `store: false` it stores nothing. For a
+streamed answer, it stores the id only if the response runs in the background, because the server cancels any other
+response when its connection breaks.
 """
 
 import json
@@ -28,7 +29,7 @@ _NAMES = (
     (re.compile(r"\bsampling\."), ""),
     (re.compile(r"^messages\b"), "input"),
 )
-"""Each entry has a pattern for the name of a session setting, and the name in the Responses API that replaces it."""
+"""Pairs of a pattern for the name of a session setting, and the field name in the Responses API that replaces it."""
 
 
 class ResponsesRoute(OpenAiRoute):
@@ -47,7 +48,7 @@ class ResponsesRoute(OpenAiRoute):
         return json.dumps(kept).encode() if _is_response(answer) else body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """Return the current state of a stored response, or its events if the first request was a stream."""
+        """Returns the current state of a stored response, or its events if the first request was a stream."""
         kept, responses, principal = (
             json.loads(reply.body),
             resources_of(request).sessions.responses,
@@ -71,7 +72,7 @@ class ResponsesRoute(OpenAiRoute):
 
 
 async def _asks_to_store_nothing(request: Request) -> bool:
-    """Return whether the body has `store: false`. Return false for an invalid body, which the handler refuses."""
+    """Returns whether the body has `store: false`. Returns False for an invalid body, which the handler refuses."""
     if not await request.body():
         return False
     body = await request.json()
@@ -83,7 +84,7 @@ def _is_response(answer: object) -> bool:
 
 
 def responses_names(text: str) -> str:
-    """Replace names of session settings in a text with the names of the Responses API."""
+    """Replaces names of session settings in a text with the names of the Responses API."""
     for pattern, name in _NAMES:
         text = pattern.sub(name, text)
     return text
@@ -95,7 +96,10 @@ _COMMENT = b": still here\n\n"
 async def write_response_events(
     events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
 ) -> None:
-    """Write the whole stream. The stream ends with the response's last event. No `[DONE]` follows."""
+    """Writes all events of the response with `write`.
+
+    The stream ends with the response's last event, without `[DONE]`.
+    """
     async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):
         try:
             async for event in events:

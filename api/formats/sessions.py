@@ -1,6 +1,6 @@
 """Writes a session's events as server-sent events, and writes pings while there are no events.
 
-If the client that reads the stream leaves, the session's running turn continues.
+Never ends a turn: if the client that reads the stream leaves, the session's running turn continues.
 """
 
 from collections.abc import AsyncGenerator
@@ -16,7 +16,7 @@ _PING = named_event("ping", {"type": "ping"})
 async def write_session_events(
     events: AsyncGenerator[SessionEvent, None], write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
-    """Write all events of the session to the stream. If reading the events fails, the last event is an `error`."""
+    """Writes all events of the session to the stream. If reading the events fails, the last event is an `error`."""
     async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(events):
         try:
             async for event in events:

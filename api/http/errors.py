@@ -1,6 +1,6 @@
-"""Turns errors into HTTP responses. All these responses have the same JSON shape.
+"""Turns errors into HTTP responses. Invariant: all these responses have the same JSON shape.
 
-The middleware adds `x-request-id` to every response, including errors.
+Never adds `x-request-id`: the middleware adds it to every response.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, NotAuthen
 
 
 def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """Make the application answer each expected error with JSON. The middleware answers unexpected errors.
+    """Makes the application answer each expected error with JSON. The middleware answers unexpected errors.
 
-    `routes` are all routes of the application. A 405 lists the path's methods in its `Allow` header.
+    `routes` are all routes of the application. They are needed for the `Allow` header of a 405.
     """
 
     async def answer_http_exception(request: Request, error: Exception) -> JSONResponse:
@@ -35,7 +35,7 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
 
 def _methods_at(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
-    """Return all HTTP methods that the routes at this path accept."""
+    """Returns all HTTP methods that the routes at this path accept."""
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
 
@@ -45,12 +45,15 @@ def error_response(error: GraftworkError) -> JSONResponse:
 
 
 def error_headers(error: GraftworkError) -> dict[str, str]:
-    """Return the headers of an error. They do not depend on the shape of the body."""
+    """Returns the headers for an error. They are the same for every shape of the body."""
     return error.headers() | ({"www-authenticate": "Bearer"} if isinstance(error, NotAuthenticated) else {})
 
 
 def internal_failure(request_id: str) -> InternalFailure:
-    """Return the error for an unexpected failure. It tells the caller only the request's id, which the log also has."""
+    """Returns the error for an unexpected failure.
+
+    The client learns only the request's id, under which the log has the cause.
+    """
     return InternalFailure(f"The server failed on this request. Report it with the request id {request_id}.")
 
 
@@ -65,7 +68,7 @@ async def _answer_validation_error(_: Request, error: Exception) -> JSONResponse
 
 
 def _http_exception_response(request: Request, error: HTTPException) -> JSONResponse:
-    """Answer an error of the framework: an unknown route, a wrong method, or an invalid multipart body."""
+    """Answers an error of the framework: an unknown route, a wrong method, or an invalid multipart body."""
     if error.status_code == HTTPStatus.NOT_FOUND:
         return error_response(NotFound(f"There is no route {request.url.path}.", code="unknown_route"))
     code = HTTPStatus(error.status_code).name.lower()

@@ -1,7 +1,10 @@
-"""Gives each request an id, and answers a request whose handler crashes. This is the outermost layer.
+"""Gives each request an id, and answers a request whose handler crashes.
 
-Logs an unexpected exception with the request id. The client learns only that id. Clients cannot choose the id,
-because usage records use it. Only an outermost layer like this one may catch every exception.
+This is the outermost layer of the application.
+Never tells the client more about an unexpected exception than the request's id; the log has the exception under this
+id.
+Invariant: clients cannot choose the id, because usage records use it. Only an outermost layer like this one may catch
+every exception.
 """
 
 import logging
@@ -15,15 +18,15 @@ from graftwork.platform.ids import new_id
 
 logger = logging.getLogger(__name__)
 
-QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths that other machines request every few seconds. The log has them only at the debug level."""
+QUIET_PATHS = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
+"""Paths that other machines request every few seconds. Requests for them are logged only at the debug level."""
 
 CLIENT_CLOSED_REQUEST = 499
 
 SEND_BODY = "send_body"
 """The key in a request's state for the function that sends the body of a response that has begun.
 
-Layers between the route and this layer look only at the beginning of a response. So the body's parts can skip them.
+Layers between the route and this layer look only at the beginning of a response, so the parts of a body can skip them.
 """
 
 

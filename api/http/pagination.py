@@ -1,4 +1,7 @@
-"""Defines how a request selects a page of a list, with `limit`, `after` and `order`, and how the answer shows it."""
+"""Defines how a request selects a page of a list (`limit`, `after`, `order`), and how the answer shows the page.
+
+Never reads the database.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Protocol, TypeVar
@@ -12,7 +15,7 @@ Item = TypeVar("Item")
 
 
 class HasId(Protocol):
-    """An answer with an id. A client sends the id as `after` to get the next page."""
+    """An entry of a list that has an id. A client sends the id as `after` to get the next page."""
 
     @property
     def id(self) -> str: ...
@@ -51,11 +54,11 @@ HistoryPageQuery = Annotated[PageRequest, Depends(_page_of_a_history)]
 
 
 def page_answer(page: Page[Item], show: Callable[[Item], Shown]) -> answers.Page[Shown]:
-    """Convert a page to an answer. `show` converts each item."""
+    """Converts a page to an answer. `show` converts each item."""
     return list_answer([show(item) for item in page.items], has_more=page.has_more)
 
 
 def list_answer(entries: Sequence[Shown], *, has_more: bool = False) -> answers.Page[Shown]:
-    """Return an answer with these entries, and with the ids of the first and last entry."""
+    """Returns a page with these entries, and with the ids of its first and last entry."""
     ends = [str(entry.id) for entry in (entries[0], entries[-1])] if entries else [None, None]
     return answers.Page(data=tuple(entries), has_more=has_more, first_id=ends[0], last_id=ends[1])

@@ -1,13 +1,12 @@
 """Reads a request's body and API key, and names the parts of its schemas that the server does not enforce.
 
-Reads a body up to a limit. The limit counts bytes as they arrive, so a false `content-length` or a chunked body cannot
-exceed the limit.
-
+Owns the limit of the body in bytes. Counts the bytes as they arrive, so a false `content-length` has no effect.
 Refuses a body that is not UTF-8 JSON, or that nests deeper than `MAX_DEPTH`. Refuses NaN, Infinity, half of a surrogate
 pair, and integers with thousands of digits. Python could parse most of these, but a database or a tokenizer would fail.
+Never checks a schema.
 
-A header of the answer names the parts that are not enforced. Each entry is a field of the body and a JSON pointer into
-the field's schema. The header is at most 2000 characters long, so that every client and proxy accepts it:
+Each part that is not enforced is a field of the body and a JSON pointer into the field's schema. A header of at most
+2000 characters, which every client and proxy accepts, lists these parts:
 
     x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
 """
@@ -32,7 +31,7 @@ _READABLE = "/#[]$~:@!*+=-._"
 
 
 def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str) -> Mapping[str, str]:
-    """Return the header that names what the server ignores in a request, or no header if there is nothing.
+    """Returns the header that lists the parts of schemas that the server ignores; empty if there are none.
 
     `places` are fields of the body, with JSON pointers into their schemas. `rename` converts the names of fields to the
     names of the route's API.
@@ -50,11 +49,11 @@ def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str)
 
 
 MAX_DEPTH = 64
-"""The highest number of nested lists and objects. Real JSON Schemas have fewer than 20 levels."""
+"""The most levels of nested lists and objects in a body. Real JSON Schemas have fewer than 20 levels."""
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a body. Raises InvalidRequest with the reason."""
+    """Parses a body as strict JSON. Raises InvalidRequest with the reason."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
     except RecursionError:
@@ -79,7 +78,7 @@ def _too_deep() -> InvalidRequest:
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:
-    """Return whether a value nests deeper than `limit`. Uses no recursion, which could overflow the stack."""
+    """Returns whether a value nests deeper than `limit`. Uses no recursion, which could overflow the stack."""
     level = [value]
     for _ in range(limit):
         level = [child for container in level for child in _children(container)]
@@ -112,7 +111,7 @@ UPLOAD_BODY_BYTES = 256 * 1024 * 1024
 
 
 class BoundedRequest(Request):
-    """A request whose body has a limit in bytes. Routes for JSON and for uploads use it."""
+    """A request whose body has a limit in bytes. `wants_json` is False for uploads."""
 
     def __init__(self, scope: Scope, receive: Receive, *, limit_bytes: int, wants_json: bool) -> None:
         super().__init__(scope, receive)
@@ -121,7 +120,7 @@ class BoundedRequest(Request):
         self._parsed: list[Any] = []
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Read the body in chunks. Raises PayloadTooLarge at the first byte over the limit."""
+        """Yields the body in chunks. Raises PayloadTooLarge when the body exceeds the limit."""
         self._refuse_declared_length()
         received_bytes = 0
         async for chunk in super().stream():
@@ -131,7 +130,7 @@ class BoundedRequest(Request):
             yield chunk
 
     async def body(self) -> bytes:
-        """Read the whole body. Raises InvalidRequest if the route expects JSON and the content type is not JSON."""
+        """Reads the whole body. Raises InvalidRequest if the route expects JSON and the content type is not JSON."""
         body = await super().body()
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and self._wants_json and kind != "application/json" and not kind.endswith("+json"):
@@ -139,7 +138,7 @@ class BoundedRequest(Request):
         return body
 
     async def json(self) -> Any:
-        """Parse the body as JSON, only once. Raises InvalidRequest if the JSON is invalid or nests too deep."""
+        """Parses the body as JSON, only once. Raises InvalidRequest if the JSON is invalid or nests too deep."""
         if not self._parsed:
             self._parsed.append(parse_json(await self.body()))
         return self._parsed[0]
@@ -158,10 +157,15 @@ class BoundedRequest(Request):
 
 
 def presented_key(request: Request) -> str:
-    """Return the key from `Authorization: Bearer …` or `x-api-key`. Raises NotAuthenticated if there is no key."""
+    """Returns the key from `Authorization: Bearer …` or `x-api-key`. Raises NotAuthenticated if there is no key."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
     if key := request.headers.get("x-api-key", "").strip():
         return key
     raise NotAuthenticated("Send your API key as `Authorization: Bearer gw_…`.", code="missing_api_key")
+
+
+def client_address(request: Request) -> str:
+    """Returns the client's address. Behind a trusted proxy, it is the address that the proxy saw."""
+    return "" if request.client is None else request.client.host

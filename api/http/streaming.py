@@ -1,8 +1,8 @@
 """Streams server-sent events to clients.
 
-It encodes the events, sends pings while there are no events, and stops a handler's work when its client disconnects.
-A source is a function that writes the events of one stream in order. It returns when the stream ends. This module does
-not know the meaning of the events.
+Owns the encoding of events, the pings while there are no events, and what happens when a client disconnects. Never
+knows the meaning of an event. A source is a function that writes the events of one stream in order, and returns when
+the stream ends.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result], abandon: Callable[[], None]) -> Result:
-    """Return the result of `work`. If `work` fails or the client leaves first, call `abandon`.
+    """Returns the result of `work`. If `work` fails or the client leaves first, calls `abandon`.
 
     Raises the error of `work`, or ClientDisconnect. The caller must have read the request's body to its end.
     """
@@ -50,7 +50,7 @@ async def _disconnected(request: Request) -> None:
 
 
 Write = Callable[[bytes], Awaitable[None]]
-"""A function that sends one event or several. It waits if the client reads too slowly."""
+"""A function that sends one or more encoded events. It waits if the client reads too slowly."""
 
 
 DONE = b"data: [DONE]\n\n"
@@ -58,7 +58,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 PING_AFTER_S = 15.0
-"""The server sends a ping after this silence. Many proxies close a connection after 30 to 60 silent seconds."""
+"""The seconds of silence after which the server sends a ping.
+
+Many proxies close a connection that is silent for 30 to 60 seconds.
+"""
 
 
 _HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
@@ -68,39 +71,42 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 _PLACEHOLDER = "\x00text\x00"
-"""Stands for the text while `TextEvents` splits an event. No other field contains a control character."""
+"""A text that `TextEvents` puts into an event to find the place of the real text.
+
+No other field has a control character.
+"""
 
 
 def data_event(data: Mapping[str, Any]) -> bytes:
-    """Encode an event without a name, as in OpenAI's streams."""
+    """Encodes an event without a name, as in OpenAI's streams."""
     return b"data: " + _json(data) + b"\n\n"
 
 
 def named_event(name: str, data: Mapping[str, Any], event_id: int | None = None) -> bytes:
-    """Encode an event with a name. After a break, clients send `event_id` back as `Last-Event-ID`."""
+    """Encodes an event with a name. After the connection breaks, clients send `event_id` back as `Last-Event-ID`."""
     identity = b"" if event_id is None else f"id: {event_id}\n".encode()
     return identity + f"event: {name}\n".encode() + b"data: " + _json(data) + b"\n\n"
 
 
 def error_event(error: GraftworkError) -> bytes:
-    """Encode the last event of a stream that failed after its start. No `[DONE]` follows it."""
+    """Encodes the last event of a stream that failed after its start. No `[DONE]` follows this event."""
     return named_event("error", error.body())
 
 
 class TextEvents:
-    """Encodes events that differ in only one text. It encodes the rest of the event only once."""
+    """Encodes events that differ in only one text. The rest of the event is encoded only once."""
 
     def __init__(self, event_of: Callable[[str], bytes]) -> None:
         """`event_of` encodes the event for a text. The event must contain the text exactly once."""
         self._before, self._after = event_of(_PLACEHOLDER).split(_ENCODER.encode(_PLACEHOLDER).encode())
 
     def of(self, text: str) -> bytes:
-        """Return the same bytes as `event_of` would return for this text."""
+        """Returns the encoded event for this text: the same bytes that `event_of` returns."""
         return self._before + _ENCODER.encode(text).encode() + self._after
 
 
 class EventStream(StreamingResponse):
-    """A response that streams events. Its source writes the events."""
+    """A response that streams server-sent events."""
 
     def __init__(
         self,
@@ -109,9 +115,9 @@ class EventStream(StreamingResponse):
         on_end: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`source` writes the events, and returns when the stream ends. It is cancelled when the client leaves.
+        """`source` writes the events, and returns when the stream ends. If the client leaves, `source` is cancelled.
 
-        The response calls `on_end` in both cases, even if `source` never started. `on_end` must not block.
+        `on_end` is called in both cases, even if `source` never started. `on_end` must not block.
         """
         super().__init__((), media_type="text/event-stream", headers={**_HEADERS, **(headers or {})})
         self._source = source
@@ -139,7 +145,7 @@ class EventStream(StreamingResponse):
 
 @asynccontextmanager
 async def heartbeats(write: Write, ping: bytes, silence_s: float = PING_AFTER_S) -> AsyncGenerator[Write]:
-    """Yield a function that writes events. Send `ping` after each `silence_s` seconds without an event."""
+    """Yields a function that writes events. Sends `ping` after each `silence_s` seconds without an event."""
     now = asyncio.get_running_loop().time
     written_at = now()
 

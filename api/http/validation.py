@@ -1,4 +1,7 @@
-"""Converts pydantic's validation errors to one error. It names the field as the client wrote it."""
+"""Converts the validation errors of pydantic to one error, which names the field as the client wrote it.
+
+Never validates anything itself.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,17 +12,17 @@ from graftwork.api.schemas.base import FieldError
 from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, InvalidRequest, ValidationFailed
 
 _MOST_NAMED = 5
-"""The highest number of errors in one message."""
+"""The most problems that one message lists."""
 
 
 def invalid_body(error: RequestValidationError) -> InvalidRequest:
-    """Join all errors of a body in one error. `param` names the first wrong field."""
+    """Joins all problems of a body in one error. `param` of the error names the first wrong field."""
     complaints = _complaints(error)
     return InvalidRequest(_message(complaints), param=complaints[0][0])
 
 
 def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidRequest:
-    """Return the same error with the status 400, for OpenAI-compatible routes."""
+    """Returns the same error with the status 400, for OpenAI-compatible routes."""
     if isinstance(error, InvalidRequest):
         return error
     code = None if error.code == ValidationFailed.default_code else error.code
@@ -27,7 +30,10 @@ def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidReque
 
 
 def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkError:
-    """Return the same error with the status 422, for native and admin routes. A prompt that is too long keeps 400."""
+    """Returns the same error with the status 422, for native and admin routes.
+
+    The error of a prompt that is too long keeps the status 400.
+    """
     if isinstance(error, ValidationFailed | ContextLengthExceeded):
         return error
     code = None if error.code == InvalidRequest.default_code else error.code
@@ -35,7 +41,7 @@ def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkE
 
 
 def _complaints(error: RequestValidationError) -> list[tuple[str | None, str]]:
-    """Return a list of the wrong fields and their problems, in pydantic's order and without duplicates."""
+    """Returns a list of the wrong fields and their problems, in pydantic's order and without duplicates."""
     found: dict[tuple[str | None, str], None] = {}
     for entry in error.errors():
         found[(_field(entry, error.body), _explanation(entry))] = None
@@ -57,7 +63,7 @@ def _explanation(entry: Mapping[str, Any]) -> str:
 
 
 def _field(entry: Mapping[str, Any], body: Any) -> str | None:
-    """Return the path of the wrong field in the body. Leave out the union tags that pydantic adds to a path."""
+    """Returns the path of the wrong field in the body. Leaves out the union tags that pydantic adds to a path."""
     source, *parts = entry["loc"]
     if source != "body":
         return ".".join(str(part) for part in parts) or None
@@ -76,7 +82,7 @@ def _field(entry: Mapping[str, Any], body: Any) -> str | None:
 
 
 def _dotted(path: Sequence[int | str]) -> str:
-    """Write a path as OpenAI does, such as `messages[0].role`."""
+    """Writes a path as OpenAI does, such as `messages[0].role`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 

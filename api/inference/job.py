@@ -1,8 +1,9 @@
 """Defines `InferenceJob`, a task of the server that generates the answers to one inference request.
 
-Owns the request's generations and its account. The route gives the job a function that takes the events. Each generation
-calls this function in its own task, so an event wakes no other task. If the client reads slowly, the generation waits.
-When the client leaves, the route calls `abandon`, which cancels the engine's work at once.
+Owns the request's generations and its account. Never knows the form of the answer: the route gives the job a function
+that takes the events. Each generation calls this function in its own task, so an event wakes no other task. If the
+client reads slowly, the generation waits. When the client leaves, the route calls `abandon`, which cancels the engine's
+work at once.
 Invariant: at the end of every job, with or without an error, the job writes its usage row and settles its quota
 reservation.
 """
@@ -27,10 +28,10 @@ from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, k
 async def start_inference(
     resources: InferenceResources, inference: InferenceRequest, places: HeldPlaces
 ) -> "InferenceJob":
-    """Reserve the tenant's quota for the request, and start the request's job, which keeps `places` until its end.
+    """Reserves the tenant's quota for the request, and starts the request's job, which keeps `places` until its end.
 
-    Raises LimitExceeded if the quota does not allow the request. The engine then generates nothing.
-    If the engine refuses the request, the job raises the engine's error.
+    Raises LimitExceeded if the quota does not allow the request; then the engine generates nothing.
+    If the engine later refuses the request, the methods of the job raise the engine's error.
     """
     principal, accounting = inference.principal, resources.accounting
     quota = await accounting.quota_of(principal.tenant_id)
@@ -49,15 +50,16 @@ async def start_inference(
 
 
 class ChoiceEvent(NamedTuple):
-    """An event of the engine's output, and the answer to which it belongs."""
+    """An event of the engine's output, with the answer to which the event belongs."""
 
     choice: int
-    """The index of the answer."""
+    """The index of the answer, from 0."""
     event: GenerationEvent
 
 
 Take = Callable[[ChoiceEvent], Awaitable[None]]
-"""A function that takes the events of a job. Each answer's events come in order; those of two answers can overlap."""
+"""A function that takes the events of a job. The events of one answer come in order; two answers' events can alternate.
+"""
 
 
 class InferenceJob:
@@ -77,18 +79,18 @@ class InferenceJob:
         self._account = account
         self._places: HeldPlaces | None = None
         self._has_news = asyncio.Event()
-        """Set by the first event, or when the job ends."""
+        """Is set by the first event, or when the job ends."""
         self._has_ended = asyncio.Event()
         self._failure: GraftworkError | None = None
         self._reader: asyncio.Future[Take] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
         self.headers = headers
-        """The answer's headers that name the tenant's limits and the served model."""
+        """The headers of the answer that name the tenant's limits and the served model."""
 
     @property
     def usage(self) -> Usage:
-        """Return the usage so far. A prompt with several answers counts only once."""
+        """The usage so far. A prompt with several answers counts only once."""
         prompts = self._generations[:: self._choices_per_prompt]
         return Usage(
             cache=CacheReport.sum_of(prompt.cache for prompt in prompts if prompt.cache is not None),
@@ -97,7 +99,7 @@ class InferenceJob:
         )
 
     def start(self, tasks: ServerTasks, places: HeldPlaces | None = None) -> None:
-        """Run the job in its own task. The job keeps `places`, and releases them when the engine is done with it."""
+        """Runs the job in its own task. The job keeps `places` until the engine has ended all its generations."""
         self._places = places
         if places is not None:
             places.keep()
@@ -105,20 +107,29 @@ class InferenceJob:
         self._task.add_done_callback(self._finish)
 
     async def admitted(self) -> None:
-        """Wait until the engine starts the first answer. Raises the engine's error if it refuses the request."""
+        """Waits until the engine starts the first answer.
+
+        Raises the engine's error if the engine refuses the request.
+        """
         await self._has_news.wait()
         if self._failure is not None:
             raise self._failure
 
     async def deliver(self, take: Take) -> None:
-        """Call `take` with every event until the job ends. Until this call, events wait. Raises the job's error."""
+        """Calls `take` with every event until the job ends. Until this call, the events wait.
+
+        Raises the job's error.
+        """
         self._reader.set_result(take)
         await self._has_ended.wait()
         if self._failure is not None:
             raise self._failure
 
     async def answers(self) -> list[GenerationFinished]:
-        """Wait for all answers, and return the last event of each, in order of index. Raises the job's error."""
+        """Waits for all answers, and returns the last event of each answer, in order of index.
+
+        Raises the job's error.
+        """
         finished: dict[int, GenerationFinished] = {}
 
         async def take(item: ChoiceEvent) -> None:
@@ -129,7 +140,7 @@ class InferenceJob:
         return [finished[choice] for choice in sorted(finished)]
 
     def abandon(self) -> None:
-        """Cancel the job if it still runs.
+        """Cancels the job if it still runs.
 
         Later calls do nothing, because a second cancel could interrupt the job while it settles its account.
         """
@@ -152,7 +163,7 @@ class InferenceJob:
         self._end(failure)
 
     async def _generate_all(self) -> None:
-        """Generate all answers. If one fails, cancel the others and raise its error."""
+        """Generates all answers. If one answer fails, cancels the others and raises its error."""
         failures: list[GraftworkError] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -164,9 +175,9 @@ class InferenceJob:
             raise failures[0]
 
     async def _generate(self, choice: int, generation: Generation) -> None:
-        """Generate one answer. The first answer to a prompt computes the prompt and puts it in the cache.
+        """Generates one answer. The first answer to a prompt computes the prompt and puts the prompt's KV in the cache.
 
-        All other answers to this prompt first wait until the prompt is in the cache.
+        All other answers to this prompt first wait until the KV is in the cache.
         """
         first = self._generations[choice - choice % self._choices_per_prompt]
         if generation is not first:
@@ -180,7 +191,7 @@ class InferenceJob:
                 await take(ChoiceEvent(choice, event))
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        """End a job that was cancelled or crashed."""
+        """Ends a job that was cancelled or crashed."""
         self._release_places()  # a job that was cancelled before it ran has not done so
         if task.cancelled():
             self._end(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))

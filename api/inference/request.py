@@ -1,6 +1,6 @@
 """Defines `InferenceRequest`, the content of a valid request, and `ResponseHead`, the first fields of its answer.
 
-Makes one generation request for each answer. Never reserves quota or starts a generation. `job.py` does that.
+Owns how a request becomes one generation for each answer. Never reserves quota or starts a generation: `job.py` does.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,10 @@ from graftwork.sessions.generation.generator import GenerationRequest
 
 
 def served_tier(principal: Principal, asked: str | None) -> str:
-    """Return the service tier of a request. `auto` and None mean `default`. The tenant's ceiling limits every tier."""
+    """Returns the service tier of a request: the requested tier, but at most the tenant's highest tier.
+
+    `auto` and None mean `default`.
+    """
     return principal.capped_tier("default" if asked is None or asked == "auto" else asked)
 
 
@@ -25,7 +28,7 @@ def served_tier(principal: Principal, asked: str | None) -> str:
 class InferenceRequest:
     """A request with one or more prompts. Each prompt gets one answer for each entry of `samplings`.
 
-    The answers have numbers from 0: first all answers to the first prompt, then all answers to the second.
+    The answers are numbered from 0: first all answers to the first prompt, then all answers to the second, and so on.
     """
 
     request_id: RequestId
@@ -41,11 +44,11 @@ class InferenceRequest:
     prediction_token_ids: tuple[int, ...] = ()
     """The tokens of the answer that the client expects. They change the speed, but never the output."""
     expected_tokens: int = 0
-    """The expected number of tokens in one answer. The job reserves them from the quota."""
+    """The expected number of tokens in one answer. The quota reserves this number for each answer."""
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Return the parts of the request's schemas that the server does not enforce: fields, with JSON pointers."""
+        """The parts of the request's schemas that the server does not enforce. Each is a field with a JSON pointer."""
         return () if self.output.grammar is None else self.output.grammar.unenforced
 
     @property
@@ -58,15 +61,15 @@ class InferenceRequest:
 
     @property
     def estimated_tokens(self) -> int:
-        """Return the estimated usage: all prompts once, plus the expected tokens of every answer.
+        """The estimated usage in tokens: all prompts once, plus the expected tokens of every answer.
 
-        The job later replaces the estimate with the real usage.
+        When the request ends, the real usage replaces the estimate.
         """
         prompt_tokens = sum(len(prompt) for prompt in self.prompts)
         return prompt_tokens + self.num_answers * self.expected_tokens
 
     def generation_requests(self, isolation: IsolationDomain, limits: KvLimits) -> list[GenerationRequest]:
-        """Make one generation request for each answer, in the order of the answers."""
+        """Makes one generation request for each answer, in the order of the answers."""
         pairs = [(prompt, sampling) for prompt in self.prompts for sampling in self.samplings]
         return [
             GenerationRequest(
@@ -90,7 +93,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """The first fields of an answer: its id, its model and so on. Every chunk of a stream has the same values."""
+    """The first fields of an answer, such as its id and model. All chunks of a stream have the same values."""
 
     answer_id: str
     created: int
@@ -103,7 +106,7 @@ class ResponseHead:
 
     @classmethod
     def of(cls, prefix: str, inference: InferenceRequest, resources: InferenceResources) -> "ResponseHead":
-        """Make the head of one answer. The answer's id is `prefix`, such as `chatcmpl-`, plus the request's id."""
+        """Makes the head of one answer. The answer's id is `prefix`, such as `chatcmpl-`, and then the request's id."""
         digest = inference.resolved.digest or resources.description.fingerprint
         return cls(
             answer_id=prefix + inference.request_id.removeprefix("req_"),

@@ -1,6 +1,7 @@
-"""Lets routes declare more error statuses and the events of a stream, for the OpenAPI document.
+"""Lets routes declare error statuses and the events of a stream, for the OpenAPI document.
 
-A route's class already implies most statuses. `document.py` adds them.
+Owns the list of streams. Never changes how a route behaves. A route's class already implies most statuses, which
+`document.py` adds.
 """
 
 from collections.abc import Sequence
@@ -16,18 +17,18 @@ STREAMS: dict[str, tuple[type[Answer], ...]] = {
     "responses": responses.RESPONSE_EVENTS,
     "session": (*session_events.SESSION_EVENTS, session_events.Ping),
 }
-"""Maps the name of each kind of stream to the classes of the events in that stream."""
+"""Maps each kind of stream to the classes of the events in that stream."""
 
 EVENT_CLASSES = tuple(event for events in STREAMS.values() for event in events)
-"""The classes of all events. Only streams contain them."""
+"""The classes of all events in streams. No other answer uses these classes."""
 
 Responses = dict[int | str, dict[str, Any]]
 
 
 def also(*statuses: int, stream: str | None = None) -> Responses:
-    """Declare error statuses that the route's class does not imply.
+    """Declares error statuses that the route's class does not imply.
 
-    `stream` is a key of STREAMS. It declares that the route can answer with this stream.
+    `stream`, a key of STREAMS, declares that the route can also answer with this stream.
     """
     declared: Responses = {status: {} for status in statuses}
     if stream is not None:
@@ -36,6 +37,6 @@ def also(*statuses: int, stream: str | None = None) -> Responses:
 
 
 def _one_of(events: Sequence[type[Answer]]) -> dict[str, Any]:
-    """Return the schema for the `data` of one event."""
+    """Returns the schema for the `data` of one event."""
     references = [{"$ref": f"#/components/schemas/{event.__name__}"} for event in events]
     return references[0] if len(references) == 1 else {"oneOf": references}

@@ -20,13 +20,13 @@ table{border-collapse:collapse;width:100%}td,th{border-top:1px solid #d0d7de;pad
 """
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 CONTENT_SECURITY_POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; frame-ancestors 'none'"
-"""Allows only the style inside the page."""
+"""The content security policy of the page. It allows only the style that is inside the page."""
 
 _Operation = tuple[str, str, Mapping[str, Any]]
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Render the page for a complete OpenAPI document."""
+    """Returns the HTML page for a complete OpenAPI document."""
     operations = [
         (path, method, operation) for path, each in document["paths"].items() for method, operation in each.items()
     ]
@@ -90,7 +90,7 @@ def _schemas(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _schema_name(schema: Mapping[str, Any]) -> str:
-    """Return links to the schemas that a body can have."""
+    """Returns links to the schemas that a body can have."""
     alternatives = schema.get("oneOf") or schema.get("anyOf") or [schema]
     names = [_last(each["$ref"]) for each in alternatives if "$ref" in each]
     return " or ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names) or "any"

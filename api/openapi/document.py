@@ -4,14 +4,10 @@ Owns all parts of the document that FastAPI cannot derive from the types of a ro
 Invariant: each operation lists every status that it can return.
 """
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, OpenAiRoute
@@ -24,8 +20,7 @@ from graftwork.api.openapi.errors import (
     header_components,
     header_references,
 )
-from graftwork.api.schemas.base import NativeBody, OpenAiBody
-from graftwork.platform.answers.base import Answer
+from graftwork.api.openapi.fields import describe_fields
 from graftwork.platform.answers.errors import AnthropicErrorAnswer, ErrorAnswer
 
 DESCRIPTION = """Graftwork serves one base model, many tenants' LoRA adapters, and agent sessions that last.
@@ -41,18 +36,18 @@ TAGS = {
     "adapters": "A tenant's LoRA adapters, their versions and aliases.",
     "usage": "A tenant's own usage and limits.",
     "admin": "Tenants, keys, quotas and replicas, with the operator's key.",
-    "operations": "Health, readiness, metrics and the version. They need no key.",
+    "operations": "Health, readiness and the version need no key. Metrics need the admin key.",
 }
 """The description of each tag."""
 
 _RENAMED_SCHEMAS = {"Body_create_adapter": "AdapterUpload", "Body_create_version": "VersionUpload"}
 _LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _METERED = ("inference", "responses", "sessions")
-"""Tags whose POST routes use up the tenant's limits. The document adds the headers of these limits to their answers."""
+"""Tags whose POST routes use up the tenant's limits. The answers of these routes have the headers of the limits."""
 
 
 def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, Any]:
-    """Complete FastAPI's document for these routes, and return it. Changes `document` itself."""
+    """Completes FastAPI's document for these routes, and returns the result. Changes `document` itself."""
     by_operation = {route.operation_id or route.name: route for route in routes}
     document["info"] |= {
         "description": DESCRIPTION,
@@ -99,7 +94,7 @@ def _complete_operation(operation: dict[str, Any], route: APIRoute) -> None:
 
 
 def _drop_null(schema: dict[str, Any]) -> None:
-    """Remove null from a parameter's type. A client leaves the parameter out instead."""
+    """Removes null from a parameter's type. A client leaves the parameter out instead."""
     alternatives = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if len(alternatives) == 1:
         del schema["anyOf"]
@@ -107,7 +102,7 @@ def _drop_null(schema: dict[str, Any]) -> None:
 
 
 def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
-    """Return every error status of a route. The route declares some, and its class implies the others."""
+    """Returns every error status of a route. The route declares some, and its class implies the others."""
     declared = {int(status) for status in route.responses if int(status) >= 400}
     if not isinstance(route, AuthenticatedRoute):
         return declared | {500}
@@ -122,7 +117,7 @@ def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
 
 
 def _keeps_answers(route: APIRoute, operation: Mapping[str, Any]) -> bool:
-    """Return whether the route supports `Idempotency-Key`. Only POSTs of some route classes do."""
+    """Returns whether the route supports `Idempotency-Key`. Only POSTs of some route classes do."""
     return "POST" in (route.methods or ()) and getattr(route, "is_idempotent", False)
 
 
@@ -155,8 +150,7 @@ def _complete_components(document: dict[str, Any]) -> None:
         schemas.setdefault(name, schema)
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for model in _subclasses(Answer, NativeBody, OpenAiBody):
-        _describe_fields(schemas.get(model.__name__, {}).get("properties", {}), model)
+    describe_fields(schemas)
     components["headers"] = header_components()
     components["responses"] = error_components()
     components["parameters"] = {
@@ -175,8 +169,10 @@ def _complete_components(document: dict[str, Any]) -> None:
 
 
 def _drop_unused(document: dict[str, Any]) -> None:
-    """Remove errors that no operation returns, and headers that nothing uses."""
+    """Removes errors that no operation returns, and headers and schemas that nothing uses."""
     components = document["components"]
+    used_schemas = _reachable_schemas(document)
+    components["schemas"] = {name: each for name, each in components["schemas"].items() if name in used_schemas}
     for kind in ("responses", "headers"):
         used = set(_references(document["paths"])) | set(_references(components["responses"]))
         names = {reference.rpartition("/")[2] for reference in used if f"/{kind}/" in reference}
@@ -184,7 +180,7 @@ def _drop_unused(document: dict[str, Any]) -> None:
 
 
 def _with_whole_numbers(value: Any) -> Any:
-    """Convert limits back to integers. FastAPI has converted them to floats."""
+    """Converts limits back to integers. FastAPI has converted them to floats."""
     if isinstance(value, dict):
         return {
             key: int(each)
@@ -196,7 +192,7 @@ def _with_whole_numbers(value: Any) -> Any:
 
 
 def _references(value: Any) -> Iterator[str]:
-    """Yield every `$ref` inside a value."""
+    """Yields every `$ref` inside a value."""
     if isinstance(value, dict):
         for key, each in value.items():
             if key == "$ref" and isinstance(each, str):
@@ -207,40 +203,21 @@ def _references(value: Any) -> Iterator[str]:
             yield from _references(each)
 
 
-def _subclasses(*bases: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for base in bases:
-        for model in base.__subclasses__():
-            if not model.__pydantic_generic_metadata__["args"]:  # a page class has no source code
-                yield model
-                yield from _subclasses(model)
-
-
-def _describe_fields(properties: dict[str, Any], model: type[BaseModel]) -> None:
-    """Add descriptions to the properties of a schema. They are the docstrings below the fields of its class."""
-    for base in model.__mro__:
-        if base.__module__.startswith("graftwork."):
-            for name, text in _field_docstrings(base).items():
-                if name in properties and "description" not in properties[name]:
-                    properties[name]["description"] = text
-
-
-def _field_docstrings(model: type[Any]) -> dict[str, str]:
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, below in zip(definition.body, definition.body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            found[field.target.id] = inspect.cleandoc(str(below.value.value))
-    return found
+def _reachable_schemas(document: Mapping[str, Any]) -> set[str]:
+    """Return the names of the schemas that operations and errors refer to, also through other schemas."""
+    components = document["components"]
+    reached: set[str] = set()
+    waiting = [*_references(document["paths"]), *_references(components["responses"])]
+    while waiting:
+        kind, _, name = waiting.pop().removeprefix("#/components/").partition("/")
+        if kind == "schemas" and name not in reached:
+            reached.add(name)
+            waiting += _references(components["schemas"][name])
+    return reached
 
 
 def _renamed(document: dict[str, Any]) -> dict[str, Any]:
-    """Give schemas better names: `XList` for a page of `X`, and the names of _RENAMED_SCHEMAS for upload forms."""
+    """Gives schemas better names: `XList` for a page of `X`, and the names in _RENAMED_SCHEMAS for upload forms."""
     names = {name: _RENAMED_SCHEMAS.get(name, name) for name in document["components"]["schemas"]}
     for name in names:
         if name.startswith("Page_"):

@@ -1,4 +1,4 @@
-"""Describes errors and headers for the OpenAPI document.
+"""Describes errors and headers for the OpenAPI document. Never raises or answers an error.
 
 Each error status has one response in OpenAI's form, and one in Anthropic's form.
 """
@@ -33,7 +33,7 @@ HEADERS: dict[str, tuple[str, dict[str, Any], Any]] = {
     ),
     "idempotent-replayed": ("`true` where an earlier request's answer is repeated.", {"type": "string"}, "true"),
 }
-"""The description, the schema and an example of each header."""
+"""Maps each header to its description, its schema and an example."""
 
 ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
     400: ("BadRequest", "A value that cannot be served.", "invalid_request_error", "invalid_value", ()),
@@ -60,11 +60,11 @@ ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
     503: ("ServiceUnavailable", "No engine can serve this now.", "overloaded_error", "no_capacity", RETRY_HEADERS),
     504: ("GatewayTimeout", "The request took too long.", "timeout_error", "deadline_exceeded", ()),
 }
-"""Each status with the component's name, its meaning, the error's `type` and `code`, and its headers."""
+"""Maps each status to the component's name, its meaning, the error's `type` and `code`, and its extra headers."""
 
 
 def header_components() -> dict[str, Any]:
-    """Return every header for `#/components/headers`."""
+    """Returns the definition of every header, for `#/components/headers`."""
     return {
         name: {"description": description, "schema": schema, "example": example}
         for name, (description, schema, example) in HEADERS.items()
@@ -72,12 +72,15 @@ def header_components() -> dict[str, Any]:
 
 
 def header_references(*names: str) -> dict[str, Any]:
-    """Return references to the headers of one answer."""
+    """Returns references to the definitions of these headers, for one answer."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
 def error_components() -> dict[str, Any]:
-    """Return every error for `#/components/responses`. Names of Anthropic's errors begin with `Anthropic`."""
+    """Returns the definition of every error, for `#/components/responses`.
+
+    The names of errors in Anthropic's form begin with `Anthropic`.
+    """
     found: dict[str, Any] = {}
     for name, meaning, kind, code, headers in ERRORS.values():
         fields = {"message": meaning, "type": kind, "param": None, "code": code}
@@ -90,7 +93,7 @@ def error_components() -> dict[str, Any]:
 
 
 def error_reference(status: int, *, is_anthropic: bool = False) -> dict[str, str]:
-    """Return the reference from an operation to one error."""
+    """Returns the reference to the definition of the error with this status."""
     prefix = "Anthropic" if is_anthropic else ""
     return {"$ref": f"#/components/responses/{prefix}{ERRORS[status][0]}"}
 

@@ -225,7 +225,7 @@ REQUESTS: dict[str, Json] = {
     "create_key": {"name": "production"},
     "set_tenant_quota": {"requests_per_minute": 60, "max_sessions": 100},
 }
-"""An example body for each operation. The server accepts it if the object in the path exists."""
+"""An example body for each operation. The server accepts the body if the object in the path exists."""
 
 ANSWERS: dict[str, Json] = {
     "get_health": {"status": "ok"},

@@ -23,13 +23,13 @@ AliasPath = Annotated[str, Path(json_schema_extra={"pattern": r"^(?![0-9]+$)[a-z
 
 @router.post("", status_code=201, responses=also(429))
 async def create_adapter(
-    name: Annotated[str, Form()],
+    name: Annotated[str, Form(description="The adapter's name.")],
     config: Annotated[UploadFile, File(description="adapter_config.json")],
     weights: Annotated[UploadFile, File(description="adapter_model.safetensors")],
     resources: ForAccounts,
     principal: AdapterKey,
 ) -> Adapter:
-    """Upload an adapter. If the name already exists, it gets a new version. The server checks the files at once."""
+    """Upload an adapter. An existing adapter with this name gets a new version. The server checks the files at once."""
     return await _publish(name, config, weights, resources, principal)
 
 
@@ -75,7 +75,7 @@ async def delete_version(
 async def _publish(
     name: str, config: UploadFile, weights: UploadFile, resources: AccountResources, principal: Principal
 ) -> Adapter:
-    """Publish the files as a version of the adapter. Ignores the file names in the upload."""
+    """Publishes the files as a version of the adapter. The file names in the upload have no effect."""
     quota = await resources.tenancy.get_quota(principal.tenant_id)
     adapter = await resources.registry.publish(
         principal.scope(), name, await config.read(), await weights.read(), resources.description, quota

@@ -15,7 +15,6 @@ from graftwork.api.schemas.admin import (
     TenantPatch,
     audit_answer,
     key_answer,
-    quota_answer,
     tenant_answer,
 )
 from graftwork.api.schemas.usage import TimeText, span, usage_answer
@@ -65,14 +64,13 @@ quota_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/quota", tags=["ad
 async def get_tenant_quota(tenant_id: str, resources: ForAdmin, _: Admin) -> answers.Quota:
     """Get all limits of a tenant. Null means no limit."""
     await resources.tenancy.get_tenant(TenantId(tenant_id))
-    return quota_answer(await resources.tenancy.get_quota(TenantId(tenant_id)))
+    return await resources.tenancy.get_quota(TenantId(tenant_id))
 
 
 @quota_router.put("")
 async def set_tenant_quota(tenant_id: str, body: QuotaBody, resources: ForAdmin, admin: Admin) -> answers.Quota:
     """Replace all limits of a tenant. The server removes each limit that is missing or null."""
-    quota = await resources.tenancy.set_quota(TenantId(tenant_id), Quota.from_mapping(body), actor=admin.name)
-    return quota_answer(quota)
+    return await resources.tenancy.set_quota(TenantId(tenant_id), Quota.from_mapping(body), actor=admin.name)
 
 
 reports_router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=AdminRoute)

@@ -52,7 +52,7 @@ async def create_chat_completion(
 async def chat_inference(
     body: ChatCompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
-    """Build the inference request for a chat. Raises NotFound, InvalidRequest or ContextLengthExceeded."""
+    """Builds the inference request for a chat completion. Raises NotFound, InvalidRequest or ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
@@ -76,19 +76,19 @@ async def chat_inference(
 def _read(
     body: ChatCompletionRequest, resources: InferenceResources, principal: Principal
 ) -> tuple[OutputPlan, tuple[int, ...]]:
-    """Plan the output and encode the prompt. Both take CPU time, so this runs on a thread."""
+    """Plans the output and encodes the prompt. Both take CPU time, so this runs on a thread."""
     planner = resources.planner.of(principal.tenant_id)
     return planner.plan(body.output_constraints()), encode_chat(body, resources)
 
 
 def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
-    """Encode the messages and tools of a chat as a prompt."""
+    """Encodes the messages and tools of a chat as a prompt."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
 
 
 def _encode_prediction(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
-    """Encode the predicted text in the form in which the model would write it, with control tokens."""
+    """Encodes the text that the client expects as the answer, as the model would write it, with control tokens."""
     if body.prediction is None:
         return ()
     token_ids = resources.tokenizer.encode(body.prediction.text, allow_special=True, continues=True)

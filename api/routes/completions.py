@@ -74,7 +74,7 @@ async def _inference_request(
 def _read(
     body: CompletionRequest, resources: InferenceResources, principal: Principal
 ) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
-    """Plan the output and encode the prompts. Both take CPU time, so this runs on a thread."""
+    """Plans the output and encodes the prompts. Both take CPU time, so this runs on a thread."""
     constraints = OutputConstraints(response_format=body.response_format_fields())
     return resources.planner.of(principal.tenant_id).plan(constraints), _encode(body, resources)
 
@@ -84,7 +84,7 @@ def _encode(body: CompletionRequest, resources: InferenceResources) -> tuple[tup
 
 
 def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
-    """Encode one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
+    """Encodes one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
     if isinstance(prompt, str):
         with_special = body.add_special_tokens is not False
         token_ids = resources.tokenizer.encode(prompt, allow_special=True, add_special_tokens=with_special)

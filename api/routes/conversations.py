@@ -1,6 +1,6 @@
 """Defines the routes for conversations of the Responses API.
 
-A client can add responses to a conversation one after another.
+A conversation is a stored list of items. Clients add responses to it, one after another.
 """
 
 from fastapi import APIRouter

@@ -1,7 +1,7 @@
 """Defines the routes `POST /v1/messages` and `POST /v1/messages/count_tokens` of Anthropic's API.
 
-Translates the body to a chat.completions request, and runs it with the same code. Then builds an answer in Anthropic's
-form.
+Translates the body to a chat completion request, runs it with the code for chat completions, and builds the answer in
+Anthropic's form.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ async def get_model(model: str, resources: ForInference, principal: AnyTenantKey
 
 
 async def _adapters(resources: InferenceResources, principal: Principal) -> list[Adapter]:
-    """Return all adapters that have a version, oldest first."""
+    """Returns all adapters of the tenant that have a version, the oldest adapter first."""
     found: list[Adapter] = []
     request = PageRequest(limit=100, order=Order.ASCENDING)
     while True:

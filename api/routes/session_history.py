@@ -26,7 +26,7 @@ LastSeen = Annotated[int | None, Header(ge=0, lt=1 << 62)]
 async def list_session_items(
     session_id: str, resources: ForSessions, principal: InferenceKey, page: HistoryPageQuery
 ) -> Page[Item]:
-    """List the items of the session's history up to the head."""
+    """List the items of the session's history up to its head, which is the latest checkpoint."""
     return page_answer(await resources.sessions.items(principal, session_id, page), item_answer)
 
 

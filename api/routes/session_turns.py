@@ -1,4 +1,4 @@
-"""Defines the routes that start turns of a session, with a user's input or with tool outputs.
+"""Defines the routes that start turns of a session, with a user's input or with tool outputs. Never runs a turn itself.
 
 A turn continues when its client leaves. The client can reconnect and read the turn's events at `/events`. With
 `cancel_on_disconnect`, the server cancels the turn when its client leaves.
@@ -27,11 +27,11 @@ from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 
 _BEGUN = "turn.begun"
-"""Marks a stored answer that holds only a turn's id, and whether to stream the turn."""
+"""Marks a stored answer that has only the id of a turn, and whether the client asked for a stream."""
 
 
 class TurnRoute(NativeRoute):
-    """A route that starts a turn. For a repeated request, it returns the same turn, and follows it if it still runs."""
+    """A route that starts a turn. A repeated request gets the same turn again, also while the turn still runs."""
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
         kept = json.loads(reply.body)
@@ -85,7 +85,10 @@ async def get_tool_outputs(session_id: str, resources: ForSessions, principal: I
 
 
 async def _answer(turn: TurnHandle, request: Request, options: TurnOptions) -> Response:
-    """Wait for the turn and return it, or stream its events. Raises the error if the engine refuses the turn."""
+    """Waits for the turn and returns it, or streams its events.
+
+    Raises the engine's error if the engine refuses the turn.
+    """
     stream, leave = bool(options.stream), turn.cancel if options.cancel_on_disconnect else _leave_alone
     kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
     begun = json.dumps(kept).encode()
@@ -107,4 +110,4 @@ def _outputs_answer(answer: ToolOutputsResult) -> GivenOutputs:
 
 
 def _leave_alone() -> None:
-    """Do nothing, so that the turn continues without its client."""
+    """Does nothing, so that the turn continues without its client."""

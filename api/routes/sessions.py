@@ -54,7 +54,7 @@ async def close_session(session_id: str, resources: ForSessions, principal: Infe
 async def fork_session(
     session_id: str, body: ForkBody, resources: ForSessions, principal: InferenceKey
 ) -> Page[SessionState]:
-    """Create sessions that share the history up to the checkpoint `at`. By default `at` is the head."""
+    """Create sessions that share the history up to the checkpoint `at`. By default this is the latest checkpoint."""
     forks = await resources.sessions.fork(principal, session_id, body.at, body.count)
     return list_answer([session_answer(fork, resources.base_name) for fork in forks])
 
@@ -63,7 +63,7 @@ async def fork_session(
 async def rewind_session(
     session_id: str, body: RewindBody, resources: ForSessions, principal: InferenceKey
 ) -> SessionState:
-    """Move the head back to a checkpoint. A client can still move it to a later checkpoint afterwards."""
+    """Move the session back to an earlier checkpoint. A client can still move it to a later checkpoint afterwards."""
     return session_answer(await resources.sessions.rewind(principal, session_id, body.to), resources.base_name)
 
 
@@ -75,12 +75,15 @@ async def cancel_session(session_id: str, resources: ForSessions, principal: Inf
 
 @router.post("/{session_id}/suspend")
 async def suspend_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    """Suspend the session. Its next turn or tool output resumes it."""
+    """Suspend the session, so that its cached KV leaves the device.
+
+    The next turn or tool output resumes the session.
+    """
     return session_answer(await resources.sessions.suspend(principal, session_id), resources.base_name)
 
 
 @router.post("/{session_id}/prefetch")
 async def prefetch_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> Prefetch:
-    """Load the session's cache to the device before its next turn."""
+    """Load the session's cached KV to the device before its next turn."""
     found = await resources.sessions.prefetch(principal, session_id)
     return prefetch_answer(found.session, found.history_tokens, found.memory)

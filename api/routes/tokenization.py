@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 @router.post("/tokenize", responses=also(404))
 async def tokenize(body: TokenizeRequest, resources: ForInference, principal: InferenceKey) -> TokenizedPrompt:
-    """Encode a prompt to token ids. It encodes messages in the same way as chat.completions."""
+    """Encode a prompt to token ids. Messages are encoded in the same way as for chat completions."""
     await resources.resolve(principal, body.model)
     token_ids = await asyncio.to_thread(_encode, body, resources)
     context_tokens = resources.description.context_tokens

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Query
 
 from graftwork.api.deps.resources import ForAccounts, UsageKey
 from graftwork.api.deps.route_classes import NativeRoute
-from graftwork.api.schemas.admin import quota_answer
 from graftwork.api.schemas.usage import TimeText, span, usage_answer
 from graftwork.platform.answers.admin import Quota
 from graftwork.platform.answers.base import Page
@@ -32,4 +31,4 @@ async def get_usage(
 @router.get("/quota")
 async def get_quota(resources: ForAccounts, principal: UsageKey) -> Quota:
     """Get all limits of the tenant. Null means no limit."""
-    return quota_answer(await resources.tenancy.get_quota(principal.tenant_id))
+    return await resources.tenancy.get_quota(principal.tenant_id)

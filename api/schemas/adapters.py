@@ -1,4 +1,7 @@
-"""Defines the body of the alias route, and converts adapters and aliases to answers."""
+"""Defines the body of the alias route, and converts adapters and aliases to answers.
+
+Owns these shapes. Never changes an adapter: the registry does.
+"""
 
 import math
 from typing import Annotated, Self, cast
@@ -6,7 +9,8 @@ from typing import Annotated, Self, cast
 from pydantic import ConfigDict, Field, model_validator
 
 from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasChange, AliasTarget
-from graftwork.api.schemas.base import FieldError, NativeBody, given
+from graftwork.api.schemas.base import FieldError, NativeBody
+from graftwork.api.schemas.shapes import exactly_one
 from graftwork.platform.answers import adapters as answers
 
 MAX_CANARIES = 16
@@ -20,13 +24,15 @@ Weight = Annotated[float, Field(gt=0, le=1e6)]
 class AliasBody(NativeBody):
     """The new target of an alias: one version, or several versions with weights."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [given("version"), given("weights")]})
+    model_config = ConfigDict(json_schema_extra=exactly_one("version", "weights"))
 
     version: VersionNumber | None = None
+    """The only version behind the alias."""
     weights: Annotated[
         dict[VersionText, Weight] | None,
         Field(min_length=1, max_length=MAX_CANARIES, json_schema_extra={"propertyNames": {"pattern": _VERSION}}),
     ] = None
+    """The weights of several versions, by version number. A version gets its share of the requests."""
 
     @model_validator(mode="after")
     def require_one_of_both(self) -> Self:
@@ -44,7 +50,7 @@ class AliasBody(NativeBody):
 
 
 def adapter_answer(adapter: Adapter) -> answers.Adapter:
-    """Convert an adapter, with its versions and aliases, to an answer."""
+    """Converts an adapter, with its versions and aliases, to the body of an answer."""
     return answers.Adapter(
         id=adapter.id,
         name=adapter.name,
@@ -55,7 +61,7 @@ def adapter_answer(adapter: Adapter) -> answers.Adapter:
 
 
 def alias_answer(change: AliasChange) -> answers.AliasChange:
-    """Convert the change of an alias to an answer, with the new and the old target."""
+    """Converts the change of an alias to the body of an answer, with the new and the old target."""
     return answers.AliasChange(
         adapter=change.adapter,
         alias=change.alias,

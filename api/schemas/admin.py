@@ -1,15 +1,16 @@
 """Defines the bodies of the operator's routes, and converts tenants, keys, quotas and audit entries to answers."""
 
-from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Body
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from graftwork.api.schemas.base import NativeBody, with_integers
+from graftwork.api.schemas.shapes import DocumentedAs
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.principals import ALL_SCOPES
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant
 
 Tier = Literal["flex", "default", "priority"]
@@ -18,7 +19,10 @@ TenantWeight = Annotated[float, Field(gt=0, le=1000)]
 
 
 def unix_seconds(value: object) -> object:
-    """Convert ISO 8601 text to unix seconds. Text without a time zone means UTC. Return other values unchanged."""
+    """Converts ISO 8601 text to Unix seconds. Text without a time zone means UTC. Returns other values unchanged.
+
+    Raises ValueError for any other text.
+    """
     if not isinstance(value, str):
         return value
     try:
@@ -32,8 +36,11 @@ Time = Annotated[float, Field(ge=0, le=1e12), BeforeValidator(unix_seconds)]
 
 
 class TenantBody(NativeBody):
+    """A new tenant."""
+
     name: Name
     weight: TenantWeight = 1.0
+    """The tenant's share of the engine. Twice the weight gives twice the share."""
     service_tier_ceiling: Tier = "default"
 
 
@@ -42,35 +49,31 @@ class TenantPatch(NativeBody):
 
     name: Name | None = None
     weight: TenantWeight | None = None
+    """The tenant's new share of the engine."""
     service_tier_ceiling: Tier | None = None
 
 
 class KeyBody(NativeBody):
+    """A new key of a tenant."""
+
     name: Name
-    scopes: list[str] | None = None
+    scopes: list[Annotated[str, Field(json_schema_extra={"enum": sorted(ALL_SCOPES)})]] | None = None
     """The scopes of the key. If this field is null or missing, the key gets all scopes."""
     expires_at: Time | None = None
+    """The time after which the server refuses the key: unix seconds, or ISO 8601 text. By default there is none."""
 
 
-_LIMIT = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2**53}, {"type": "null"}]}
 QuotaBody = Annotated[
     dict[str, Any],
-    Body(),
+    Body(title="Quota"),
     AfterValidator(lambda limits: {name: with_integers(limit) for name, limit in limits.items()}),
-    WithJsonSchema(
-        {
-            "title": "Quota",
-            "type": "object",
-            "properties": {limit.name: _LIMIT for limit in fields(Quota)},
-            "additionalProperties": False,
-        }
-    ),
+    DocumentedAs(Quota),
 ]
-"""The body of a new quota: limits by name. `Quota` checks the values."""
+"""The body of a new quota: a mapping from the names of limits to numbers or null. `Quota` checks the values."""
 
 
 def tenant_answer(tenant: Tenant) -> answers.Tenant:
-    """Convert a tenant to an answer for the operator."""
+    """Converts a tenant to the body of an answer for the operator."""
     return answers.Tenant(
         id=tenant.id,
         name=tenant.name,
@@ -82,7 +85,7 @@ def tenant_answer(tenant: Tenant) -> answers.Tenant:
 
 
 def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
-    """Convert a key's record to an answer. Pass `plaintext` only when the key is new."""
+    """Converts a key to the body of an answer. `plaintext` is the secret key, and is given only for a new key."""
     return answers.TenantKey(
         id=key.id,
         tenant_id=key.tenant_id,
@@ -97,13 +100,8 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
     )
 
 
-def quota_answer(quota: Quota) -> answers.Quota:
-    """Convert a quota to an answer with every limit. None means no limit."""
-    return answers.Quota(**quota.as_mapping())
-
-
 def audit_answer(entry: AuditEntry) -> answers.AuditEntry:
-    """Convert an audit entry to an answer."""
+    """Converts an audit entry to the body of an answer."""
     return answers.AuditEntry(
         id=entry.id,
         at=entry.at,

@@ -1,12 +1,11 @@
 """Defines the base classes of request bodies, and the fields that several bodies share.
 
-The shared fields are answer formats, messages, adapter mixtures, predictions and tools.
-All bodies are strict. They refuse NaN, and text where a number must be. Bodies of OpenAI-compatible routes ignore
-unknown fields. Bodies of native and admin routes refuse unknown fields.
-
-Lists the known fields that this server does not support, and refuses these fields. Accepts a neutral value, such as
-null, because it asks for nothing. The server ignores fields that do not change the answer, such as `user`, `metadata`,
-`store` and `prompt_cache_key`. So the lists do not contain such fields.
+The shared fields are answer formats, adapter mixtures, predictions and tools.
+Owns the lists of known fields that this server does not support. The server refuses such a field, unless its value has
+no effect, such as null. The lists leave out fields that never change the answer (`user`, `metadata`, `store`,
+`prompt_cache_key`), because the server ignores them.
+Invariant: all bodies are strict. They refuse NaN, and text where a number must be. Bodies of OpenAI-compatible routes
+ignore unknown fields; bodies of native and admin routes refuse them.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,14 +14,18 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from graftwork.api.schemas.shapes import ResponseFormatJson
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT
 from graftwork.sessions.generation.constraints import ResponseFormatFields
 from graftwork.sessions.generation.sampling import SamplingFields
-from graftwork.sessions.tools.tool_choice import TOOL_NAME, tool_for_prompt
+from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME, tool_for_prompt
 
 
 class RequestBody(BaseModel):
-    """The base of all bodies. JSON has only one type of number, so an integer field accepts 5.0, but not 5.5."""
+    """The base of all request bodies.
+
+    JSON has only one type of number, so an integer field accepts 5.0, but not 5.5.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -56,20 +59,15 @@ class SamplingBody(SamplingFields, OpenAiBody):
 
 
 class FieldError(ValueError):
-    """An error that names a wrong field and the reason. Validators that check several fields raise it."""
+    """Raised by validators that check several fields. Names the wrong field and the reason."""
 
     def __init__(self, field: str, explanation: str) -> None:
         super().__init__(explanation)
         self.field = field
 
 
-def given(field: str) -> dict[str, Any]:
-    """Return the JSON Schema of a body that has this field with a value other than null."""
-    return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
-
-
 def _takes_integers(hint: Any) -> bool:
-    """Return whether a field of this type holds an integer or a list of integers, but no float."""
+    """Returns whether a field of this type holds an integer or a list of integers, but no float."""
     origin = get_origin(hint)
     if origin in (Union, UnionType, list):
         return any(_takes_integers(each) for each in get_args(hint))
@@ -77,7 +75,7 @@ def _takes_integers(hint: Any) -> bool:
 
 
 def with_integers(value: Any) -> Any:
-    """Convert whole numbers such as 5.0 to integers, also inside lists."""
+    """Converts whole numbers such as 5.0 to integers, also inside lists."""
     if isinstance(value, list):
         return [with_integers(each) for each in value] if any(type(each) in (float, list) for each in value) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -86,7 +84,7 @@ def with_integers(value: Any) -> Any:
 class ResponseFormatBody(OpenAiBody):
     """The format of the answer. A client may set only one of these fields. A null or empty value counts as missing."""
 
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormatJson = None
     regex: str | None = None
     """A regular expression that the whole answer must match."""
     grammar: str | None = None
@@ -98,10 +96,6 @@ class ResponseFormatBody(OpenAiBody):
         return ResponseFormatFields(self.response_format, self.regex, self.grammar, self.structural_tag)
 
 
-MessageList = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]
-"""Messages in OpenAI's chat form, oldest first."""
-
-
 class MixturePart(NativeBody):
     """One adapter of a mixture, and its weight.
 
@@ -109,8 +103,9 @@ class MixturePart(NativeBody):
     """
 
     model: str
-    """The adapter's name in the same form as in `model`: `name`, `name@3` or `name@alias`."""
+    """The adapter's name in the same form as in the request's `model`: `name`, `name@3` or `name@alias`."""
     weight: Annotated[float, Field(ge=-MAX_MIXTURE_WEIGHT, le=MAX_MIXTURE_WEIGHT)] = 1.0
+    """Multiplies the adapter's weight changes."""
 
 
 MixtureParts = Annotated[list[MixturePart], Field(min_length=1, max_length=MAX_MIXTURE)]
@@ -124,38 +119,56 @@ class PredictionPart(OpenAiBody):
 
 
 class Prediction(OpenAiBody):
-    """The text that the client expects in the answer. It can make the answer faster, but never changes it."""
+    """The text that the client expects in the answer. It can make the answer faster, but never changes the answer."""
 
     type: Literal["content"]
     content: str | Annotated[list[PredictionPart], Field(min_length=1)]
 
     @property
     def text(self) -> str:
-        """Return the whole text. Parts are joined without separators."""
+        """The whole expected text. Parts are joined without separators."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-MAX_TOOLS = 128
-
-
 class FunctionDefinition(OpenAiBody):
+    """The function of a tool."""
+
     name: Annotated[str, Field(pattern=TOOL_NAME)]
+    """The name that the model calls. No two tools of a request have the same name."""
     description: str | None = None
+    """What the function does, for the model."""
     parameters: dict[str, Any] | None = None
-    """A JSON Schema for the arguments. The model sees it unchanged."""
+    """A JSON Schema for the arguments. The model sees this schema unchanged."""
     strict: bool | None = None
     """If true, the server refuses a schema that it cannot fully enforce.
 
-    If false, it serves the request, and a header of the answer names the parts that it does not enforce.
+    If false, the server serves the request, and a header of the answer names the parts that are not enforced.
     """
 
 
 class FunctionTool(OpenAiBody):
+    """A tool that the client itself runs."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "get_weather",
+                        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+                    },
+                }
+            ]
+        }
+    )
+
     type: Literal["function"]
     function: FunctionDefinition
+    """The function that the model may call."""
 
     def as_template_input(self) -> dict[str, Any]:
-        """Return the tool in the form that chat templates expect, without missing fields."""
+        """Returns the tool in the form that chat templates expect, without missing fields."""
         return tool_for_prompt(self.model_dump(exclude_none=True))
 
 
@@ -166,7 +179,7 @@ IsNeutral = Callable[[Any], bool]
 
 
 def _empty(value: Any) -> bool:
-    """Return whether the value is null, false, zero or empty."""
+    """Returns whether the value is null, false, zero or empty."""
     return not value
 
 
@@ -231,7 +244,10 @@ CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
 
 
 def refuse_unsupported(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
-    """Return the body unchanged. Raises FieldError for the first unsupported field whose value is not neutral."""
+    """Returns the body unchanged. Raises FieldError for the first unsupported field whose value would have an effect.
+
+    `unserved` maps each field to a function that returns whether a value has no effect.
+    """
     if isinstance(body, Mapping):
         for field, is_neutral in unserved.items():
             if field in body and not is_neutral(body[field]):

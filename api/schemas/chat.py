@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from graftwork.api.schemas.base import (
     CHAT_UNSUPPORTED,
     FieldError,
-    MessageList,
     MixtureParts,
     OpenAiBody,
     Prediction,
@@ -16,6 +15,7 @@ from graftwork.api.schemas.base import (
     ToolList,
     refuse_unsupported,
 )
+from graftwork.api.schemas.shapes import MessageList, ToolChoiceJson
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.constraints import OutputConstraints
 
@@ -25,7 +25,10 @@ TierName = Literal["auto", "priority", "default", "flex"]
 
 
 class StreamOptions(OpenAiBody):
+    """Options of a stream."""
+
     include_usage: bool | None = None
+    """If true, the last chunk has the usage of the request."""
 
 
 class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
@@ -39,10 +42,12 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
     logprobs: bool | None = None
+    """If true, the answer has the log-probability of each token."""
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    """How many likely tokens to report beside each token. It needs `logprobs`."""
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     tools: ToolList | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoiceJson = None
     parallel_tool_calls: bool | None = None
     service_tier: TierName | None = None
     prediction: Prediction | None = None
@@ -64,12 +69,15 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
 
     @property
     def token_limit(self) -> int | None:
-        """Return the longest answer in tokens. `max_completion_tokens` is the newer name and has priority."""
+        """The longest answer in tokens; None if the request sets no limit.
+
+        `max_completion_tokens` is the newer name of `max_tokens` and has priority.
+        """
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def shows_tools(self) -> bool:
-        """Return whether the prompt shows the tools. It does not if the model must not call any."""
+        """Whether the prompt shows the tools. The prompt leaves them out if the model must not call any tool."""
         return bool(self.tools) and self.tool_choice != "none"
 
     def output_constraints(self) -> OutputConstraints:

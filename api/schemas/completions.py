@@ -34,6 +34,8 @@ PROMPT_SCHEMA: dict[str, Any] = {
 
 
 class CompletionRequest(SamplingBody, ResponseFormatBody):
+    """One or more prompts, and the settings of their completions."""
+
     model: str
     adapters: MixtureParts | None = None
     """An extension of OpenAI's API: a mixture of adapters. The server adds their weight changes to the base model."""
@@ -45,8 +47,11 @@ class CompletionRequest(SamplingBody, ResponseFormatBody):
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    """How many likely tokens to report beside each token, with log-probabilities."""
     echo: bool | None = None
+    """If true, the answer begins with the prompt."""
     return_token_ids: bool | None = None
+    """If true, the answer has the token ids of the prompt and of the completion."""
     add_special_tokens: bool | None = None
     service_tier: TierName | None = None
 
@@ -58,14 +63,14 @@ class CompletionRequest(SamplingBody, ResponseFormatBody):
     @field_validator("prompt", mode="before")
     @classmethod
     def wrap_single_prompt(cls, value: object) -> object:
-        """Put a single prompt in a list. A single prompt is a text or a list of token ids."""
+        """Puts a single prompt in a list. A single prompt is a text or a list of token ids."""
         is_ids = isinstance(value, list) and value and all(type(entry) is int for entry in value)
         return [value] if isinstance(value, str) or is_ids else value
 
     @field_validator("logprobs", mode="before")
     @classmethod
     def treat_false_as_none(cls, value: object) -> object:
-        """Convert false to None. Clients for chat.completions send false."""
+        """Converts false to None. Some clients send false, as in chat completions."""
         return None if value is False else value
 
     @model_validator(mode="after")

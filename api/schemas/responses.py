@@ -5,12 +5,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.api.schemas.base import COMPLETION_UNSUPPORTED, FieldError, OpenAiBody, SamplingBody, refuse_unsupported
+from graftwork.api.schemas.base import (
+    COMPLETION_UNSUPPORTED,
+    FieldError,
+    OpenAiBody,
+    SamplingBody,
+    refuse_unsupported,
+)
 from graftwork.api.schemas.sessions import Metadata
+from graftwork.api.schemas.shapes import InputItemJson, ResponseToolChoiceJson, TextFormatJson
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.responses.input import read_input
+from graftwork.sessions.responses.input import MAX_INPUT_ITEMS, read_input
 from graftwork.sessions.responses.record import NewResponse
+from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME
 
 _UNSUPPORTED = {
     **COMPLETION_UNSUPPORTED,
@@ -24,20 +32,26 @@ _TOOL_FIELDS = ("name", "description", "parameters", "strict")
 
 
 class ConversationReference(OpenAiBody):
+    """Names a conversation."""
+
     id: str
+    """The id of the conversation."""
 
 
 class ResponseTool(OpenAiBody):
     """A function tool. The server refuses OpenAI's built-in tools, which have other types."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=TOOL_NAME)]
+    """The name that the model calls. No two tools of a request have the same name."""
     description: str | None = None
+    """What the function does, for the model."""
     parameters: dict[str, Any] | None = None
+    """A JSON Schema for the arguments. The model sees it unchanged."""
     strict: bool | None = None
 
     def chat_form(self) -> dict[str, Any]:
-        """Return the tool in the form of chat.completions. Leave out `strict: false`, because it changes nothing."""
+        """Returns the tool in the form of chat completions. Leaves out `strict: false`, because it changes nothing."""
         given = {field: getattr(self, field) for field in _TOOL_FIELDS}
         function = {field: value for field, value in given.items() if value is not None and value is not False}
         return {"type": "function", "function": function}
@@ -47,10 +61,12 @@ class ResponseTool(OpenAiBody):
 
 
 class TextOptions(OpenAiBody):
-    format: dict[str, Any] | None = None
+    """Options of the answer's text."""
+
+    format: TextFormatJson = None
 
     def chat_form(self) -> dict[str, Any] | None:
-        """Return the format in the form of chat.completions, which puts a schema in an object `json_schema`."""
+        """Returns the format in the form of chat completions, which puts a schema in an object `json_schema`."""
         if self.format is None or self.format.get("type") != "json_schema":
             return self.format
         return {
@@ -66,16 +82,21 @@ class ResponseRequest(SamplingBody):
     """
 
     model: str
-    input: str | list[Any]
+    input: str | Annotated[list[InputItemJson], Field(json_schema_extra={"minItems": 1, "maxItems": MAX_INPUT_ITEMS})]
     instructions: str | None = None
     previous_response_id: str | None = None
+    """The response from which this one continues. It excludes `conversation`."""
     conversation: str | ConversationReference | None = None
+    """The conversation that gets this response, as an id or an object."""
     store: bool | None = None
+    """If false, the server does not keep the response. The default is true."""
     background: bool | None = None
+    """If true, the server answers at once, and the client fetches the response later."""
     stream: bool | None = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
-    tools: Annotated[list[ResponseTool] | None, Field(max_length=128)] = None
-    tool_choice: str | dict[str, Any] | None = None
+    """The most tokens to generate."""
+    tools: Annotated[list[ResponseTool] | None, Field(max_length=MAX_TOOLS)] = None
+    tool_choice: ResponseToolChoiceJson = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     metadata: Metadata | None = None
@@ -113,7 +134,7 @@ class ResponseRequest(SamplingBody):
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
     def order(self, service_tier: str) -> NewResponse:
-        """Convert the request for the response service. Raises ValidationFailed if `input` is invalid."""
+        """Converts the request to the form for the response service. Raises ValidationFailed if `input` is invalid."""
         return NewResponse(
             model=self.model,
             items=read_input(self.input),
@@ -140,7 +161,7 @@ class ResponseRequest(SamplingBody):
         )
 
     def _echo(self, service_tier: str) -> dict[str, Any]:
-        """Return the fields of the request that the answer repeats, with the defaults filled in."""
+        """Returns the fields of the request that the answer repeats, with the defaults filled in."""
         text_format = None if self.text is None else self.text.format
         return {
             "background": bool(self.background),
@@ -166,15 +187,20 @@ class ResponseRequest(SamplingBody):
 
 
 class ConversationBody(OpenAiBody):
-    items: list[Any] | None = None
+    """A new conversation."""
+
+    items: Annotated[list[InputItemJson], Field(json_schema_extra={"maxItems": MAX_INPUT_ITEMS})] | None = None
+    """The first items of the conversation, oldest first."""
     metadata: Metadata | None = None
 
     def first_items(self) -> tuple[Item, ...]:
-        """Return the conversation's first items. Raises ValidationFailed for invalid items."""
+        """Returns the conversation's first items. Raises ValidationFailed for invalid items."""
         return read_input(self.items, "items") if self.items else ()
 
 
 class ConversationPatch(OpenAiBody):
+    """The change to a conversation."""
+
     metadata: Metadata
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from graftwork.api.schemas.base import NativeBody
+from graftwork.api.schemas.base import NativeBody, ToolList
+from graftwork.api.schemas.shapes import DocumentedAs, ResponseFormatJson, SamplingJson, SessionInput, ToolChoiceJson
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.service import MAX_FORKS, NewSession
 from graftwork.sessions.turns.runner import ToolHint
@@ -22,9 +23,13 @@ Metadata = Annotated[
 
 
 class RetentionBody(NativeBody):
-    """The time for which the server keeps the session after its last change. `ttl_s` is in seconds."""
+    """How long the server keeps the session.
+
+    `ttl_s` is the time in seconds since the session's last change or its close.
+    """
 
     ttl_s: Annotated[float | None, Field(ge=0, le=10 * 365 * 86_400)] = None
+    """The time in seconds. With null, the server keeps an open session, and applies its own limit to a closed one."""
 
 
 class SessionBody(NativeBody):
@@ -32,13 +37,14 @@ class SessionBody(NativeBody):
 
     model: str
     instructions: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]] | None, DocumentedAs(ToolList | None)] = None
+    tool_choice: ToolChoiceJson = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    sampling: dict[str, Any] | None = None
+    response_format: ResponseFormatJson = None
+    sampling: SamplingJson = None
     metadata: Metadata | None = None
     retention: RetentionBody | None = None
+    """How long the server keeps the session after its last change."""
 
     def new_session(self) -> NewSession:
         settings = SessionSettings(
@@ -61,13 +67,15 @@ class SessionPatch(NativeBody):
 
 
 class ToolHintBody(NativeBody):
-    """What the client knows about a tool: how long it takes, and when its output is due.
+    """What the client knows about a tool: how long the tool takes, and when its output is due.
 
-    The server only stores the deadline. It still accepts a late output.
+    The server only stores the deadline. It still accepts an output that comes later.
     """
 
     expected_ms: Annotated[float, Field(ge=0, le=_LONGEST_MS)]
+    """How long the tool takes, in milliseconds."""
     deadline_ms: Annotated[float | None, Field(ge=0, le=_LONGEST_MS)] = None
+    """When the tool's output is due, in milliseconds after the call."""
 
 
 class TurnOptions(NativeBody):
@@ -83,15 +91,17 @@ class TurnBody(TurnOptions):
     `tool_hints` say how long each tool takes. The server keeps the session's cache on the device for about that long.
     """
 
-    input: str | list[Any]
+    input: SessionInput
     if_head: str | None = None
+    """The checkpoint that must be the session's head. If another one is, the server answers with a 409."""
     tool_hints: dict[str, ToolHintBody] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
-    sampling: dict[str, Any] | None = None
+    """What the client knows about tools, by tool name."""
+    tool_choice: ToolChoiceJson = None
+    response_format: ResponseFormatJson = None
+    sampling: SamplingJson = None
 
     def hints(self) -> dict[str, ToolHint]:
-        """Return the hints by tool name."""
+        """Returns the hints by the names of the tools."""
         given = (self.tool_hints or {}).items()
         return {name: ToolHint(hint.expected_ms, hint.deadline_ms) for name, hint in given}
 
@@ -100,18 +110,31 @@ class TurnBody(TurnOptions):
 
 
 class GivenOutput(NativeBody):
+    """The output of one tool call."""
+
     call_id: str
     output: Any
+    """A text. Other JSON becomes JSON text."""
 
 
 class ToolOutputsBody(TurnOptions):
+    """The outputs of tool calls. The session continues when every call has an output."""
+
     outputs: Annotated[list[GivenOutput], Field(min_length=1, max_length=1024)]
+    """The outputs, in any order."""
 
 
 class ForkBody(NativeBody):
+    """Where to fork a session, and how often."""
+
     at: str | None = None
+    """The checkpoint from which the forks continue. By default it is the head."""
     count: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_FORKS})] = 1
+    """How many forks to create."""
 
 
 class RewindBody(NativeBody):
+    """Where to rewind a session."""
+
     to: str
+    """The checkpoint that becomes the head."""

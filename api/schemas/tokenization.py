@@ -4,20 +4,23 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from graftwork.api.schemas.base import MessageList, OpenAiBody, ToolList, given
+from graftwork.api.schemas.base import OpenAiBody, ToolList
+from graftwork.api.schemas.shapes import MessageList, exactly_one
 
 
 class TokenizeRequest(OpenAiBody):
     """The text to tokenize: a prompt or messages, but not both."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [given("prompt"), given("messages")]})
+    model_config = ConfigDict(json_schema_extra=exactly_one("prompt", "messages"))
 
     model: str
     prompt: str | None = None
+    """The text to tokenize."""
     messages: MessageList | None = None
     tools: ToolList | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    """If false, the tokens of the messages do not end with the beginning of an answer."""
 
     @model_validator(mode="after")
     def require_one_of_both(self) -> Self:
@@ -27,5 +30,8 @@ class TokenizeRequest(OpenAiBody):
 
 
 class DetokenizeRequest(OpenAiBody):
+    """Token ids that the server converts to text."""
+
     model: str
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 20)]
+    """The token ids, in their order."""

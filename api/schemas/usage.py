@@ -1,4 +1,4 @@
-"""Reads the time range of a usage request, and converts sums of usage to answers."""
+"""Reads the time range of a usage request, and converts sums of usage to answers. Never reads the database."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ from graftwork.platform.tenancy.metering import UsageSummary
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
 
 _LATEST = 253_402_300_799
-"""The last second of the year 9999."""
+"""The last second of the year 9999, in Unix seconds."""
 
 TimeText = Annotated[
     str | None,
@@ -30,11 +30,11 @@ TimeText = Annotated[
         }
     ),
 ]
-"""A time as unix seconds, or as ISO 8601 text."""
+"""A time as Unix seconds, or as ISO 8601 text."""
 
 
 def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
-    """Return the time range [start, end) in unix seconds. By default it covers the last 30 days.
+    """Returns the time range [start, end) in Unix seconds. By default it covers the 30 days before `now`.
 
     Raises InvalidRequest for an invalid time, and for a start after the end.
     """
@@ -47,7 +47,10 @@ def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
 
 
 def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
-    """Convert sums of usage to an answer with one row for each group. Rows have no ids, so `first_id` is None."""
+    """Converts sums of usage to the body of an answer, with one row for each group.
+
+    Rows have no ids, so `first_id` is None.
+    """
     rows = [
         UsageRow(
             group=summary.group,
@@ -63,7 +66,7 @@ def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
 
 
 def _moment(text: str, param: str) -> float:
-    """Parse unix seconds or ISO 8601 text. Raises InvalidRequest for any other text."""
+    """Parses Unix seconds or ISO 8601 text. Raises InvalidRequest for any other text."""
     try:
         value = unix_seconds(_number(text))
         seconds = float(str(value))

@@ -7,7 +7,7 @@ from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import UsageRow
 
 Moment = float | str
-"""A time as unix seconds, or as ISO 8601 text."""
+"""A time as Unix seconds, or as ISO 8601 text."""
 
 
 class UsageLedger(Resource[R]):
@@ -17,7 +17,7 @@ class UsageLedger(Resource[R]):
     def list(
         self, *, start: Moment | None = None, end: Moment | None = None, group_by: str | None = None
     ) -> Steps[Page[UsageRow]]:
-        """List usage rows from `start` to `end`. `group_by` is `day`, `adapter`, `session` or `key`."""
+        """Lists usage rows from `start` to `end`. `group_by` is `day`, `adapter`, `session` or `key`."""
         query = {"from": start, "to": end, "group_by": group_by}
         return (yield from self._page(UsageRow, Call("GET", "/v1/usage", query=query)))
 

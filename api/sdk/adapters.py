@@ -18,10 +18,10 @@ class Adapters(Resource[R]):
 
     @operation
     def push(self, folder: str | Path, *, name: str | None = None) -> Steps[Adapter]:
-        """Upload a PEFT folder as the next version of the adapter `name`.
+        """Uploads a PEFT folder as the next version of the adapter `name`. By default `name` is the folder's name.
 
-        By default `name` is the folder's name. If a version has the same files, the server makes no new version. Raises
-        ConfigurationError if a file is missing. Raises ValidationError for a wrong tensor or field, and names it.
+        If a version has the same files already, the server makes no new version.
+        Raises ConfigurationError if a file is missing, and ValidationError, which names the wrong tensor or field.
         """
         path = Path(folder)
         for required in (CONFIG_FILE, WEIGHTS_FILE):
@@ -49,25 +49,28 @@ class Adapters(Resource[R]):
 
     @operation
     def delete(self, name: str, version: int | None = None) -> Steps[Deleted]:
-        """Delete the adapter, or only one version of it. Running requests still finish."""
+        """Deletes the adapter, or only the version `version` of it. Running requests still finish."""
         path = f"/v1/adapters/{path_segment(name)}" + (f"/versions/{version}" if version is not None else "")
         return (yield from self._read(Deleted, Call("DELETE", path)))
 
     @operation
     def promote(self, name: str, version: int, *, alias: str = "prod") -> Steps[AliasChange]:
-        """Point the alias at one version. A request for `name` without an alias uses the alias `prod`."""
+        """Points the alias at one version. A request for `name` without an alias uses the alias `prod`."""
         return (yield from self._point(name, alias, version))
 
     @operation
     def canary(self, name: str, weights: dict[int, float], *, alias: str = "prod") -> Steps[AliasChange]:
-        """Split the alias's requests among several versions. `weights` maps versions to shares: `{2: 0.9, 3: 0.1}`."""
+        """Splits the alias's requests among several versions. `weights` maps versions to shares, as in `{2: 0.9, 3:
+
+        0.1}`.
+        """
         shares = {str(version): share for version, share in weights.items()}
         call = Call("PUT", self._alias_path(name, alias), json={"weights": shares})
         return (yield from self._read(AliasChange, call))
 
     @operation
     def rollback(self, name: str, *, alias: str = "prod") -> Steps[AliasChange]:
-        """Point the alias at the newest version that is older than its current versions.
+        """Points the alias at the newest version that is older than its current versions.
 
         Raises ConfigurationError if the alias does not exist, or if no older version exists.
         """
@@ -96,7 +99,7 @@ class Adapters(Resource[R]):
 
 
 def _oldest_version(target: object) -> int | None:
-    """Return the lowest version in a target such as `{"version": 2}` or `{"weights": {"2": 0.9, "3": 0.1}}`."""
+    """Returns the lowest version in a target such as `{"version": 2}` or `{"weights": {"2": 0.9, "3": 0.1}}`."""
     if not isinstance(target, dict):
         return None
     versions = [target["version"]] if "version" in target else list(target.get("weights", {}))

@@ -3,29 +3,14 @@
 Every call sends the admin key.
 """
 
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from graftwork.api.sdk.account import Moment
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
-from graftwork.platform.answers.admin import AuditEntry, Quota, Replica, Tenant, TenantKey
+from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
-
-
-class QuotaLimits(TypedDict, total=False):
-    """The limits of a quota. None means no limit."""
-
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    max_concurrent_requests: int | None
-    max_adapters: int | None
-    max_adapter_bytes: int | None
-    max_adapter_rank: int | None
-    max_sessions: int | None
-    max_device_kv_bytes: int | None
-    max_host_kv_bytes: int | None
-    monthly_tokens: int | None
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -70,7 +55,7 @@ class Tenants(Resource[R]):
 
     @operation
     def suspend(self, tenant_id: str) -> Steps[Tenant]:
-        """Suspend a tenant. The server refuses all its keys until `resume` is called."""
+        """Suspends a tenant. The server refuses all keys of the tenant until `resume` is called."""
         return (yield from self._read(Tenant, Call("POST", f"{_tenant_path(tenant_id)}/suspend", admin=True)))
 
     @operation
@@ -89,7 +74,7 @@ class Keys(Resource[R]):
     def create(
         self, tenant_id: str, *, name: str, scopes: tuple[str, ...] | None = None, expires_at: Moment | None = None
     ) -> Steps[TenantKey]:
-        """Create a key. Only this answer contains `key`, the secret text."""
+        """Creates a key. Only this answer has the secret text of the key, in the field `key`."""
         body = {"name": name} | _given(scopes=list(scopes) if scopes else None, expires_at=expires_at)
         call = Call("POST", f"{_tenant_path(tenant_id)}/keys", json=body, admin=True, creates=True)
         return (yield from self._read(TenantKey, call))
@@ -100,13 +85,13 @@ class Keys(Resource[R]):
 
     @operation
     def rotate(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """Replace the key's secret. The old secret stops working at once."""
+        """Replaces the key's secret. Only this answer has the new secret. The old secret stops working at once."""
         path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}/rotate"
         return (yield from self._read(TenantKey, Call("POST", path, admin=True, creates=True)))
 
     @operation
     def revoke(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """Revoke a key. The list of keys still shows it."""
+        """Revokes a key. The list of keys still shows the key."""
         path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}"
         return (yield from self._read(TenantKey, Call("DELETE", path, admin=True)))
 
@@ -120,7 +105,7 @@ class Quotas(Resource[R]):
 
     @operation
     def set(self, tenant_id: str, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:
-        """Replace the whole quota. The server removes each limit that you leave out."""
+        """Replaces the whole quota. The server removes each limit that you leave out."""
         call = Call("PUT", f"{_tenant_path(tenant_id)}/quota", json=dict(limits), admin=True)
         return (yield from self._read(Quota, call))
 
@@ -154,11 +139,11 @@ class Admin(Resource[R]):
 
     @operation
     def audit(self, *, limit: int | None = None, after: str | None = None) -> Steps[Page[AuditEntry]]:
-        """List what administrators did, newest first."""
+        """Lists what administrators did, newest first."""
         call = Call("GET", "/v1/admin/audit", query={"limit": limit, "after": after}, admin=True)
         return (yield from self._page(AuditEntry, call))
 
     @operation
     def replicas(self) -> Steps[Page[Replica]]:
-        """List the engines and their load."""
+        """Lists the engines (replicas) and their load."""
         return (yield from self._page(Replica, Call("GET", "/v1/admin/replicas", admin=True)))

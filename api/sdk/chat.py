@@ -16,7 +16,10 @@ from graftwork.platform.answers.models import Model
 
 
 class ChatParameters(TypedDict, total=False):
-    """The parameters besides `model`, `messages` and `stream`. Their names are those of OpenAI and vLLM."""
+    """The parameters of a chat completion besides `model`, `messages` and `stream`.
+
+    OpenAI and vLLM use the same names.
+    """
 
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]
@@ -46,7 +49,7 @@ class ChatParameters(TypedDict, total=False):
     user: str
     metadata: dict[str, str]
     extra_body: dict[str, Any]
-    """More fields for the request's body."""
+    """More fields for the request's body, which are sent unchanged."""
 
 
 Messages = list[dict[str, Any]]
@@ -94,7 +97,7 @@ class Completions(Resource[R]):
     def create(
         self, *, model: str, messages: Messages, stream: bool = False, **parameters: Unpack[ChatParameters]
     ) -> Any:
-        """Ask the model to answer a conversation. With `stream=True`, the answer arrives in chunks."""
+        """Asks the model to answer a conversation. With `stream=True`, the answer arrives in chunks."""
         extra_body = parameters.pop("extra_body", {})
         body = {"model": model, "messages": messages, **parameters, **extra_body}
         call = Call("POST", "/v1/chat/completions", json={**body, "stream": True} if stream else body)
@@ -104,7 +107,10 @@ class Completions(Resource[R]):
         return start_stream(self._runtime, self._chunks(call, connection), connection)
 
     def _chunks(self, call: Call, connection: Connection) -> Steps[None]:
-        """Read the stream's chunks. A broken stream cannot continue, because the server does not store the answer."""
+        """Sends the request and emits the chunks of the answer.
+
+        A broken stream cannot continue, because the server does not store the answer.
+        """
         yield from open_stream(call, connection, self._runtime.policy)
         yield Opened()
         parser = FrameParser()
@@ -132,7 +138,7 @@ class Models(Resource[R]):
 
     @operation
     def list(self) -> Steps[Page[Model]]:
-        """List the base model, then this tenant's adapters and their aliases."""
+        """Lists the base model, then this tenant's adapters and their aliases."""
         return (yield from self._page(Model, Call("GET", "/v1/models")))
 
     @operation

@@ -1,7 +1,6 @@
 """Defines two clients: `Graftwork` for synchronous code, and `AsyncGraftwork` for asyncio.
 
-Both clients have the same methods. The code of a method exists once (see transport/operation.py), and both clients
-share it.
+Both clients have the same methods, and share the code of these methods (see transport/operation.py).
 
     client = Graftwork(api_key="gw_…")
     session = client.sessions.create(model="support", tools=[…])
@@ -54,7 +53,8 @@ class Graftwork(ApiClient[SyncRuntime]):
     """The synchronous client. Use it in a `with` block, or close it.
 
     The environment variables GRAFTWORK_URL, GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY supply missing arguments.
-    `timeout` is in seconds. `max_retries` counts the tries after the first try. Tests replace `transport` and `sleep`.
+    `timeout` is in seconds. `max_retries` is the number of tries after the first one. Tests replace `transport` and
+    `sleep`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class AsyncGraftwork(ApiClient[AsyncRuntime]):
 
 
 def _base_url(given: str | None) -> str:
-    """Return the server's address without `/v1` at the end."""
+    """Returns the server's address without `/v1` at the end."""
     url = given or os.environ.get("GRAFTWORK_URL") or DEFAULT_URL
     return url.rstrip("/").removesuffix("/v1")
 

@@ -1,7 +1,7 @@
 """Defines `Session`, which starts turns, runs the tools that the model calls, forks and rewinds.
 
-A `Session` remembers the last state that the server sent, and the number of the last event that it read. It asks the
-server for everything else.
+Owns the last state that the server sent, and the number of the last event that the client read. Never stores the
+history: a `Session` asks the server for everything else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,16 +30,19 @@ from graftwork.platform.answers.usage import Usage
 
 Input = str | Sequence[Mapping[str, Any]]
 MAX_TURNS = 16
-"""The highest number of turns in one `Session.run`, by default."""
+"""How many turns one call of `Session.run` may have, unless the caller passes another number."""
 _CUT_OFF = frozenset({"turn_interrupted", "shutting_down"})
 """Error codes of turns that ended because the server stopped. The client can start such a turn again."""
 
 
 class TurnParameters(TypedDict, total=False):
-    """The options of one turn. They do not change the session's own settings."""
+    """The options of one turn. They apply only to this turn, and the session keeps its own settings."""
 
     if_head: str
-    """The checkpoint that must be the session's head, from which the turn continues. Otherwise raises ConflictError."""
+    """The checkpoint from which the turn must continue.
+
+    If the session's latest checkpoint is another one, the call raises ConflictError.
+    """
     tool_hints: dict[str, dict[str, Any]]
     """How long each tool takes, as in `{name: {"expected_ms": 800}}`.
 
@@ -56,7 +59,7 @@ class TurnParameters(TypedDict, total=False):
 class Run:
     """The turns of one call of `Session.run` or `Session.resume`. The last turn has the answer.
 
-    If `resume` finds nothing to continue, there are no turns.
+    If `resume` finds nothing to continue, `turns` is empty.
     """
 
     turns: tuple[Turn, ...]
@@ -99,7 +102,11 @@ class Session(Resource[R]):
 
     @property
     def head(self) -> str | None:
-        """Return the id of the checkpoint, a point in the history, from which the next turn continues."""
+        """The id of the latest checkpoint, which is the state after the last turn.
+
+        It is None if the session has no turns.
+        The next turn continues from this checkpoint.
+        """
         return self.state.head
 
     @overload
@@ -123,7 +130,10 @@ class Session(Resource[R]):
         **options: Unpack[TurnParameters],
     ) -> Turn: ...
     def turn(self, input: Input, *, stream: bool = False, **options: Unpack[TurnParameters]) -> Any:
-        """Start a turn with a text or a list of items. With `stream=True`, return a stream of the turn's events."""
+        """Starts a turn with a text or a list of items, and returns the finished turn.
+
+        With `stream=True`, returns a stream of the turn's events.
+        """
         call = self._turn_call(input, stream, options)
         return self._stream(call) if stream else self._runtime.run(self._turn(call))
 
@@ -144,7 +154,10 @@ class Session(Resource[R]):
         self: "Session[AsyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[False] = False
     ) -> Turn: ...
     def tool_outputs(self, outputs: Sequence[ToolOutput], *, stream: bool = False) -> Any:
-        """Send outputs for the last turn's tool calls. When no output is missing, the server starts the next turn."""
+        """Sends outputs for the last turn's tool calls. When no output is missing, the server starts the next turn.
+
+        With `stream=True`, returns a stream of that turn's events.
+        """
         call = self._tool_outputs_call(outputs, stream)
         return self._stream(call) if stream else self._runtime.run(self._turn(call))
 
@@ -153,7 +166,10 @@ class Session(Resource[R]):
     @overload
     def events(self: "Session[AsyncRuntime]", *, after: int = 0) -> AsyncStream[SessionEvent]: ...
     def events(self, *, after: int = 0) -> Any:
-        """Return a stream of the stored events with numbers above `after`. The stream then follows the running turn."""
+        """Returns a stream of the session's events with numbers above `after`.
+
+        First come the stored events, and then the events of the running turn.
+        """
         connection = Connection()
         feed = self._feed(connection, after, ends_with_turn=False)
         return start_stream(self._runtime, feed.read(feed.replay_call(after)), connection)
@@ -168,12 +184,12 @@ class Session(Resource[R]):
         max_turns: int = MAX_TURNS,
         **options: Unpack[TurnParameters],
     ) -> Steps[Run]:
-        """Start a turn, and run the tools that the model calls until the model answers.
+        """Starts a turn, and runs the tools that the model calls, until the model answers.
 
-        `tools` maps names to plain or async functions. A function gets the arguments as keywords. The calls of one
-        turn run at the same time, each for at most `tool_timeout` seconds. If a call fails, takes too long or has an
-        unknown name, the model gets the error as the call's output.
-        Raises ToolLoopError after `max_turns` turns. Raises TurnFailedError if a turn fails or is cancelled.
+        `tools` maps names to plain or async functions, which get the arguments as keywords. The calls of one turn run
+        at the same time, each for at most `tool_timeout` seconds. If a call fails, takes too long or has an unknown
+        name, the model gets the error as the call's output.
+        Raises ToolLoopError after `max_turns` turns, and TurnFailedError if a turn fails or is cancelled.
         """
         turns = [(yield from self._kept_turn(self._turn_call(input, False, options)))]
         return (yield from self._run(turns, tools, tool_timeout, max_turns))
@@ -182,11 +198,11 @@ class Session(Resource[R]):
     def resume(
         self, *, tools: Tools, tool_timeout: ToolTimeout = TOOL_TIMEOUT_S, max_turns: int = MAX_TURNS
     ) -> Steps[Run]:
-        """Continue a session whose tool calls have no outputs, for example after this program crashed.
+        """Continues a session whose tool calls have no outputs, for example after this program crashed.
 
-        Run the open calls, then continue like `run`. The server may already have all outputs, because their turn was
-        refused or failed. In that case, send these outputs again. Without open calls and stored outputs, return a `Run`
-        without turns.
+        Runs the tool calls that need an output, and then continues like `run`. The server may already have all outputs,
+        if the turn that uses them was refused or failed. Then sends these outputs again. If there are neither calls nor
+        outputs, returns a `Run` without turns.
         """
         given = yield from self._given_outputs()
         if given.tool_calls:
@@ -200,19 +216,19 @@ class Session(Resource[R]):
 
     @operation
     def open_calls(self) -> Steps[tuple[PendingCall, ...]]:
-        """Return the tool calls that still need outputs. Asks the server."""
+        """Asks the server for the tool calls that still need outputs, and returns them."""
         return (yield from self._given_outputs()).tool_calls
 
     @operation
     def given_outputs(self) -> Steps[GivenOutputs]:
-        """Return the outputs that the server has, and the tool calls that still need outputs. Asks the server."""
+        """Asks the server for the outputs that it has, and for the tool calls that still need outputs."""
         return (yield from self._given_outputs())
 
     @operation
     def fork(self, *, at: str | None = None, count: int = 1) -> "Steps[list[Session[R]]]":
-        """Create `count` sessions that share this session's history up to the checkpoint `at`.
+        """Creates `count` sessions that share this session's history up to the checkpoint `at`.
 
-        By default `at` is the head.
+        By default this is the latest checkpoint.
         """
         body: dict[str, Any] = {"count": count} | ({"at": at} if at is not None else {})
         answer = yield from self._json(self._post("/fork", body, creates=True))
@@ -220,52 +236,58 @@ class Session(Resource[R]):
 
     @operation
     def rewind(self, to: str) -> Steps[SessionState]:
-        """Move the head back to the checkpoint `to`. The next turn continues from that checkpoint."""
+        """Moves the session back to the checkpoint `to`. The next turn continues from that checkpoint."""
         return (yield from self._update(self._post("/rewind", {"to": to})))
 
     @operation
     def cancel(self) -> Steps[SessionState]:
-        """Cancel the running turn."""
+        """Cancels the running turn. Does nothing if no turn runs."""
         return (yield from self._update(self._post("/cancel", {})))
 
     @operation
     def change(self, *, model: str | None = None, metadata: Mapping[str, str] | None = None) -> Steps[SessionState]:
-        """Move the session to another adapter version, which drops its cache, or replace its metadata."""
+        """Moves the session to another adapter version, replaces its metadata, or both.
+
+        A new adapter version drops the session's cached KV.
+        """
         given = {"model": model, "metadata": metadata}
         body = {name: value for name, value in given.items() if value is not None}
         return (yield from self._update(Call("PATCH", self._path, json=body)))
 
     @operation
     def suspend(self) -> Steps[SessionState]:
-        """Suspend the session, so that the server can free its cache. The next turn or tool output resumes it."""
+        """Suspends the session, so that its cached KV leaves the device.
+
+        The next turn or tool output resumes the session.
+        """
         return (yield from self._update(self._post("/suspend", {})))
 
     @operation
     def prefetch(self) -> Steps[Mapping[str, Any]]:
-        """Load the session's cache to the device. Call this shortly before the next turn."""
+        """Loads the session's cached KV to the device. Call this method shortly before the next turn."""
         return (yield from self._json(self._post("/prefetch", {})))
 
     @operation
     def refresh(self) -> Steps[SessionState]:
-        """Read the session's current state from the server."""
+        """Reads the session's current state from the server."""
         return (yield from self._refresh())
 
     @operation
     def close(self) -> Steps[SessionState]:
-        """Close the session. You can still read it until its retention ends."""
+        """Closes the session. You can still read it until its retention ends."""
         return (yield from self._update(Call("DELETE", self._path)))
 
     @operation
     def items(
         self, *, limit: int | None = None, after: str | None = None, order: str | None = None
     ) -> Steps[Page[Item]]:
-        """List the items of the history up to the head."""
+        """Lists the items of the session's history, up to its latest checkpoint."""
         query = {"limit": limit, "after": after, "order": order}
         return (yield from self._page(Item, Call("GET", f"{self._path}/items", query=query)))
 
     @operation
     def cache(self) -> Steps[SessionCache]:
-        """Return where the server caches the session's history."""
+        """Returns how much of the session's history is on each cache tier."""
         return (yield from self._read(SessionCache, Call("GET", f"{self._path}/cache")))
 
     @property
@@ -291,7 +313,7 @@ class Session(Resource[R]):
         return turn
 
     def _kept_turn(self, call: Call) -> Steps[Turn]:
-        """Start a turn. If the server stopped during the turn, start it again."""
+        """Starts a turn. If the server stopped during the turn, starts the turn again."""
         for _ in range(self._runtime.policy.max_retries):
             turn = yield from self._turn(call)
             if turn.error is None or turn.error.get("code") not in _CUT_OFF:
@@ -318,7 +340,7 @@ class Session(Resource[R]):
         return (yield from self._update(Call("GET", self._path)))
 
     def _update(self, call: Call) -> Steps[SessionState]:
-        """Update `state` from the call's answer. Keep the old value of each field that the answer lacks."""
+        """Updates `state` from the call's answer. Keeps the old value of each field that the answer lacks."""
         answer = yield from self._json(call)
         self.state = SessionState.read({**self.state.raw, "head": self.head, **answer})
         return self.state
@@ -339,5 +361,5 @@ class Session(Resource[R]):
             self.state = self._state_with(status, event.checkpoint_id)
 
     def _state_with(self, status: str, head: str | None) -> SessionState:
-        """Return a copy of the state with this status. If `head` is not None, the copy has this head."""
+        """Returns a copy of the state with this status. `head` replaces the head, unless it is None."""
         return self.state.model_copy(update={"status": status, "head": head or self.head})

@@ -1,7 +1,7 @@
-"""Reads a session's events to the end, and reconnects when the connection breaks.
+"""Reads a session's events to the end, and reconnects when the connection breaks. Never starts a turn by itself.
 
 The server numbers the events. After a break, the client asks for the events after the last number that it read. If the
-connection breaks before the first event, the client sends the first request again. The server then answers with the
+connection breaks before the first event, the client sends the first request again, and the server answers with the
 same turn.
 Invariant: the feed emits each event once, in order.
 """
@@ -27,14 +27,17 @@ class SessionFeed:
     policy: RetryPolicy
     connection: Connection
     last_seq: int | None
-    """The number of the last event that the feed emitted. None if unknown. The first event then sets it."""
+    """The number of the last event that the feed emitted. It is None if unknown, and the first event then sets it."""
     ends_with_turn: bool
     """If true, the feed ends with the turn's last event. A connection that ends earlier counts as broken."""
     observe: Callable[[SessionEvent], None]
-    """The feed calls this with each event, just before it emits the event."""
+    """A function that the feed calls with each event, just before it emits the event."""
 
     def read(self, opening: Call) -> Steps[None]:
-        """Send `opening` and emit its events. After a break, reconnect and emit the missing events."""
+        """Sends the request `opening`, and emits the events of the answer.
+
+        After a break, reconnects and emits the missing events.
+        """
         opening, first = with_key(opening), self.last_seq
         response = yield from open_stream(opening, self.connection, self.policy)
         yield Opened()
@@ -61,7 +64,7 @@ class SessionFeed:
         return call.with_headers(last_event_id=str(after))
 
     def _read_connection(self) -> Steps[bool]:
-        """Emit events until the connection ends. Return true if no more events can follow."""
+        """Emits events until the connection ends. Returns True if no more events can follow."""
         parser = FrameParser()
         while (chunk := (yield ReadStream(self.connection))) is not None:
             for frame in parser.feed(chunk):
@@ -75,7 +78,7 @@ class SessionFeed:
         return not self.ends_with_turn
 
     def _accept(self, frame: Frame) -> SessionEvent | None:
-        """Convert a frame to its event. Return None for a ping, and for an event that the feed already emitted.
+        """Converts a frame to its event. Returns None for a ping, and for an event that the feed has already emitted.
 
         Raises APIError for an `error` event.
         """
@@ -97,5 +100,8 @@ class SessionFeed:
 
 
 def _holds_events(response: httpx.Response) -> bool:
-    """Return whether the answer is a stream. After a tool output, the answer is plain JSON if calls still wait."""
+    """Returns whether the answer is a stream.
+
+    If tool calls still need outputs, the server answers with plain JSON instead.
+    """
     return str(response.headers.get("content-type")).startswith("text/event-stream")

@@ -20,7 +20,8 @@ class SessionParameters(TypedDict, total=False):
     sampling: dict[str, Any]
     metadata: dict[str, Any]
     retention: dict[str, Any]
-    """How long the server keeps the session after its last change, in seconds, as in `{"ttl_s": 86400}`."""
+    """How long the server keeps the session after its last change or its close, in seconds, as in `{"ttl_s": 86400}`.
+"""
 
 
 class Sessions(Resource[R]):
@@ -28,13 +29,13 @@ class Sessions(Resource[R]):
 
     @operation
     def create(self, *, model: str, **parameters: Unpack[SessionParameters]) -> Steps[Session[R]]:
-        """Create a session. The session keeps the adapter version to which `model` points now."""
+        """Creates a session. The session keeps the adapter version to which `model` points now."""
         call = Call("POST", "/v1/sessions", json={"model": model, **parameters}, creates=True)
         return Session(self._runtime, (yield from self._read(SessionState, call)))
 
     @operation
     def get(self, session_id: str) -> Steps[Session[R]]:
-        """Get an existing session."""
+        """Gets an existing session."""
         state = yield from self._read(SessionState, Call("GET", f"/v1/sessions/{path_segment(session_id)}"))
         return Session(self._runtime, state)
 

@@ -1,6 +1,6 @@
-"""The HTTP application: routes, error answers and the middleware, around one process's resources.
+"""Builds the HTTP application: routes, error answers and the middleware, around one process's resources.
 
-Importing this module loads no torch and opens no files or connections.
+Owns the list of routes. Never loads torch, and never opens a file or connection when the module is imported.
 """
 
 from collections.abc import AsyncGenerator
@@ -24,6 +24,7 @@ from graftwork.api.routes import (
     conversations,
     health,
     messages,
+    metrics,
     models,
     responses,
     session_history,
@@ -38,6 +39,7 @@ from graftwork.platform.settings import Settings
 
 _ROUTERS = (
     health.router,
+    metrics.router,
     models.router,
     chat.router,
     messages.router,
@@ -62,7 +64,7 @@ _ROUTES = tuple(route for router in _ROUTERS for route in router.routes if isins
 
 
 class GatewayApp(FastAPI):
-    """FastAPI with our own OpenAPI document."""
+    """The FastAPI application, with our own OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -73,9 +75,10 @@ class GatewayApp(FastAPI):
 def create_app(
     settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
 ) -> FastAPI:
-    """Create the application. Without `resources`, it opens its own services at start and closes them at the end.
+    """Creates the application.
 
-    Its own services use `engine`. By default this is the engine at the settings' address.
+    Without `resources`, the application opens its own services at start and closes them at the end. These services use
+    `engine`, which is by default the engine at the settings' address.
     """
 
     @asynccontextmanager
@@ -105,8 +108,22 @@ def create_app(
     return app
 
 
+def create_metrics_app(resources: Resources) -> FastAPI:
+    """Makes the application for the port for metrics. It serves `/metrics` and `/healthz`, both without a key."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    _attach(app, resources)
+    install_error_handlers(app, ())
+    app.include_router(metrics.open_router)
+    app.add_api_route("/healthz", health.get_health)
+    app.add_middleware(RequestIdMiddleware)
+    return app
+
+
 def operation_id(route: APIRoute) -> str:
-    """Name an operation by its function, so that generated clients have plain method names."""
+    """Returns the OpenAPI id of a route.
+
+    The id is the name of the route's function, so that generated clients have plain method names.
+    """
     return route.name
 
 

@@ -1,7 +1,7 @@
 """Creates the three tenants of demo mode. Each tenant has an adapter, and a key that stays the same after a restart.
 
-The plaintext keys are stored in `<data_dir>/demo-keys.json` (mode 0600), because demo mode is only for trying things
-out.
+Owns the file `<data_dir>/demo-keys.json` (mode 0600), which has the keys as plain text. Only demo mode, which has no
+secrets, may store keys in this way.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ DEMO_ADAPTERS = {"Blackbeard Charters": "pirate", "Corner Helpdesk": "helpdesk",
 
 @dataclass(frozen=True, slots=True)
 class DemoTenant:
-    """A demo tenant: its name, its key, and the model name that its requests can send."""
+    """A demo tenant: its name, its key, and the adapter that its requests can send as `model`."""
 
     name: str
     adapter: str | None
-    """The name to send as `model`. None if the adapter does not fit the served model."""
+    """The name to send as `model`. It is None if the adapter does not fit the served model."""
     key: str
 
 
 async def seed_demo(resources: AdminResources) -> tuple[DemoTenant, ...]:
-    """Create the demo's tenants, keys and adapters that do not exist yet."""
+    """Creates those of the demo's tenants, keys and adapters that do not exist yet. Returns all demo tenants."""
     path = resources.settings.data_dir / KEYS_FILE
     keys = await asyncio.to_thread(_read_keys, path)
     tenants = [await _seed_tenant(resources, name, keys.get(name)) for name in DEMO_ADAPTERS]
@@ -51,7 +51,7 @@ async def _seed_tenant(resources: AdminResources, name: str, known_key: str | No
 
 
 async def _holder(resources: AdminResources, key: str) -> Principal | None:
-    """Return the tenant of a key. Return None if the key is not valid in this database."""
+    """Returns the principal of a key. Returns None if the key is not valid in this database."""
     try:
         return await resources.tenancy.authenticate(key)
     except (NotAuthenticated, NotPermitted):
@@ -65,9 +65,9 @@ async def _make_tenant(resources: AdminResources, name: str) -> str:
 
 
 async def _push_adapter(resources: AdminResources, principal: Principal, adapter: str) -> str | None:
-    """Publish a demo adapter for the tenant. Publishing the same bytes again changes nothing.
+    """Publishes a demo adapter for the tenant. Publishing the same bytes again changes nothing.
 
-    Return the adapter's name, or None if the demo does not serve its own model or lacks this adapter.
+    Returns the adapter's name, or None if the demo does not serve its own model or lacks this adapter.
     """
     folder = demo_folder() / "adapters" / adapter
     if not await asyncio.to_thread(folder.is_dir) or resources.settings.model is not None:
@@ -87,7 +87,7 @@ def _read_keys(path: Path) -> dict[str, str]:
 
 
 def _write_keys(path: Path, keys: dict[str, str]) -> None:
-    """Write the keys file completely or not at all. Other users can never read the file."""
+    """Writes the keys file completely or not at all. Other users can never read the file."""
     draft = path.with_suffix(".draft")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

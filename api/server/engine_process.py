@@ -1,8 +1,8 @@
 """Runs the engine's process, either for `graftwork engine` or as the child of a gateway (see `engine_supervisor`).
 
-A child gets its settings as the first line of its standard input, so that the settings do not show in the process list.
-The child watches that pipe: when the parent ends, for any reason, the pipe closes and the child ends too.
-Importing this module does not load torch. Running an engine loads torch.
+A child gets its settings as the first line of its standard input, so that the process list does not show them. The
+child watches that pipe: when the parent ends, for any reason, the pipe closes and the child ends too.
+Never loads torch when the module is imported. Running an engine loads torch.
 """
 
 import json
@@ -19,23 +19,23 @@ from graftwork.platform.logs import configure_logging
 from graftwork.platform.settings import Settings
 
 ARTIFACTS_FOLDER = "artifacts"
-"""A folder in the data folder. The gateway writes adapters there, and the engine reads them."""
+"""The folder inside the data folder to which the gateway writes adapters, and from which the engine reads them."""
 
 KV_FOLDER = "kv"
-"""The default folder of the KV files, in the data folder. Only one engine may use it."""
+"""The default folder for files of KV pages, inside the data folder. Only one engine may use it."""
 
 _BUDGETS = ("device_bytes", "host_kv_bytes", "lora_pool_bytes", "lora_host_bytes")
 _DISK_KV_BYTES = 2 * 2**30
 _GRACE_S = 10.0
-"""Seconds that an engine may take to end after its parent has ended."""
+"""The seconds that an engine may take to end after its parent has ended."""
 _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
-"""Settings that are not sent to the engine, because it does not need them."""
+"""The settings that are not sent to the engine, because the engine does not need them."""
 
 
 def run_engine(settings: Settings, listen: str) -> None:
-    """Serve the model at `listen` (a gRPC address) until SIGTERM or SIGINT.
+    """Serves the model at `listen` (a gRPC address) until SIGTERM or SIGINT. Blocks the caller until then.
 
-    Blocks. Raises InvalidRequest for bad settings.
+    Raises InvalidRequest for wrong settings.
     """
     settings.check_served()
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
@@ -69,14 +69,20 @@ def child_command() -> list[str]:
 
 
 def child_orders(settings: Settings, listen: str) -> bytes:
-    """Return the line that the parent sends to its child: the address to listen at, and every setting that it needs."""
+    """Returns the line that the parent sends to its child.
+
+    It has the address to listen at, and the settings for the child.
+    """
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}
     return json.dumps({"listen": listen, "settings": told}, default=str).encode() + b"\n"
 
 
 def main() -> None:
-    """Run a child process: read its settings from standard input, watch that pipe for the parent's end, and serve."""
+    """Runs a child process.
+
+    Reads its settings from standard input, watches that pipe for the end of the parent, and serves.
+    """
     lifeline = sys.stdin.fileno()
     orders = json.loads(_read_line(lifeline))
     watch_parent(lifeline)
@@ -86,14 +92,17 @@ def main() -> None:
 
 
 def watch_parent(lifeline: int) -> None:
-    """End this process when the pipe's writer has closed it: by SIGTERM first, then at once if that takes too long."""
+    """Starts a thread that ends this process when the writer of the pipe `lifeline` has closed it.
+
+    The thread sends SIGTERM first, and ends the process at once if that takes too long.
+    """
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
 
 
 def _read_line(descriptor: int) -> bytes:
-    """Read a line without a buffer.
+    """Reads a line from a file descriptor without a buffer.
 
-    A thread that waits in a buffered reader holds its lock, which blocks the interpreter's exit.
+    A thread that waits in a buffered reader holds the reader's lock, which would block the end of the interpreter.
     """
     line = b""
     while not line.endswith(b"\n") and (read := os.read(descriptor, 1)):

@@ -1,5 +1,6 @@
 """Runs the engine as a child process: starts it, waits until it answers, restarts it if it dies, and stops it.
 
+Owns this process. Never sends it a request.
 Invariant: the child never runs longer than this process, and never after `EngineChild.stop` (see `engine_process`).
 """
 
@@ -18,19 +19,22 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Asks for memory in pages of 2 MiB, if the system allows it. A forward pass is then about 5 % faster.
+"""A setting of the child's C library: use memory pages of 2 MiB, if the system allows that.
 
-See docs/operations.md.
+A forward pass is then about 5 % faster. See docs/operations.md.
 """
 _STOP_WITHIN_S = 15.0
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 15.0
 _HEALTHY_AFTER_S = 30.0
-"""Seconds. A child that lived this long is restarted at once. After a shorter life, the wait doubles each time."""
+"""A time in seconds. After a child that lived longer, the wait before the restart is the shortest one.
+
+After a shorter life, the wait doubles each time.
+"""
 
 
 class EngineChild:
-    """Starts the engine's process, restarts it when it dies, and stops it. Owns this process."""
+    """Starts the engine's process, restarts it when it dies, and stops it."""
 
     def __init__(
         self,
@@ -56,8 +60,9 @@ class EngineChild:
         return None if self._process is None else self._process.pid
 
     async def start(self, engine: EngineClient, report: Callable[[float], None]) -> None:
-        """Start the engine and wait until it answers. Calls `report` with the seconds waited, about once a second.
+        """Starts the engine and waits until it answers.
 
+        Calls `report` about once a second, with the seconds waited so far.
         Raises Unavailable if the child ends before it answers. The child's own message is on standard error.
         """
         await self._spawn()
@@ -65,7 +70,7 @@ class EngineChild:
         self._keeping = asyncio.create_task(self._keep_alive(), name="engine-keeper")
 
     async def stop(self) -> None:
-        """Stop the child by SIGTERM, and after a while by SIGKILL. Returns when the child has ended."""
+        """Stops the child by SIGTERM, and by SIGKILL if that takes too long. Returns when the child has ended."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)

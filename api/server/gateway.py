@@ -1,4 +1,4 @@
-"""Runs `graftwork gateway`: only the HTTP server, for an engine that runs elsewhere.
+"""Runs `graftwork gateway`: only the HTTP server, for an engine that runs elsewhere. Never starts an engine.
 
 bind the port ─► wait for the engine ─► open the resources ─► serve ─► … ─► close all in reverse
 """
@@ -8,13 +8,16 @@ import gc
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from rich.console import Console
 from rich.table import Table
 
-from graftwork.api.server.app import create_app
+from graftwork.api.deps.resources import Resources
+from graftwork.api.server.app import create_app, create_metrics_app
 from graftwork.api.server.demo_seed import DemoTenant, seed_demo
+from graftwork.api.server.http_connection import ConnectionLimits
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
 from graftwork.api.server.wiring import open_resources
@@ -30,14 +33,17 @@ _LEAST_WIDTH = 120
 
 
 _REPORT_EVERY = 20
-"""The number of polls between two lines that report waiting."""
+"""After how many polls the console prints again that it waits for the engine."""
 
 
 Process = Callable[[Settings, Console, SignalWatch], Awaitable[None]]
 
 
 def run_gateway(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Blocks. Raises a GraftworkError if it cannot start."""
+    """Serves until SIGTERM or SIGINT. Blocks the caller until then.
+
+    Raises a GraftworkError if the gateway cannot start.
+    """
     settings.check_served()
     model_folder(settings)  # fails at once if a setting is missing
     if settings.engine_address is None:
@@ -46,7 +52,7 @@ def run_gateway(settings: Settings) -> None:
 
 
 def run_until_signalled(settings: Settings, process: Process) -> None:
-    """Run the given `process` function until it ends. A signal during its start ends it without an error."""
+    """Runs the function `process` until it ends. A signal during its start ends it without an error."""
     configure_logging(settings.log_level)
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -62,16 +68,16 @@ def run_until_signalled(settings: Settings, process: Process) -> None:
 
 
 def _console() -> Console:
-    """Return a console that is wide enough for an API key, so that the key is not cut.
+    """Returns a console that is wide enough for an API key, so that no key is cut off.
 
-    If the terminal is narrower, it wraps the key. A user can still copy a wrapped key.
+    If the terminal is narrower, it wraps the key, and a user can still copy the key.
     """
     found = Console()
     return Console(width=max(found.width, _LEAST_WIDTH))
 
 
 async def serve_gateway(settings: Settings, listening: socket.socket, console: Console, signals: SignalWatch) -> None:
-    """Wait for the engine, then serve until the last connection ends."""
+    """Opens the services, and serves until the last connection ends. The engine must already answer."""
     async with open_resources(settings) as resources:
         tenants = await seed_demo(resources.admin) if settings.demo else ()
         url = url_of(listening)
@@ -81,11 +87,32 @@ async def serve_gateway(settings: Settings, listening: socket.socket, console: C
             if tenants:
                 show_demo(console, url, resources.inference.base_name, tenants)
 
-        server = HttpServer(create_app(settings, resources=resources), on_ready)
+        limits = ConnectionLimits(per_address=settings.max_connections_per_address)
+        server = HttpServer(create_app(settings, resources=resources), on_ready, limits)
         signals.direct_to(server)
         gc.collect()
         gc.freeze()  # what start-up made lives to the end, so no collection while serving needs to visit it
-        await server.serve(sockets=[listening])
+        async with _metrics_port(settings, resources, console):
+            await server.serve(sockets=[listening])
+
+
+@asynccontextmanager
+async def _metrics_port(settings: Settings, resources: Resources, console: Console) -> AsyncGenerator[None]:
+    """Serves metrics on their own port, if the settings name one, until the end of the block."""
+    if settings.metrics_port is None:
+        yield
+        return
+    with bind(settings.metrics_host, settings.metrics_port, "--metrics-port") as listening:
+        url = url_of(listening)
+        server = HttpServer(
+            create_metrics_app(resources), lambda: console.print(f"Metrics are at {url}/metrics", soft_wrap=True)
+        )
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            yield
+        finally:
+            server.stop()
+            await serving
 
 
 async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -> None:
@@ -95,7 +122,7 @@ async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -
 
 
 async def _wait_for_engine(settings: Settings, console: Console) -> None:
-    """Wait until the engine answers. There is no time limit, because the operator decides how long to wait."""
+    """Waits until the engine answers. There is no time limit, because the operator decides how long to wait."""
     probe = GrpcEngineClient(settings.resolved_engine_address)
     polls = 0
     try:
@@ -120,7 +147,7 @@ def show_ready(console: Console, url: str, model: str, settings: Settings) -> No
 
 
 def show_demo(console: Console, url: str, base: str, tenants: Sequence[DemoTenant]) -> None:
-    """Print the tenants with their keys, and a request to copy."""
+    """Prints the demo tenants with their keys, and a request to copy."""
     table = Table(title="Demo tenants")
     for heading in ("Tenant", "Adapter", "Key"):
         table.add_column(heading, no_wrap=True, overflow="ignore")

@@ -1,12 +1,25 @@
 """Reads HTTP requests from one connection: uvicorn's protocol over httptools, a parser that is written in C.
 
-httptools accepts heads of any size, so this module limits them. Its refusals are JSON, as all errors of the server.
-Invariant: one connection holds at most `MAX_HEAD_BYTES` and one read of the socket for a head.
+Adds what httptools and uvicorn lack: limits on the size of a head, on the time that a client takes to send a request or
+to read an answer, and on the number of connections from one address. Refusals are JSON, as all errors of the server.
+Never limits the time that the server itself takes for an answer.
+Invariant: a connection whose client does nothing is closed within `ConnectionLimits`' seconds.
 """
 
+import asyncio
 import json
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from graftwork.platform.tenancy.wrong_keys import client_network
 
 MAX_HEAD_BYTES = 64 * 1024
 """The largest head of a request: the request line and all headers, with the trailers of a chunked body."""
@@ -14,22 +27,113 @@ MAX_HEAD_BYTES = 64 * 1024
 _LINGER_S = 1.0
 """How long a refused connection stays open. If it closed at once, unread data would make the client lose the answer."""
 
-_REFUSAL = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one client, and one address, may do to the server's connections. Times are in seconds."""
+
+    head_s: float = 20.0
+    """From the first byte of a head to its last. On a new connection, from the connection's start."""
+    body_window_s: float = 30.0
+    body_window_bytes: int = 32 * 1024
+    """In each window of `body_window_s`, this many bytes of a body must arrive, or its end."""
+    read_window_s: float = 60.0
+    """In each window of this length, a client must take a byte of an answer that waits to be sent."""
+    per_address: int = 512
+    """Connections that one address may hold; 0 sets no limit. This machine's own addresses have none."""
+
+
+class HttpConnections:
+    """All connections of one server. An instance is the factory of connections that uvicorn calls."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._number_by_network: Counter[str] = Counter()
+
+    def __call__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> "HttpConnection":
+        return HttpConnection(config, server_state, app_state, _loop, connections=self)
+
+    def enter(self, address: str) -> bool:
+        """Counts a new connection. Returns False if its address, or its /64 network of IPv6, holds too many."""
+        network = client_network(address)
+        self._number_by_network[network] += 1
+        return not 0 < self.limits.per_address < self._number_by_network[network] or ip_address(address).is_loopback
+
+    def leave(self, address: str) -> None:
+        network = client_network(address)
+        self._number_by_network[network] -= 1
+        if not self._number_by_network[network]:
+            del self._number_by_network[network]
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One client's connection. If a head is malformed or too large, the server answers and closes the connection."""
+    """One client's connection. If the client breaks a limit, the server answers with an error and closes it."""
 
-    _head_bytes = 0
-    """The bytes of the finished parts of the head: the URL and whole headers."""
-    _pending_bytes = 0
-    """The bytes received since the parser last reported a part of a request. They may be one unfinished header."""
-    _is_refused = False
-    """Whether a refusal was sent. All further data is discarded."""
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        event_loop: asyncio.AbstractEventLoop | None,
+        *,
+        connections: HttpConnections,
+    ) -> None:
+        super().__init__(config, server_state, app_state, event_loop)
+        self._connections = connections
+        self._limits = connections.limits
+        self._address: str | None = None
+        """The client's address; None if the connection is not by TCP."""
+        self._head_bytes = 0
+        """The bytes of the finished parts of the head: the URL and whole headers."""
+        self._pending_bytes = 0
+        """The bytes received since the parser last reported a part of a request. They may be one unfinished header."""
+        self._window_bytes = 0
+        """The bytes of the body that arrived in the current window."""
+        self._reads_body = False
+        self._is_refused = False
+        """Whether a refusal was sent. All further data is discarded."""
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._answer_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self._address = peer[0]
+            if (connected := transport.get_extra_info("socket")) is not None:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # no token waits for the last one's ACK
+        self._wait_for_head()
+        if self._address is not None and not self._connections.enter(self._address):
+            message = f"Your address holds {self._limits.per_address} connections already: close some, or reuse them."
+            self._refuse(429, "too_many_connections", message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._request_timer, self._answer_timer):
+            if timer is not None:
+                timer.cancel()
+        self._request_timer = self._answer_timer = None
+        if self._address is not None:
+            self._connections.leave(self._address)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        if self._request_timer is None:
+            self._wait_for_head()
         self._pending_bytes += len(data)
         super().data_received(data)
         if self._pending_bytes > MAX_HEAD_BYTES and not self._is_refused:
@@ -47,24 +151,41 @@ class HttpConnection(HttpToolsProtocol):
         self._count_head(len(name) + len(value))
         super().on_header(name, value)
 
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._reads_body = True
+        self._wait_for_body()
+
     def on_body(self, body: bytes) -> None:
         self._pending_bytes = 0
+        self._window_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._pending_bytes = 0
+        self._reads_body = False
+        self._stop_waiting()
         super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
 
     def send_400_response(self, msg: str) -> None:
         """Refuses the request and closes the connection. uvicorn calls this if it cannot parse a request."""
         if max(self._head_bytes, self._pending_bytes) > MAX_HEAD_BYTES:
-            self._refuse(
-                b"431 Request Header Fields Too Large",
-                "request_header_fields_too_large",
-                f"The request line and headers are larger than {MAX_HEAD_BYTES} bytes: send fewer or shorter headers.",
+            message = (
+                f"The head is larger than {MAX_HEAD_BYTES} bytes: send fewer or shorter headers, or a shorter URL."
             )
+            self._refuse(431, "request_header_fields_too_large", message)
         else:
-            self._refuse(b"400 Bad Request", "bad_request", "The server cannot read this as an HTTP/1.1 request.")
+            self._refuse(400, "bad_request", "The server cannot read this as an HTTP/1.1 request.")
 
     def _count_head(self, num_bytes: int) -> None:
         """Raises an error if the head is too large. The parser then stops, and uvicorn calls `send_400_response`."""
@@ -73,11 +194,72 @@ class HttpConnection(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             raise ValueError("the request's head is too large")
 
-    def _refuse(self, status: bytes, code: str, message: str) -> None:
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        body = json.dumps({"error": error}).encode()
+    def _wait_for_head(self) -> None:
+        self._request_timer = self.loop.call_later(self._limits.head_s, self._time_out)
+
+    def _wait_for_body(self) -> None:
+        self._stop_waiting()
+        self._window_bytes = 0
+        self._request_timer = self.loop.call_later(self._limits.body_window_s, self._check_body)
+
+    def _check_body(self) -> None:
+        if self._window_bytes >= self._limits.body_window_bytes or self.flow.read_paused:
+            self._wait_for_body()
+        else:
+            self._time_out()
+
+    def _stop_waiting(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def _time_out(self) -> None:
+        """Refuses a request that arrives too slowly. Stray bytes after a request do not end its answer."""
+        answers = self.cycle is not None and not self.cycle.response_complete
+        if answers and not self._reads_body:
+            self._wait_for_head()
+        elif self._head_bytes or self._pending_bytes or self._reads_body:
+            part = "body" if self._reads_body else "head"
+            self._refuse(408, "request_timeout", f"The request's {part} arrived too slowly: send it again.")
+        else:
+            self.transport.close()
+
+    def _wait_for_reader(self, waiting_bytes: int) -> None:
+        self._answer_timer = self.loop.call_later(self._limits.read_window_s, self._check_reader, waiting_bytes)
+
+    def _check_reader(self, waiting_bytes: int) -> None:
+        """Drops the connection if its client has taken nothing since `waiting_bytes` were counted."""
+        still_waiting_bytes = self.transport.get_write_buffer_size()
+        if still_waiting_bytes < waiting_bytes:
+            self._wait_for_reader(still_waiting_bytes)
+        else:
+            self.transport.abort()
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Sends an error and closes the connection. If an answer has begun, only closes."""
         self._is_refused = True
-        self.transport.write(_REFUSAL % (status, len(body), body))
+        self._stop_waiting()
+        cycle = self.cycle
+        has_begun = cycle is not None and cycle.response_started and not cycle.response_complete
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # its handler learns that the client is gone, and writes no more
+            cycle.message_event.set()
+        if has_begun:
+            self.transport.close()
+            return
+        self.transport.write(_answer(status, code, message))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
+
+
+def _answer(status: int, code: str, message: str) -> bytes:
+    kind = "rate_limit_error" if status == 429 else "invalid_request_error"
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
+    headers: Mapping[bytes, bytes] = {
+        b"content-type": b"application/json",
+        b"content-length": b"%d" % len(body),
+        b"connection": b"close",
+    } | ({b"retry-after": b"1"} if status in (408, 429) else {})
+    lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())
+    return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (status, _REASONS[status], lines, body)

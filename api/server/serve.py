@@ -1,4 +1,6 @@
-"""Runs `graftwork serve`: a gateway and, unless the settings have an engine's address, one engine as its child.
+"""Runs `graftwork serve`: a gateway, and one engine as its child process.
+
+If the settings have the address of an engine, starts no child. Never serves requests itself: `gateway.py` does.
 
 bind the port ─► start the engine, wait for it ─► open the resources ─► serve ─► … ─► close all in reverse
 """
@@ -20,11 +22,14 @@ from graftwork.platform.clock import SystemClock
 from graftwork.platform.settings import Settings
 
 _MAX_SOCKET_PATH = 100
-"""The longest path of a Unix socket, in bytes."""
+"""The longest path of a Unix-domain socket that is used, in bytes."""
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Blocks. Raises a GraftworkError if it cannot start."""
+    """Serves until SIGTERM or SIGINT. Blocks the caller until then.
+
+    Raises a GraftworkError if the server cannot start.
+    """
     settings.check_served()
     model_folder(settings)  # fails at once if a setting is missing
     run_until_signalled(settings, _serve)
@@ -41,7 +46,7 @@ async def _serve(settings: Settings, console: Console, signals: SignalWatch) -> 
 
 @asynccontextmanager
 async def _running_engine(settings: Settings, console: Console) -> AsyncGenerator[None, None]:
-    """Start the engine child, wait until it answers, and stop it at the end of the block."""
+    """Starts the engine child, waits until it answers, and stops it at the end of the block."""
     address = settings.resolved_engine_address
     child = EngineChild(settings, address, SystemClock())
     probe = GrpcEngineClient(address)
@@ -55,7 +60,7 @@ async def _running_engine(settings: Settings, console: Console) -> AsyncGenerato
 
 
 def _private_address(settings: Settings, stack: AsyncExitStack) -> str:
-    """Return the address of a socket in the data folder, or in a temporary folder if the path would be too long."""
+    """Returns the address of a socket in the data folder, or in a temporary folder if the path would be too long."""
     path = settings.data_dir.absolute() / "engine.sock"
     if len(str(path).encode()) > _MAX_SOCKET_PATH:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="graftwork-"))

@@ -1,4 +1,7 @@
-"""Finds the demo model and adapters that come with this program, and the model that the settings select."""
+"""Finds the model that the settings select, and the demo model and adapters that come with this program.
+
+Never reads a model's files.
+"""
 
 from importlib.resources import files
 from pathlib import Path
@@ -14,9 +17,9 @@ def demo_folder() -> Path:
 
 
 def model_folder(settings: Settings) -> Path:
-    """Return the folder of the settings' model, or else, in demo mode, of the demo model.
+    """Returns the folder of the model in the settings. If the settings have no model, demo mode uses the demo model.
 
-    Raises InvalidRequest otherwise.
+    Raises InvalidRequest without a model and without demo mode.
     """
     if settings.model is not None:
         return settings.model
@@ -26,10 +29,10 @@ def model_folder(settings: Settings) -> Path:
 
 
 def model_name(settings: Settings) -> str:
-    """Return the name of the base model for clients. An empty name means the folder's name."""
+    """Returns the name of the base model for clients. An empty name means the name of the model's folder."""
     return DEMO_MODEL_NAME if settings.demo and settings.model is None else ""
 
 
 def model_dtype(settings: Settings) -> str:
-    """Return the dtype of the served model. The demo model is small enough for fp32."""
+    """Returns the dtype of the served model. The demo model is so small that it can be served in float32."""
     return "float32" if settings.demo and settings.dtype == "auto" else settings.dtype

@@ -1,4 +1,4 @@
-"""Runs the application in uvicorn, with two changes to uvicorn.
+"""Runs the application in uvicorn, with two changes to uvicorn. Never starts or stops an engine.
 
 The server calls a function when it is ready, and `SignalWatch` handles the signals instead of uvicorn.
 uvicorn alone raises a captured SIGTERM again after it has stopped. That would end the process before the engine.
@@ -13,23 +13,26 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from graftwork.api.server.http_connection import HttpConnection
+from graftwork.api.server.http_connection import ConnectionLimits, HttpConnections
 from graftwork.platform.errors import Conflict
 
 _DRAIN_S = 10
-"""Seconds that running answers may take after the first signal."""
+"""The seconds that running answers may take after the first signal."""
 
 
 _KEEP_ALIVE_S = 75
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until `stop` is called. The first `stop` lets running answers end. A second `stop` drops them."""
+    """Serves until `stop` is called.
 
-    def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
+    The first call of `stop` lets running answers end, and the second call drops them.
+    """
+
+    def __init__(self, app: FastAPI, on_ready: Callable[[], None], limits: ConnectionLimits | None = None) -> None:
         config = uvicorn.Config(
             app,
-            http=HttpConnection,
+            http=HttpConnections(limits or ConnectionLimits()),  # type: ignore[arg-type]  # a factory of connections
             log_config=None,
             access_log=False,
             server_header=False,
@@ -55,7 +58,7 @@ class HttpServer(uvicorn.Server):
 
 
 class SignalWatch:
-    """Handles SIGTERM and SIGINT. These signals stop the server. If it does not serve yet, they cancel its start."""
+    """Handles SIGTERM and SIGINT: stops the server, or cancels its start if it does not serve yet."""
 
     def __init__(self) -> None:
         self._main = asyncio.current_task()
@@ -64,7 +67,7 @@ class SignalWatch:
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
 
     def direct_to(self, server: HttpServer) -> None:
-        """Let signals stop this server from now on."""
+        """Lets signals stop this server from now on."""
         self._server = server
 
     def _stop(self) -> None:
@@ -77,17 +80,23 @@ class SignalWatch:
 _BACKLOG = 2048
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket. Port 0 takes a free port. Raises Conflict if the address is not available."""
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """Returns a socket that listens at the address. Port 0 takes a free port.
+
+    Raises Conflict if the address is not available.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise Conflict(f"{host}:{port} cannot be listened on ({error.strerror}): choose another --port.") from error
+        raise Conflict(f"{host}:{port} cannot be listened on ({error.strerror}): choose another {flag}.") from error
 
 
 def url_of(bound: socket.socket) -> str:
-    """Return the URL of a server's socket. If the socket listens on every address, the URL is for this machine."""
+    """Returns the URL of a listening socket.
+
+    If the socket listens on every address, returns the URL for this machine.
+    """
     host, port = bound.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"

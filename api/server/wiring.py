@@ -1,6 +1,7 @@
 """Builds one gateway's resources at start, and closes them in reverse order at the end.
 
-Before it serves, it upgrades the database to this code's schema and ends the turns that a crash left running.
+Owns the order in which services start. Never handles a request. Before the gateway serves, it upgrades the database to
+the schema of this code, and ends the turns that a crash left running.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
+from graftwork.platform.tenancy.wrong_keys import WrongKeyLimit
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -64,10 +66,10 @@ async def open_resources(
     clock: Clock | None = None,
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
-    """Open all services that routes need. They are open inside the `async with` block.
+    """Opens all services that routes need. They stay open inside the `async with` block.
 
-    `engine` is by default the engine at the settings' address. Raises Unavailable if the engine does not answer. A
-    given `inspector` stays open after the block.
+    A given `inspector` stays open after the block. By default `engine` is the engine at the settings' address. Raises
+    Unavailable if the engine does not answer.
     """
     clock = clock or SystemClock()
     await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
@@ -165,7 +167,7 @@ async def _assemble(
             settings=settings,
             clock=clock,
             database=database,
-            gate=Authenticator(tenancy, admin_key),
+            gate=Authenticator(tenancy, admin_key, WrongKeyLimit(clock)),
             idempotency=IdempotencyStore(database, clock),
             quotas=quotas,
             telemetry=telemetry,
@@ -176,7 +178,7 @@ async def _assemble(
 
 @dataclass(frozen=True, slots=True)
 class _ServedModel:
-    """What this gateway has read about the served model, and the generator that uses the model."""
+    """What this gateway has read about the served model, with the generator that uses the model."""
 
     generator: Generator
     folder: ModelFolder
@@ -216,11 +218,10 @@ def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaK
 
 
 def owner_name(settings: Settings) -> str | None:
-    """Return the gateway's name. It stays the same after a restart, so that the gateway finds its own turns again.
+    """Returns a name for this gateway, made of the machine and the address. No two running gateways have the same name.
 
-    The name is made of the machine and the address, so no two running gateways have the same name. It does not contain
-    the data folder, because gateways may share a data folder. Return None if the system chooses the port. The gateway
-    then gets a new name at each start.
+    The name stays the same after a restart, so that the gateway finds its own turns again. It does not contain the data
+    folder, because gateways may share one. Returns None if the system chooses the port: the next start gets a new name.
     """
     if settings.port == 0:
         return None

@@ -1,4 +1,4 @@
-"""Measures what loads and prefills cost on this machine, before the first request.
+"""Measures two costs on this machine before the first request: to load KV pages from host or disk, and to prefill.
 
 Writes into device pages that nobody holds yet, so it must run before the scheduler starts.
 """
@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 
 _UNAVAILABLE = TransferCost(fixed_s=1e6, page_s=1e6)
-"""The cost of a tier that does not exist."""
+"""The cost of loading from a tier that this engine does not have. The cost is so high that such a load is never chosen.
+"""
 
 
 _PAGE_COUNTS = (1, 4, 16)
@@ -44,11 +45,13 @@ _REPEATS = 3
 
 
 _SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, position=0)
-"""Every measured step samples one token, like the last step of a prefill. Reading the token waits for the device."""
+"""Each measured step samples one token, like the last step of a prefill. Reading the token waits for the device, so the
+measured time is complete.
+"""
 
 
 def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
-    """Measures the engine's own copies and steps."""
+    """Measures how long it takes to load KV pages from host and disk, and to prefill. Overwrites device pages."""
     host = measure_host(storage.cache, storage.host, storage.sizes.device_pages)
     return LoadCost(
         host,
@@ -58,7 +61,10 @@ def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: S
 
 
 def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCost:
-    """Measures copies from the host to the device."""
+    """Measures how long it takes to copy 1 to 16 KV pages from the host to the device.
+
+    If there is no host tier, returns a cost so high that a load is never chosen.
+    """
     if not host.num_pages:
         return _UNAVAILABLE
 
@@ -73,7 +79,12 @@ def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCo
 
 
 def measure_disk(disk: DiskStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
-    """Measures reads from disk and the copy to the device. Writes pages for this and forgets them again."""
+    """Measures how long it takes to read 1 to 16 KV pages from disk, and adds the cost `host` of copying them to the
+    device.
+
+    Writes pages to disk for this, and deletes them again. If there is no disk tier, or if no page could be written,
+    returns a cost so high that a load is never chosen.
+    """
     if disk is None:
         return _UNAVAILABLE
     domain = hashlib.sha256(b"calibration").digest()
@@ -98,7 +109,7 @@ def measure_disk(disk: DiskStore | None, page_bytes: int, host: TransferCost) ->
 def measure_prefill(
     run: Callable[[StepPlan], StepResult], max_tokens: int, context_tokens: int, page_tokens: int
 ) -> PrefillCost:
-    """Measures prefills of the base model, without and with a context before them."""
+    """Measures how long the base model takes to prefill, with and without earlier tokens in the context."""
     longest = min(max_tokens, context_tokens, 128)
     cells = {
         (longest, 0),

@@ -1,6 +1,6 @@
 """Chooses the device and the dtype of an engine, and sets up the memory allocator of the process.
 
-Owns these choices, made once at start; nothing else asks what the machine can do.
+Owns these choices, which are made once at start.
 """
 
 import ctypes
@@ -26,10 +26,10 @@ _OLDER_LIMIT = 2**25  # the largest threshold that older versions accept
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep up to 1 GB of freed memory instead of returning it to the system.
+    """Makes glibc keep up to 1 GiB of freed memory in the process, instead of returning it to the system.
 
-    A prefill allocates and frees tensors of megabytes in every layer. Returning their pages took a third of its time:
-    0.49 s instead of 0.32 s for 2,048 tokens of the CPU yardstick. Does nothing on other systems than Linux with glibc.
+    Without this, the CPU benchmark's prefill of 2,048 tokens took 0.49 s instead of 0.32 s, because a prefill allocates
+    and frees megabytes in every layer. Does nothing on systems other than Linux with glibc.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -44,26 +44,32 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """Reads the model's weights onto the device."""
+    """Reads the model's weights onto the device, in `dtype`, and returns the decoder over them."""
     weights = load_decoder_weights(WeightReader(config.model), model, device, dtype)
     return Decoder(model, weights, RotaryTable(model.head_dim, model.rope, model.context_tokens, device))
 
 
 def _cpu_multiplies_bfloat16() -> bool:
-    """Without such instructions, bf16 products in torch are ten times slower than fp32 ones (measured)."""
+    """Returns whether the CPU has instructions for bf16 products. Without them, torch computes bf16 products ten times
+    slower than fp32 ones (measured).
+    """
     cpu = torch.cpu
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device to run on. `auto` is CUDA if there is one."""
+    """Returns the device with this name. The name `auto` takes CUDA if it is available, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
 
 
 def choose_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """Returns the dtype of weights and KV. `auto` is the model's own, or float32 on a CPU without bf16 instructions."""
+    """Returns the dtype of weights and KV: `float32`, `bfloat16` or `float16`.
+
+    The name `auto` takes the dtype of the model's files, but float32 on a CPU without bf16 instructions. Raises
+    InvalidRequest for any other name.
+    """
     wanted = model.dtype if name == "auto" else name
     if name == "auto" and device.type == "cpu" and not _cpu_multiplies_bfloat16():
         wanted = "float32"

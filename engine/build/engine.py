@@ -1,4 +1,7 @@
-"""Builds one engine from its configuration."""
+"""Builds one engine from its configuration: loads the model, allocates memory and connects the parts.
+
+Owns the connections between the parts. Never serves a request: EngineLoop does that with the parts built here.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +50,7 @@ from graftwork.platform.clock import Clock, SystemClock
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine that is ready to run, and its parts. Only the loop's thread may use the parts."""
+    """An engine that is ready to run, and its parts. Only the engine loop's thread may use the parts."""
 
     loop: EngineLoop
     description: EngineDescription
@@ -61,7 +64,7 @@ class Engine:
 
 
 SourceFor = Callable[[EngineDescription], AdapterSource]
-"""A function that makes the source of adapters for a model, given the model's description to check adapters against."""
+"""A function that returns the source of adapters for a model. Adapters are checked against the given description."""
 
 
 def build_engine(
@@ -71,10 +74,11 @@ def build_engine(
     costs: CostTracker | None = None,
     seeds: Random | None = None,
 ) -> Engine:
-    """Loads the model, allocates its memory and connects all parts.
+    """Loads the model, allocates memory for KV and adapters, and connects all parts of the engine.
 
-    Measures the costs of loads and prefills on this device, unless `costs` are given. `seeds` draws a seed for each
-    request that brings none. Raises InvalidRequest if the model or the sizes cannot be served.
+    `source_for` makes the source of adapters for the model. Without `costs`, the engine measures how long loads of KV
+    pages and prefills take on this device. `seeds` draws the seed of each request that brings none. Raises
+    InvalidRequest if the model is not supported, or if the configured sizes do not fit it.
     """
     torch.set_num_threads(config.threads)
     keep_freed_memory()

@@ -1,4 +1,7 @@
-"""Allocates the KV memory of one engine on all tiers, and builds the KV cache over it."""
+"""Allocates the KV memory of one engine on all tiers (device, host, disk), and builds the KV cache over it.
+
+Owns the sizes of the tiers. Never moves a page between tiers: the KV cache does that.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ from graftwork.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class KvStorage:
-    """The memory of one engine's KV on all tiers."""
+    """The KV memory of one engine on all tiers: device, host and disk."""
 
     sizes: KvSizes
     device_memory: DeviceMemory
@@ -33,15 +36,18 @@ class KvStorage:
 
 
 _PREDECESSOR_TIMEOUT_S = 15.0
-"""Seconds to wait for the folder. An engine whose gateway was killed ends within ten seconds; its successor waits for
-it.
+"""Seconds to wait for the lock on the KV folder. An engine whose gateway was killed ends within ten seconds, and the
+next engine waits until then.
 """
 
 
 def allocate_kv_storage(
     config: EngineConfig, model: ModelConfig, fingerprint: str, device: torch.device, dtype: torch.dtype
 ) -> KvStorage:
-    """Allocates the memory. Raises InvalidRequest if it cannot hold one context, or the folder cannot be used."""
+    """Allocates KV memory on the device and the host, and opens the disk tier.
+
+    Raises InvalidRequest if the device memory cannot hold one full context, or if the KV folder cannot be used.
+    """
     sizes = _sizes(config, model, dtype)
     device_memory = DeviceMemory(sizes.device_pages, sizes.page_bytes, device)
     cache = KvCache(model, device_memory, config.page_tokens, dtype)
@@ -52,7 +58,9 @@ def allocate_kv_storage(
 def build_kv_cache_manager(
     config: EngineConfig, storage: KvStorage, costs: CostTracker, report: Report, clock: Clock
 ) -> tuple[KvCacheManager, PageCopier]:
-    """Returns the KV cache over a storage, and the threads that copy for it."""
+    """Builds the KV cache manager over the allocated memory, and the PageCopier that copies pages for it on its own
+    threads.
+    """
     overlaps = storage.device_memory.device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
     copier = PageCopier(storage.cache, storage.host, storage.disk, report, clock, overlaps_loads=overlaps)
     lower = LowerTiers(copier, costs, storage.disk or NoDisk())

@@ -1,4 +1,8 @@
-"""Chooses the backend that applies adapters, from the device, the settings and what works there."""
+"""Chooses the backend that applies LoRA adapters.
+
+The choice depends on the setting `lora_kernels`, on the device, and on whether its kernels pass their self-test.
+Without working kernels, torch applies the adapters.
+"""
 
 import logging
 from importlib.util import find_spec
@@ -21,9 +25,10 @@ _PACK_BYTES = 256 * 2**20
 
 
 def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> LoraBackend:
-    """Builds the backend that `config.lora_kernels` names. `auto` takes the device's own kernels if they work.
+    """Builds the LoRA backend that the setting `lora_kernels` names.
 
-    Raises InvalidRequest if the name is unknown, or if it names kernels that do not work.
+    `auto` takes the kernels for this device if they work, else plain torch. Raises InvalidRequest if the name is
+    unknown, or if it names kernels that do not work here.
     """
     wanted = config.lora_kernels
     if wanted not in _CHOICES:
@@ -53,7 +58,7 @@ _COST_WITHOUT = {
     "native": "decoding with many adapters at a time takes up to half as long again",
     "triton": "adapters are applied by torch, one product after another",
 }
-"""For each kind of kernel, the text that tells an operator what is lost without it."""
+"""For each kind of kernel, the loss of speed if it does not work, as text for the log."""
 
 
 def _kernels_of(device: torch.device) -> str:

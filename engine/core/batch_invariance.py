@@ -1,4 +1,4 @@
-"""Defines for which shapes one row of a matrix product has the same bits in every batch (batch invariance)."""
+"""Defines how large a matrix product must be so that each of its rows has the same bits in every batch."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class BatchInvariance:
-    """The smallest sizes for which a row's bits do not depend on the other rows.
+    """The smallest sizes of a matrix product for which the bits of one row do not depend on the other rows.
 
     Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 are always invariant. Products in fp32
-    with fewer than 4 rows or 16 columns take other code paths, and the order of fp32 sums in attention depends on the
-    padded length.
+    with fewer than 4 rows or 16 columns take other code paths, which give other bits. The order of fp32 sums in
+    attention depends on the padded length.
     """
 
     min_rows: int
@@ -19,7 +19,7 @@ class BatchInvariance:
 
     @property
     def allows_any_shape(self) -> bool:
-        """Whether a row's bits are the same in every batch, for every shape."""
+        """Whether a row of a matrix product has the same bits in every batch, even in the smallest product."""
         return self.min_rows <= 1
 
     @classmethod

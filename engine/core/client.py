@@ -1,7 +1,7 @@
 """Defines the interface through which gateways use the engine.
 
-Owns only the protocol. engine/rpc/client.py implements it. Handles tokens and digests, never text or tenants.
-Invariant: every failure is a `GraftworkError`.
+Owns only the protocol. engine/rpc/client.py implements it. Handles token ids and adapter digests, never text or
+tenants. Invariant: every failure is a `GraftworkError`.
 """
 
 from collections.abc import AsyncGenerator
@@ -15,7 +15,7 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class EngineClient(Protocol):
-    """A client of one engine process."""
+    """A gateway's connection to one engine process."""
 
     async def describe(self) -> EngineDescription:
         """Returns a description of the served model. Raises Unavailable while no engine answers."""
@@ -30,14 +30,15 @@ class EngineClient(Protocol):
         ...
 
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
-        """Carries out a command for the KV of a session between its turns. Returns where the KV is afterwards.
+        """Runs a command on the KV of a session between its turns. Returns on which tiers the KV is afterwards.
 
-        Raises Unavailable while no engine answers. The session still works then, but more slowly.
+        Raises Unavailable while no engine answers. The session works without the command, but its next turn starts
+        later.
         """
         ...
 
     async def stats(self) -> EngineStats:
-        """Reads all counters and gauges."""
+        """Reads all counters and gauges of the engine."""
         ...
 
     async def probe_adapter(self, digest: str) -> None:
@@ -48,16 +49,17 @@ class EngineClient(Protocol):
         ...
 
     async def forget_adapter(self, digest: str) -> None:
-        """Frees an adapter's memory once the requests that use it have ended. A new request loads the adapter again."""
+        """Frees the memory of an adapter when no request uses it any more. A later request loads the adapter again."""
         ...
 
     async def forget_domain(self, domain: IsolationDomain) -> None:
-        """Drops all cached KV of a domain, in memory and in files. The domain's running requests continue.
+        """Drops all cached KV of an isolation domain (requests that may share cached KV), in memory and in files.
 
-        Raises Unavailable while no engine answers. The files then stay on disk and are found at the next start.
+        The domain's running requests continue. Raises Unavailable while no engine answers. The files then stay on disk,
+        and the engine finds them again at its next start.
         """
         ...
 
     async def close(self) -> None:
-        """Closes the connection. The engine cancels the requests that still run on it."""
+        """Closes the connection to the engine. The engine then cancels all requests that came over this connection."""
         ...

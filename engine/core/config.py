@@ -9,14 +9,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How one engine process runs one model on one device."""
+    """The settings of one engine process, which runs one model on one device."""
 
     model: Path
     """A Hugging Face folder: config.json and safetensors."""
     model_name: str = ""
     """The name of the base model for clients; empty takes the folder's name."""
     device: str = "auto"
-    """`auto` (CUDA if available), `cpu`, or `cuda:N`."""
+    """The device that runs the model: `auto` (CUDA if available), `cpu`, or `cuda:N`."""
     dtype: str = "auto"
     """The dtype of weights and KV: `float32`, `bfloat16`, `float16` or `auto`.
 
@@ -35,36 +35,47 @@ class EngineConfig:
     kv_folder: Path | None = None
     """The folder of KV files; required if `disk_kv_bytes` is not 0."""
     overlap_loads: bool | None = None
-    """Whether a step starts while its KV is still loaded from the host, layer by layer. None: on CUDA only."""
+    """Whether a step starts while its KV is still loaded from the host, layer by layer. None means on CUDA only."""
     kv_reserve_share: float = 0.5
-    """The fraction of each tier, 0 to 1, that is reserved. Each domain with pages has an equal part of it."""
+    """The fraction of each tier, 0 to 1, that is reserved for isolation domains. The domains that have pages on the
+    tier share it equally.
+    """
     lora_floor_share: float = 0.125
-    """The fraction of the device, 0 to 1, that is reserved for adapters.
+    """The fraction of the device memory, 0 to 1, that is reserved for adapters.
 
-    KV always has room for one context and its reserve.
+    KV always keeps room for one full context. If the device is too small for both reservations, `kv_reserve_share` is
+    reduced.
     """
     lora_pool_bytes: int | None = None
     """The most bytes of adapter weights on the device; None sets no limit besides the device."""
     lora_host_bytes: int = 1024 * 2**20
-    """Bytes of host memory for adapter weights. They are copied to the device from there."""
+    """Bytes of host memory for adapter weights. Adapters are copied to the device from there."""
     max_lora_rank: int = 128
     lora_kernels: str = "auto"
-    """How adapters are applied: `auto` (the device's own kernels if they work, else torch), `native` (CPU), `triton`
-    (CUDA), or `torch`.
+    """How adapters are applied: `auto`, `native` (CPU), `triton` (CUDA) or `torch`.
+
+    `auto` takes the device's own kernels if they work, else `torch`.
     """
     max_batch_tokens: int = 512
-    """Tokens of one step over all requests. Large steps prefill faster; small ones delay decoding less."""
+    """The most tokens of one step, over all requests. Large steps prefill faster; small ones delay decoding less."""
     max_running: int = 64
-    """Requests in one batch; at most `max_batch_tokens`. Domains that wait get their fair number of these places."""
+    """The most requests in one batch; at most `max_batch_tokens`. Isolation domains that wait get their fair number of
+    these places.
+    """
     max_waiting: int = 256
-    """The most requests in the queue. One more displaces a request of the domain with most, or is refused itself."""
+    """The most requests in the queue. A further request displaces a request of the isolation domain with the most
+    waiting requests, or is refused itself.
+    """
     max_waiting_tokens: int = 2**20
     """The most prompt tokens in the queue."""
     waiting_share: float = 0.75
-    """The fraction of the queue, 0 to 1, in requests and in tokens, that one domain may fill."""
+    """The fraction of the queue, 0 to 1, in requests and in tokens, that one isolation domain may fill."""
     public_grammars: Path | None = None
-    """A folder of JSON schemas (`.json`) whose compiled grammars all domains share. None declares none."""
+    """A folder of JSON schemas (`.json`) whose compiled grammars all isolation domains share; None if there are none.
+    """
     max_draft_tokens: int = 16
-    """The most draft tokens of one request in one step; 0 turns drafting off. It does not change answers."""
+    """The most draft tokens of one request in one step; 0 turns drafting off. Drafting does not change answers."""
     draft_cache_bytes: int = 32 * 2**20
-    """Bytes of earlier answers to draft from, over all domains. A domain never drafts from another domain's answers."""
+    """Bytes of earlier answers from which drafts are taken, over all isolation domains. A domain never drafts from
+    another domain's answers.
+    """

@@ -23,7 +23,7 @@ class FinishReason(StrEnum):
 
 
 class MissReason(StrEnum):
-    """Why a part of a prompt was not found in the cache."""
+    """Why the KV of a part of a prompt was not found in the cache."""
 
     NEVER_CACHED = "never_cached"
     EVICTED_PRESSURE = "evicted_pressure"
@@ -36,7 +36,10 @@ class MissReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Where the KV of a prompt came from. Each token of the prompt counts once: on one tier, or as recomputed."""
+    """How many tokens of a prompt had cached KV on each tier (device, host, disk), and how many must be computed.
+
+    Each token counts once. `cached_tokens` is the sum over the tiers.
+    """
 
     device_tokens: int = 0
     host_tokens: int = 0
@@ -54,7 +57,7 @@ class CacheReport:
 
     @classmethod
     def sum_of(cls, reports: "Iterable[CacheReport]") -> "CacheReport":
-        """Returns the sum of the token counts of several prompts, without a miss reason."""
+        """Adds up the token counts of several prompts' reports. The result has no miss reason."""
         counted = list(reports)
         return cls(
             device_tokens=sum(report.device_tokens for report in counted),
@@ -66,7 +69,7 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class PromptAdmitted:
-    """The first event of a request: it has left the queue."""
+    """The first event of a request. The request has left the queue and starts to run."""
 
     cache: CacheReport
 
@@ -83,7 +86,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokensGenerated:
-    """The new tokens of one step, in order."""
+    """The tokens that one step has added to an answer, in order."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -92,7 +95,7 @@ class TokensGenerated:
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """How many draft tokens of one answer were verified and accepted."""
+    """Counts of draft tokens in one answer, and of the tokens of the request's prediction (its expected answer)."""
 
     drafted_tokens: int = 0
     """Draft tokens that were verified."""
@@ -107,7 +110,7 @@ class DraftReport:
 
     @classmethod
     def sum_of(cls, reports: "Iterable[DraftReport]") -> "DraftReport":
-        """Returns the totals over several answers."""
+        """Adds up the token counts of several answers' reports."""
         return cls(*map(sum, zip(*map(astuple, [cls(), *reports]), strict=True)))
 
 
@@ -125,7 +128,7 @@ EngineEvent = PromptAdmitted | TokensGenerated | RequestFinished
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """An event of one request, or the error that ended it."""
+    """An event of one request, or the error that ended the request."""
 
     request_id: RequestId
     event: EngineEvent | GraftworkError

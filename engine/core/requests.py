@@ -1,7 +1,8 @@
 """Defines the request that a gateway sends to the engine.
 
-Owns the request and its parts, and the limits of a mixture (several adapters in one request). Holds tokens and digests,
-never text or tenants. Invariant: a request never changes. The scheduler keeps its progress in a RequestState.
+Owns the request and its parts, and the limits of a mixture (several adapters in one request). Holds token ids and
+adapter digests, never text or tenants. Invariant: a request never changes. The scheduler records in a RequestState how
+far a request has got.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from graftwork.platform.ids import IsolationDomain, RequestId
 
 
 class ServiceTier(StrEnum):
-    """The service class of a request; a higher one is admitted first."""
+    """The service class of a request. Requests of a higher class are admitted first."""
 
     PRIORITY = "priority"
     DEFAULT = "default"
@@ -25,18 +26,18 @@ class GrammarKind(StrEnum):
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
-    """Any JSON object; the text is ignored."""
+    """Any JSON object. The grammar's text is ignored."""
     REGEX = "regex"
-    """ECMA-262; it must match the whole answer."""
+    """An ECMA-262 pattern. The pattern must match the whole answer."""
     EBNF = "ebnf"
-    """GBNF as xgrammar reads it; the start rule is `root`."""
+    """A grammar in GBNF as xgrammar reads it. The start rule is `root`."""
     STRUCTURAL_TAG = "structural_tag"
-    """Text with tool calls in it; see engine/grammar/schema/structural_tags.py."""
+    """A description of text with tool calls in it; see engine/grammar/schema/structural_tags.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A grammar that the answer must match."""
+    """The text of a grammar that the answer must match, and the text's language."""
 
     kind: GrammarKind
     text: str
@@ -46,7 +47,7 @@ class GrammarSource:
 
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterUse:
-    """One adapter version in a request."""
+    """One adapter version that a request uses, and its weight."""
 
     digest: str
     """`sha256:…` of the adapter version."""
@@ -63,14 +64,14 @@ MAX_MIXTURE_WEIGHT = 16.0
 
 
 SessionKey = NewType("SessionKey", str)
-"""An agent session's name, unique within its domain. The engine does not interpret it."""
+"""An agent session's name, unique within its isolation domain. The engine does not interpret it."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvLimits:
-    """The most bytes of cached KV that a domain may keep on a tier; None sets no limit.
+    """The most bytes of cached KV that one isolation domain may keep on each tier; None sets no limit.
 
-    Excess pages move to a lower tier or are dropped. These limits never refuse a request that fits the device.
+    Pages above a limit move to a lower tier or are dropped. These limits never refuse a request that fits the device.
     """
 
     device_bytes: int | None = None
@@ -91,7 +92,7 @@ class SessionUse:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One prompt to continue."""
+    """One prompt to continue, with its sampling parameters, its adapters and its KV limits."""
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
@@ -102,16 +103,19 @@ class EngineRequest:
     """The adapters of the request: none for the base model, or up to `MAX_MIXTURE`, whose deltas are added up."""
     tier: ServiceTier = ServiceTier.DEFAULT
     weight: float = 1.0
-    """The weight of the domain's fair share, relative to other domains."""
+    """The weight of the isolation domain's fair share of the engine, relative to other domains."""
     session: SessionUse | None = None
-    """None for a request outside sessions. Its pages then stay cached as long as there is room."""
+    """The session that this request continues; None for a request outside sessions. The pages of such a request stay
+    cached until their room is needed.
+    """
     kv_limits: KvLimits = NO_KV_LIMITS
     grammar: GrammarSource | None = None
     """The grammar that the answer must match; None allows any answer."""
     prediction_token_ids: tuple[int, ...] = ()
-    """The expected answer, in whole or in parts. Drafts are taken from it; it does not change the answer."""
+    """The expected answer, in whole or in parts. Drafts are taken from it. The prediction does not change the answer.
+    """
     public_tokens: int = 0
-    """Tokens at the start of the prompt that the operator declares public: all domains share their pages."""
+    """Tokens at the start of the prompt that the operator declares public: all isolation domains share their pages."""
 
     @property
     def adapter_digests(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Defines how the next token of a request is chosen.
 
 Owns the sampling fields: their defaults, ranges, descriptions and checks. Never depends on a vocabulary.
-The gRPC wire carries the fields that are defined here, and the HTTP API takes its ranges from here.
+gRPC messages carry the fields that are defined here, and the HTTP API takes its ranges from here.
 """
 
 import math
@@ -19,9 +19,9 @@ _GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that a number may have.
+    """The values that a number may have: `ge` and `gt` are its lower bounds, `le` and `lt` its upper bounds.
 
-    None means no bound. If a field holds several numbers, each must be in the range.
+    None means no bound. If a sampling field holds several numbers, each of them must be in the range.
     """
 
     ge: float | None = None
@@ -45,7 +45,9 @@ class Range:
         return " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
 
     def bounds(self) -> dict[str, float]:
-        """Returns the bounds that are set, under the names of pydantic's `Field`."""
+        """Returns the bounds that are not None, by the names that pydantic's `Field` has for them, such as `ge` and
+        `lt`.
+        """
         bounds = {"ge": self.ge, "gt": self.gt, "le": self.le, "lt": self.lt}
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
@@ -112,7 +114,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is chosen.
+        """Whether the most likely token is always chosen, without noise.
 
         This includes tiny temperatures: dividing by them would overflow fp32.
         """
@@ -120,11 +122,14 @@ class SamplingParams:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a penalty is set, so that earlier tokens must be counted."""
+        """Whether a penalty is set, so that the tokens generated so far must be counted."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     def check(self) -> None:
-        """Raises InvalidRequest that names the first field with a value outside its range."""
+        """Checks every field.
+
+        Raises InvalidRequest with the name of the first field whose value is outside its range.
+        """
         for name, allowed in RANGES.items():
             if not all(map(allowed.holds, _numbers(getattr(self, name)))):
                 raise InvalidRequest(f"{name} must be {allowed}.", param=name)

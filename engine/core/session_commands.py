@@ -12,19 +12,19 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class SessionVerb(StrEnum):
-    """The command for the KV of a session."""
+    """A kind of command for the KV of a session."""
 
     HOLD = "hold"
     """After a turn: copy the session's pages to the host, and lease its device pages while tools run."""
     PREFETCH = "prefetch"
-    """Before a turn: load its pages onto the device."""
+    """Before a turn: load the session's pages onto the device."""
     SUSPEND = "suspend"
     """Before a long pause: copy the session's pages to the host, and free its device pages."""
     CLOSE = "close"
     """At the session's end: drop every page that no other session uses."""
     CHANGE = "change"
-    """When the session has got another adapter: as CLOSE, but the session goes on, and its next turn is told why its
-    KV is missing.
+    """After a change of the session's adapter: drop every page that no other session uses. The session goes on, and its
+    next turn reports that the adapter has changed.
     """
     READ = "read"
     """Change nothing; only report."""
@@ -32,7 +32,7 @@ class SessionVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolWait:
-    """A tool that a session waits for."""
+    """A tool whose answer a session waits for."""
 
     tool: str
     expected_ms: float | None = None
@@ -52,26 +52,33 @@ class SessionCommand:
     public_tokens: int = 0
     """See EngineRequest.public_tokens."""
     waits: tuple[ToolWait, ...] = ()
-    """With HOLD: the called tools. With PREFETCH: the tools that have answered."""
+    """The tools of the command. With HOLD, these are the called tools. With PREFETCH, these are the tools that have
+    answered.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """Where the KV of a session's history is. Each token counts once, on the nearest tier that has its KV."""
+    """How many tokens of a session's history have their KV on each tier (device, host, disk).
+
+    A token counts once, on the tier nearest to the model. The sizes in bytes count every copy.
+    """
 
     device_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
     missing_tokens: int = 0
-    """Tokens that must be computed again. The tokens after the last whole page count too."""
+    """Tokens that must be computed again, including the tokens after the last whole page."""
     device_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
-    """Bytes of the copies on disk. A page with copies on two tiers counts on both."""
+    """Bytes of the session's KV on disk. A page that is also on another tier counts on both."""
     lease_s: float | None = None
     """Seconds until the lease on the device pages ends; None without a lease."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all copies on all tiers."""
+        """Bytes of the session's KV on all tiers together. A page with copies on several tiers counts once for each
+        copy.
+        """
         return self.device_bytes + self.host_bytes + self.disk_bytes

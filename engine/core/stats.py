@@ -1,7 +1,7 @@
 """Defines what an engine reports about itself: a fixed description, counters and gauges.
 
-Owns the definition of every figure: its name, kind and help text. The wire and `/metrics` carry what is defined here.
-Never counts anything: the scheduler, the adapters and the KV cache count, and the engine's loop reads the figures.
+Owns the definition of every figure: its name, kind and help text. gRPC messages and `/metrics` carry what is defined
+here. Never counts anything: the scheduler, the adapters and the KV cache count, and the engine loop reads the figures.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from graftwork.platform.metrics import counter, gauge
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """What a gateway must know about the model that an engine serves."""
+    """The facts about an engine's model that a gateway must know."""
 
     model_name: str
     fingerprint: str
@@ -34,9 +34,9 @@ class EngineDescription:
     page_tokens: int
     device_pages: int
     max_requests: int | None = None
-    """The most requests that the engine takes at one time, running and waiting; None if it does not say."""
+    """The most requests that may run or wait in the engine at one time; None if the engine does not say."""
     max_domain_requests: int | None = None
-    """The most of them that one domain may have."""
+    """The most of these requests that one isolation domain (usually one tenant) may have; None as above."""
 
 
 def _pages(tier: str, state: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _drafts(result: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Totals since the engine's start. To add a counter, add one line here."""
+    """Totals since the engine's start. To add a counter, add one field here."""
 
     steps: int = 0
     """The number of forward passes."""
@@ -73,7 +73,10 @@ class EngineCounters:
 
 @dataclass(slots=True)
 class EngineStats(EngineCounters):
-    """The values of all counters and gauges at one time. Fields with the same metric and labels are added up."""
+    """The values of all counters and gauges at one time.
+
+    If several fields have the same metric and labels, `/metrics` shows their sum.
+    """
 
     running_requests: int = field(
         default=0,
@@ -87,11 +90,11 @@ class EngineStats(EngineCounters):
         default=0.0,
         metadata=gauge("kv_usage_ratio", "Share of KV pages in use, 0 to 1.", also="vllm:kv_cache_usage_perc"),
     )
-    """Pages of running requests, as a fraction of all pages on the device."""
+    """Pages of running requests, as a fraction of the device pages that adapters do not use."""
     free_pages: int = field(default=0, metadata=_pages("device", "free"))
     """Device pages that hold nothing a request could reuse."""
     cached_pages: int = field(default=0, metadata=_pages("device", "owned"))
-    """Device pages that only the prefix tree holds. They are evicted when room is needed."""
+    """Device pages that only the prefix tree holds. Such pages are evicted when room is needed."""
     active_pages: int = field(default=0, metadata=_pages("device", "owned"))
     """Device pages that at least one running request holds."""
     in_flight_pages: int = field(default=0, metadata=_pages("device", "in_flight"))
@@ -104,9 +107,9 @@ class EngineStats(EngineCounters):
     disk_corrupt_files: int = field(default=0, metadata=_disk_trouble("corrupt_file"))
     """KV files dropped because a checksum or a length was wrong."""
     disk_foreign_files: int = field(default=0, metadata=_disk_trouble("foreign_file"))
-    """Files skipped at start: of another model or layout, or not KV files."""
+    """Files that were skipped at start: they have another model or layout, or they are no KV files."""
     disk_failures: int = field(default=0, metadata=_disk_trouble("failed_operation"))
-    """Operations that failed in the file system."""
+    """Operations on KV files that failed in the file system."""
     lora_pool_bytes: int = field(default=0, metadata=gauge("lora_pool_bytes", "Adapter weights on the device."))
     adapter_loads: int = field(default=0, metadata=counter("adapter_loads", "Adapters loaded to the device."))
     forced_drafts: int = field(default=0, metadata=_drafts("forced"))
@@ -123,10 +126,10 @@ class EngineStats(EngineCounters):
 
     @property
     def drafted_tokens(self) -> int:
-        """Draft tokens that were verified."""
+        """The number of draft tokens that were verified since the engine's start."""
         return self.forced_drafts + self.accepted_drafts + self.rejected_drafts
 
     @property
     def accepted_tokens(self) -> int:
-        """Draft tokens that became part of an answer."""
+        """The number of draft tokens that became part of an answer since the engine's start."""
         return self.forced_drafts + self.accepted_drafts

@@ -1,7 +1,7 @@
 """Defines the plan of one forward pass and its result.
 
 Owns the contract between the scheduler, which makes the plan, and the runner, which executes it. Never imports torch.
-Invariant: a plan has at most one slice of each request.
+Invariant: a plan has at most one slice (part) of each request.
 """
 
 from collections.abc import Mapping
@@ -21,19 +21,20 @@ from graftwork.platform.ids import RequestId
 
 
 class MaskRow(Protocol):
-    """The tokens that a grammar allows at one position. `fill` runs during the forward pass."""
+    """The tokens that a grammar allows at one position of an answer. `fill` computes them during the forward pass."""
 
     def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
-        """Sets the bits of the allowed tokens in `words`, lowest bit first. Sets no bit if the answer is complete.
+        """Sets the bits of the allowed tokens in `words`, a bitmask. A word has the bits of 32 tokens, the lowest bit
+        first.
 
-        Returns the error that ends the request, if there is one.
+        Sets no bit if the answer is complete. Returns the error that ends the request, or None.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """Everything that is needed to choose one token, except the logits."""
+    """Everything but the logits that the sampler needs to choose one token."""
 
     params: SamplingParams
     seed: int
@@ -52,9 +53,10 @@ class SampleSpec:
 
 @dataclass(frozen=True, slots=True)
 class RequestSlice:
-    """The tokens [start, start + len(token_ids)) of one request that this step computes.
+    """A part of one request that a step computes: the tokens at positions [start, start + len(token_ids)).
 
-    The last `num_drafts` of them are draft tokens to verify. The tokens before them are known.
+    The last `num_drafts` of these tokens are drafts to verify. The tokens before them are known: they are part of the
+    prompt or of the answer.
     """
 
     request_id: RequestId
@@ -64,9 +66,9 @@ class RequestSlice:
     pages: tuple[PageId, ...]
     """The first ceil((start + len) / page_tokens) pages of the request, in order."""
     adapters: tuple[AdapterUse, ...]
-    """Sorted by digest; empty for the base model."""
+    """The adapters of the request, sorted by digest; empty for the base model."""
     samples: tuple[SampleSpec, ...]
-    """One for the last known token and one for each draft token.
+    """How to sample the last known token's successor, and the successor of each draft token.
 
     Empty if the slice ends before the last known token.
     """
@@ -81,7 +83,11 @@ class RequestSlice:
 
     @property
     def known_end(self) -> int:
-        """Position of the first draft token."""
+        """The end of the known tokens (those that are not drafts) in this part of the request.
+
+        This is the position of the first draft token, or the end of the part if it has none. The prompt starts at
+        position 0.
+        """
         return self.end - self.num_drafts
 
     @property
@@ -91,7 +97,7 @@ class RequestSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The parts of requests (slices) that one forward pass computes."""
+    """What one forward pass computes: one slice (part) of each request that runs in this step."""
 
     slices: tuple[RequestSlice, ...]
 
@@ -101,13 +107,13 @@ class StepPlan:
 
     @property
     def num_adapters(self) -> int:
-        """The number of distinct adapters in the plan. The base model does not count."""
+        """The number of distinct adapters that the requests of this plan use. The base model does not count."""
         return len({use.digest for piece in self.slices for use in piece.adapters})
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The tokens that a step has chosen."""
+    """The tokens that one step has chosen for its requests."""
 
     token_ids: Mapping[RequestId, tuple[int, ...]]
     """The chosen tokens of each request: one for each of its `RequestSlice.samples`, in order."""

@@ -1,11 +1,11 @@
-"""Defines the tiers that can hold a page of KV, and the type of a page number."""
+"""Defines the tiers that can hold a page of KV, and the type of a page number. Never holds a page itself."""
 
 from enum import StrEnum
 from typing import NewType
 
 
 class Tier(StrEnum):
-    """A place that can hold KV pages. The tiers are listed from the nearest to the model on."""
+    """A kind of memory that can hold KV pages. The tier nearest to the model comes first."""
 
     DEVICE = "device"
     HOST = "host"

@@ -1,8 +1,8 @@
-"""The grammar manager: tells the scheduler whether a request's grammar is ready, and follows each running request's
-tokens in its grammar.
+"""Tells the scheduler whether a request's grammar is ready, and follows each running request's tokens in its grammar.
 
-Owns one cursor for each running request that has a grammar. Never compiles and never blocks. A preempted request keeps
-no grammar state: when it starts again, a new cursor reads all its tokens.
+Owns one GrammarCursor for each running request that has a grammar. A cursor is the position of the request's answer in
+the grammar. Never compiles and never blocks. A preempted request loses its cursor. When the request starts again, a new
+cursor reads all tokens of the answer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,10 @@ from graftwork.platform.ids import RequestId
 
 
 class GrammarManager:
-    """Compiled grammars and cursors of the engine's requests. Only the engine loop's thread calls it."""
+    """Owns a GrammarCursor (the position in the grammar) for each running request that has a grammar.
+
+    Only the engine loop's thread calls it.
+    """
 
     def __init__(
         self, compiler: GrammarCompiler | None, eos_token_ids: Iterable[int], limits: CompileLimits, clock: Clock
@@ -37,7 +40,10 @@ class GrammarManager:
     # ---- before a request runs --------------------------------------------------------------------------------
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
-        """Start the compiles that the waiting requests need, in queue order."""
+        """Queues the grammars of the waiting requests for compiling, in the order of the requests.
+
+        A grammar that is cached or queued already is not queued again.
+        """
         waiting = {request.request_id for request in requests}
         self._keys = {request_id: key for request_id, key in self._keys.items() if request_id in waiting}
         self._refusals.clear()
@@ -51,13 +57,20 @@ class GrammarManager:
                 self._refusals[request.request_id] = error
 
     def is_ready(self, request: EngineRequest) -> bool:
-        """Whether a request may start now."""
+        """Returns whether the compile of the request's grammar has ended, with a compiled grammar or with a refusal.
+
+        Also True for a request without a grammar.
+        """
         if request.grammar is None or self._compiler is None:
             return True
         return self._compiler.get(self._key(request)) is not None
 
     def refusal(self, request: EngineRequest) -> GraftworkError | None:
-        """Returns the error if a request's grammar is known to be refused. None otherwise."""
+        """Returns the error that ends a waiting request, or None if there is no error.
+
+        There are two kinds of error: the grammar was refused, or the request's isolation domain (group of callers) has
+        used up its compile time or has too many grammars in the queue.
+        """
         if request.grammar is None:
             return None
         if self._compiler is None:
@@ -75,14 +88,18 @@ class GrammarManager:
         return self._keys[request.request_id]
 
     def absorb(self, compiled: GrammarCompiled) -> None:
-        """Pass the result of a compile to the compiler's cache."""
+        """Passes the result of a compile to the compiler's cache."""
         assert self._compiler is not None
         self._compiler.absorb(compiled)
 
     # ---- while it runs ----------------------------------------------------------------------------------------
 
     def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """Open a cursor for a request whose grammar is ready, and move it over the tokens generated so far."""
+        """Makes the cursor (position in the grammar) of a request that starts to run, and moves it past the tokens
+        generated so far.
+
+        The grammar must be ready. Does nothing for a request without a grammar.
+        """
         if request.grammar is None:
             return
         assert self._compiler is not None
@@ -105,27 +122,39 @@ class GrammarManager:
         del self._keys[request.request_id]
 
     def close(self, request_id: RequestId) -> None:
-        """Close a request's cursor. Does nothing for a request without a grammar."""
+        """Drops the cursor (position in the grammar) of a request that no longer runs. Does nothing if there is
+        none.
+        """
         self._cursors.pop(request_id, None)
         self._drafts.pop(request_id, None)
 
     def cursor(self, request_id: RequestId) -> GrammarCursor | None:
-        """Returns the cursor of a running request. None if the request has no grammar."""
+        """Returns the cursor (position in the grammar) of a running request. None if the request has no grammar."""
         return self._cursors.get(request_id)
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int] = ()) -> MaskRow | None:
-        """Returns a mask row for a request's next token, or for that after `drafts`, which the grammar must allow."""
+        """Returns a MaskRow: the tokens that the grammar allows after the answer so far and the draft tokens `drafted`.
+
+        The grammar must allow the draft tokens. `banned` tokens are never allowed. Returns None if the request has no
+        grammar.
+        """
         cursor = self._cursors.get(request_id)
         return None if cursor is None else cursor.row(drafted, banned)
 
     def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
-        """Returns what limits a running request's drafts to its grammar. None if the request has no grammar."""
+        """Returns the GrammarDrafts of a running request. This object proposes draft tokens from the request's grammar,
+        and counts how many tokens of a draft from another source the grammar allows.
+
+        Returns None if the request has no grammar.
+        """
         return self._drafts.get(request_id)
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
-        """Move a request's cursor by a token that was chosen with the cursor's mask.
+        """Tells the grammar which token was sampled for a running request, and moves the position in the grammar past
+        this token.
 
-        Returns an internal error if the grammar refuses the token, because the mask should have prevented it.
+        Returns an internal error if the grammar does not allow the token, because the mask should have excluded it.
+        Returns None if there is no error, or if the request has no grammar.
         """
         cursor = self._cursors.get(request_id)
         if cursor is None:
@@ -136,7 +165,7 @@ class GrammarManager:
         return InternalFailure(f"Token {token_id} was chosen against the grammar of request {request_id}.")
 
     def close_all(self) -> None:
-        """Stop the compile server and the threads of the compiler."""
+        """Stops the compile server, and ends the threads of the GrammarCompiler."""
         if self._compiler is not None:
             self._compiler.close()
 

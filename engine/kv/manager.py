@@ -31,7 +31,9 @@ from graftwork.platform.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class LowerTiers:
-    """The disk, the engine that copies pages to and from lower tiers, and the costs of loading."""
+    """What the KV cache needs to use the host and the disk: the disk store, the copy engine and the estimated load
+    times.
+    """
 
     copies: CopyEngine
     costs: CostTracker
@@ -39,7 +41,7 @@ class LowerTiers:
 
 
 class KvCacheManager:
-    """Allocates device pages to requests and keeps the KV of earlier requests cached."""
+    """Allocates device pages to requests, and keeps the KV of earlier requests in a cache."""
 
     def __init__(self, sizes: KvSizes, lower: LowerTiers, clock: Clock, ranking: Ranking | None = None) -> None:
         """`ranking` replaces EvictionPolicy in benchmarks that compare policies."""
@@ -62,7 +64,9 @@ class KvCacheManager:
     # ---- during a request ---------------------------------------------------------------------------------------
 
     def match(self, path: TokenPath) -> PrefixMatch:
-        """Returns the longest cached prefix of a path on any tier. Changes nothing."""
+        """Returns the longest prefix of a prompt whose KV is cached on the device, the host or the disk. Changes
+        nothing.
+        """
         nodes = tuple(self.page_store.tree.walk(path.scope, path.token_ids))
         on_disk: list[PageKey] = []
         for key in self._keys_after(path, nodes):
@@ -74,9 +78,10 @@ class KvCacheManager:
     def allocate_path(
         self, path: TokenPath, match: PrefixMatch, num_tokens: int, session: SessionUse | None = None
     ) -> PageAllocation | None:
-        """Allocates pages for the first `num_tokens` of a path, cached pages first; None if there is no room.
+        """Allocates device pages for the first `num_tokens` tokens of the prompt `path`: the cached pages of `match`,
+        then new pages.
 
-        Records that `session` uses the cached pages.
+        Returns None if there is no room. Records that `session` uses the cached pages.
         """
         allocation = self._loader.allocate(path, match, num_tokens)
         if allocation is not None and len(match):
@@ -84,7 +89,11 @@ class KvCacheManager:
         return allocation
 
     def has_room(self, match: PrefixMatch, num_tokens: int, spare_pages: int) -> bool:
-        """Returns whether pages for `num_tokens`, and `spare_pages` more, are free or can be evicted."""
+        """Returns whether enough device pages are free or can be evicted.
+
+        Enough means: pages for the first `num_tokens` tokens of a prompt, and `spare_pages` more. Pages of `match` that
+        other requests use now are not counted, because the new request can share them.
+        """
         pool = self.page_store.device
         in_use = sum(node.device is not None and not pool.is_idle(node.device) for node in match.nodes)
         return self.page_store.could_allocate(
@@ -92,9 +101,9 @@ class KvCacheManager:
         )
 
     def allocate_pages(self, num_pages: int, domain: Domain) -> list[PageId] | None:
-        """Allocates pages, and evicts other pages if needed.
+        """Allocates `num_pages` device pages for a domain (usually one tenant). Evicts other pages if needed.
 
-        Returns None and allocates no page if there are too few.
+        Returns None and allocates nothing if not enough pages can be evicted.
         """
         page_store = self.page_store
         if page_store.make_room(Tier.DEVICE, num_pages, domain) < num_pages:
@@ -102,14 +111,20 @@ class KvCacheManager:
         return page_store.device.allocate(num_pages)
 
     def insert(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> list[Node]:
-        """Adds the whole pages of computed tokens to the prefix tree. The request still holds its own pages."""
+        """Adds the pages of computed tokens to the prefix tree. Leaves out a last page that is not full.
+
+        Returns the nodes of these pages. The request still holds its own pages.
+        """
         nodes = self.page_store.tree.insert(path.scope, path.token_ids, pages, path.domain)
         self._record_use(path, nodes, session)
         self.offloader.mark_dirty(nodes)
         return nodes
 
     def deduplicate(self, nodes: Sequence[Node], pages: list[PageId]) -> list[PageId]:
-        """Replaces a request's pages by the tree's pages with the same content. Returns the request's new page list."""
+        """Replaces pages of a request with pages of the prefix tree that contain the same KV.
+
+        `nodes` are the nodes of the request's first pages. Returns the request's new list of pages.
+        """
         shared = list(pages)
         for index, node in enumerate(nodes):
             if node.device is not None and node.device != pages[index] and not node.is_loading:
@@ -131,11 +146,14 @@ class KvCacheManager:
             self.page_store.requeue(self.sessions.add_pages(path.domain, session.session, path.scope.own, keys))
 
     def release(self, pages: Iterable[PageId]) -> None:
-        """Ends a request's use of `pages`. Pages that are in the prefix tree stay cached."""
+        """Ends a request's use of device pages. Pages that are in the prefix tree stay cached."""
         self.page_store.release(Tier.DEVICE, pages)
 
     def set_history(self, path: TokenPath, session: SessionUse) -> SessionRecord:
-        """Sets the history of a session to a path. Pages that only its old history contained are superseded."""
+        """Sets the history of a session: the tokens that its next turn will start with.
+
+        Pages that only the former history contained are evicted earlier from now on.
+        """
         nodes = self.page_store.tree.walk(path.scope, path.token_ids)
         keys = [*(node.key for node in nodes), *self._keys_after(path, nodes)]
         followed = self.sessions.set_history(path.domain, session.session, path.scope.own, keys)
@@ -143,12 +161,16 @@ class KvCacheManager:
         return followed.record
 
     def lease(self, record: SessionRecord, nodes: Sequence[Node], lease: Lease) -> None:
-        """Leases the pages of a session: for a limited time, pages without a lease are evicted first."""
+        """Gives the pages of a session a lease: until the lease ends, pages without a lease are evicted first."""
         record.lease = lease
         self.page_store.lease(nodes, lease)
 
     def close_session(self, path: TokenPath, session: SessionUse) -> None:
-        """Removes, from every tier, the pages that only this session uses."""
+        """Removes the record of a session. Also removes, from every tier, the pages that only this session has used.
+
+        `path` is the session's history. Pages that another session's history contains, or that a request without a
+        session has used, are kept.
+        """
         nodes = self.page_store.tree.walk(path.scope, path.token_ids)
         own = [*(node.key for node in nodes if not node.outlives_sessions), *self._keys_after(path, nodes)]
         keys = dict.fromkeys((*self.sessions.remove(path.domain, session.session), *own))
@@ -156,7 +178,8 @@ class KvCacheManager:
         self._copies.sweep()
 
     def forget_domain(self, domain: Domain) -> None:
-        """Removes all cached pages of a domain from every tier, and its limits and session records.
+        """Removes all cached pages of a domain (usually one tenant) from every tier. Also removes the domain's limits
+        and the records of its sessions.
 
         The domain's running requests continue, and the pages that they compute are cached again.
         """
@@ -170,16 +193,24 @@ class KvCacheManager:
         self._copies.sweep()
 
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
-        """Sets how many bytes a domain may keep on each tier, and enforces these limits."""
+        """Sets the most bytes that the KV pages of `domain` (usually one tenant) may take on each tier, and enforces
+        these limits.
+        """
         self.page_store.set_limits(domain, limits)
         self.offloader.enforce_limits(domain)
 
     def enforce_limits(self, domain: Domain) -> None:
-        """Moves a domain's pages above its limits to a lower tier, or evicts them if there is no lower tier."""
+        """Moves pages of `domain` (usually one tenant) to a lower tier until the domain is within its limits.
+
+        Evicts the pages if there is no lower tier.
+        """
         self.offloader.enforce_limits(domain)
 
     def offload(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> None:
-        """Interrupts a running request: caches its computed pages, releases them and copies them to the host."""
+        """Ends a running request's use of its device pages, so that the request can continue later.
+
+        Adds the computed pages to the prefix tree, releases them, and starts to copy them to the host.
+        """
         nodes = self.insert(path, pages, session)
         self.release(pages)
         self.offloader.save(nodes)
@@ -190,14 +221,18 @@ class KvCacheManager:
     # ---- copies -----------------------------------------------------------------------------------------------
 
     def prefetch(self, path: TokenPath) -> list[Node]:
-        """Loads a path to the device, as far as there is room.
+        """Starts to load the cached pages of the prompt `path` to the device, as many as there is room for.
 
-        Returns the nodes on the device, those being loaded included.
+        Returns the nodes that are on the device or being loaded.
         """
         return self._loader.prefetch(path, self.match(path))
 
     def finish_transfer(self, done: TransferDone) -> int | None:
-        """Processes the end of a transfer. Returns the depth of a load's first failed page; None if no page failed."""
+        """Processes the end of a transfer between tiers.
+
+        If the transfer was a load to the device and pages failed, returns the index in the prompt of the first failed
+        page. Otherwise returns None.
+        """
         if done.plan.kind in (TransferKind.LOAD, TransferKind.FETCH):
             failed_from = self._loader.finish(done)
             self.offloader.start_background_copies()
@@ -212,7 +247,10 @@ class KvCacheManager:
     # ---- misses -----------------------------------------------------------------------------------------------
 
     def miss_reason(self, path: TokenPath, match: PrefixMatch, session: SessionUse | None) -> MissReason | None:
-        """Returns why the cache misses pages of a prompt; None if no page is missing."""
+        """Returns why pages of a prompt are not in the cache. `match` is the prefix of the prompt that is in the cache.
+
+        Returns None if no page is missing, or if no reason is known.
+        """
         size = self.page_tokens
         key = next(iter(self._keys_after(path, match.nodes, len(match))), None)
         if key is None:

@@ -1,7 +1,7 @@
 """Decides what happens to a session's KV between its turns.
 
-Owns the times at which sessions began to wait for tools, and measures how long each tool takes. Never changes a page
-itself: it calls KvCacheManager to keep, load or free pages.
+Records when sessions began to wait for tools, and measures how long each tool takes. Never changes a page itself: it
+calls KvCacheManager to keep, load or free pages.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,25 +25,32 @@ The lease covers the rest of the upload and the wait in the queue.
 
 
 class LeaseModel(Protocol):
-    """Predicts how long tools take, separately for each domain. engine/kv/tool_latency.py implements it."""
+    """Predicts how long the tools of a session take to answer. engine/kv/tool_latency.py implements it.
+
+    In all methods, `domain` identifies the domain (usually one tenant) of the session.
+    """
 
     def lease_s(self, domain: str, tools: Mapping[str, float | None]) -> float:
-        """Returns how many seconds to keep device pages while tools run. `tools` maps names to the milliseconds that
-        the client expects, or None.
+        """Returns how many seconds a session's pages should stay on the device while the session waits for `tools`.
+
+        `tools` maps the name of each tool to the milliseconds that the client expects it to take, or to None.
         """
         ...
 
     def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
-        """Returns the probability that all tools have answered within the next `within_s` seconds."""
+        """Returns the probability that all `tools` have answered after `within_s` more seconds.
+
+        The session has waited for them for `waited_s` seconds.
+        """
         ...
 
     def observe(self, domain: str, tool: str, seconds: float) -> None:
-        """Learns that a tool has answered after `seconds`."""
+        """Learns that `tool` has taken `seconds` to answer."""
         ...
 
 
 class SessionCache:
-    """Carries out the commands of SessionVerb."""
+    """Runs the commands on a session's KV between its turns: hold, prefetch, suspend, close, change and read."""
 
     def __init__(self, kv_cache: KvCacheManager, scopes: CacheScopes, lease_model: LeaseModel, clock: Clock) -> None:
         self._kv_cache = kv_cache
@@ -52,7 +59,11 @@ class SessionCache:
         self._clock = clock
 
     def begin_turn(self, domain: Domain, use: SessionUse) -> None:
-        """Leases the pages of a session whose turn is about to begin, and ends its wait for tools."""
+        """Protects a session's pages with a lease (they are evicted last for some seconds), because its next turn is
+        about to begin.
+
+        From now on the session waits for no tool.
+        """
         record = self._kv_cache.sessions.find(domain, use.session)
         if record is not None:
             self._end_wait(record, set(record.tools))
@@ -62,7 +73,7 @@ class SessionCache:
             self._kv_cache.lease(record, nodes, Lease(self._clock.monotonic() + _TURN_LEASE_S, return_probability=1.0))
 
     def run(self, command: SessionCommand) -> SessionMemory:
-        """Carries out one command. Returns where the KV of the session's history is afterwards."""
+        """Runs one command on a session. Returns on which tiers the KV of the session's history is afterwards."""
         path = self._path(command)
         use = SessionUse(command.session, len(command.token_ids))
         match command.verb:
@@ -125,7 +136,7 @@ class SessionCache:
         self._kv_cache.offloader.store(nodes)
 
     def _end_wait(self, record: SessionRecord, answered: set[str]) -> None:
-        """Records how long tools took that have answered. When the last tool has answered, the lease ends."""
+        """Records how long the answered tools took. When the session waits for no further tool, its lease ends."""
         now = self._clock.monotonic()
         if record.waiting_since is not None:
             for tool in answered.intersection(record.tools):

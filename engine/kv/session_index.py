@@ -1,8 +1,9 @@
 """Records which sessions the engine has seen and which pages their histories contain.
 
-Owns the number of sessions whose history contains each page key. The number does not depend on the tier of a page, or
-on whether a copy exists. Never keeps a page allocated: a session only raises the rank of its pages, so that they are
-evicted later. Invariant: the records stay within `max_keys`.
+Owns, for each page key, the number of sessions whose history contains the page. This number does not depend on where
+the page is stored, or on whether it is stored at all. Never keeps a page allocated: a session only raises the rank of
+its pages, so that they are evicted later.
+Invariant: two or more records together have at most `max_keys` page keys.
 """
 
 from collections import OrderedDict
@@ -16,13 +17,13 @@ from graftwork.engine.kv.index.radix_tree import Domain, Lease
 
 @dataclass(slots=True, eq=False)
 class SessionRecord:
-    """What the engine knows about one session."""
+    """The engine's record of one session: the pages of its history, its lease and the tools that it waits for."""
 
     domain: Domain
     scope: bytes
-    """The scope of its last request. Another scope means another adapter."""
+    """The cache scope of the session's last request. Another scope means another adapter."""
     keys: tuple[PageKey, ...] = ()
-    """The keys of the whole pages of its history, first page first."""
+    """The keys of the whole pages of the session's history, first page first."""
     abandoned: dict[PageKey, None] = field(default_factory=dict)
     """The keys of pages that the session has made or used and that are not in its history, oldest first."""
     lease: Lease | None = None
@@ -31,7 +32,7 @@ class SessionRecord:
 
     @property
     def weight(self) -> int:
-        """How much of `max_keys` the record uses: 1, and 1 for each key."""
+        """The size of the record: 1, plus 1 for each page key in it. The SessionIndex limits the sum of these sizes."""
         return 1 + len(self.keys) + len(self.abandoned)
 
 
@@ -41,7 +42,11 @@ _MAX_ABANDONED_SHARE = 1 / 8
 
 @dataclass(slots=True)
 class SessionIndex:
-    """Session records, least recently used first. The sum of their weights is at most `max_keys`."""
+    """Holds the records of sessions, least recently used first.
+
+    The sum of their weights is at most `max_keys`: the least recently used records are removed. One record may be
+    larger.
+    """
 
     max_keys: int
     _records: "OrderedDict[tuple[Domain, SessionKey], SessionRecord]" = field(default_factory=OrderedDict)
@@ -53,11 +58,13 @@ class SessionIndex:
 
     @property
     def num_history_pages(self) -> int:
-        """The number of distinct pages in all histories, cached or not."""
+        """The number of different pages in the histories of all sessions, whether the pages are cached or not."""
         return len(self._counts)
 
     def find(self, domain: Domain, session: SessionKey) -> SessionRecord | None:
-        """Returns the record of a session and marks the record as just used; None if there is no record."""
+        """Returns the record of a session, and marks this record as just used. Returns None if the session has no
+        record.
+        """
         record = self._records.get((domain, session))
         if record is not None:
             self._records.move_to_end((domain, session))
@@ -66,9 +73,10 @@ class SessionIndex:
     def add_pages(
         self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
     ) -> tuple[PageKey, ...]:
-        """Records that a session has made pages. They may become part of its history later.
+        """Records that a session has computed or used pages. They may become part of the session's history later.
 
-        Returns the keys that left all histories because old records were removed.
+        Old records of other sessions may be removed to make room. Returns the keys of pages that, because of this, are
+        in no session's history any more.
         """
         record = self._record(domain, session, scope)
         self._abandon(record, (key for key in keys if key not in self._counts))
@@ -77,7 +85,10 @@ class SessionIndex:
     def set_history(
         self, domain: Domain, session: SessionKey, scope: bytes, keys: Iterable[PageKey]
     ) -> "HistoryUpdate":
-        """Makes `keys` the history of a session. Returns its record, and the keys that are now in no history."""
+        """Replaces the history of a session: `keys` are the keys of all its pages, first page first.
+
+        Returns the session's record, and the keys of pages that are in no session's history any more.
+        """
         record = self._record(domain, session, scope)
         old, record.keys, record.scope = record.keys, tuple(keys), scope
         self._count(record.keys, 1)
@@ -92,7 +103,7 @@ class SessionIndex:
         return HistoryUpdate(record, superseded + self._forget_oldest((domain, session)))
 
     def remove(self, domain: Domain, session: SessionKey) -> tuple[PageKey, ...]:
-        """Removes a session. Returns the keys of its pages that are in no other history."""
+        """Removes the record of a session. Returns the keys of its pages that are in no other session's history."""
         record = self._records.pop((domain, session), None)
         if record is None:
             return ()
@@ -101,7 +112,7 @@ class SessionIndex:
         return tuple(key for key in (*record.keys, *record.abandoned) if key not in self._counts)
 
     def remove_domain(self, domain: Domain) -> None:
-        """Removes all sessions of a domain."""
+        """Removes the records of all sessions of a domain (usually one tenant)."""
         for other, session in list(self._records):
             if other == domain:
                 self.remove(other, session)
@@ -125,7 +136,7 @@ class SessionIndex:
         self._num_keys += len(record.abandoned) - num_abandoned
 
     def is_in_history(self, key: PageKey) -> bool:
-        """Returns whether the history of some session contains a page."""
+        """Returns whether the history of at least one session contains the page with this key."""
         return key in self._counts
 
     def _count(self, keys: Iterable[PageKey], change: int) -> None:
@@ -147,7 +158,7 @@ class SessionIndex:
         return superseded
 
     def check_integrity(self) -> None:
-        """Recounts the sessions of every page."""
+        """Recounts, for each page, the sessions whose history contains it, and recounts the keys of all records."""
         counts: dict[PageKey, int] = {}
         for record in self._records.values():
             assert (record.waiting_since is None) == (not record.tools), "a session waits for no tool, or since no time"
@@ -159,7 +170,9 @@ class SessionIndex:
 
 @dataclass(frozen=True, slots=True)
 class HistoryUpdate:
-    """The result of `set_history`."""
+    """What `SessionIndex.set_history` returns: the session's record, and the pages that are in no session's history any
+    more.
+    """
 
     record: SessionRecord
     superseded: tuple[PageKey, ...]

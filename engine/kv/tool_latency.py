@@ -1,20 +1,20 @@
 """Estimates how long tools take, and decides how long a session that waits for tools keeps its pages on the device.
 
-A lease keeps pages on the device for a limited time. A lease of tau seconds is worth P(T <= tau) * benefit - cost *
-E[min(T, tau)], where T is the time at which the last tool answers. An answer within the lease saves the time to load or
-compute the pages and to wait for room. Every second of the lease takes room from other sessions. ToolLatencyModel
-learns T for each tool of each domain and returns the best tau. Source: the time-to-live of Continuum / CacheTTL (arXiv
-2511.02230), extended by the expected cost of the time held.
+Owns the latency histograms of each tool of each domain (usually one tenant). Never keeps a page itself: a lease only
+raises the rank of pages, so it never makes an allocation fail. Clients can only shorten a lease.
 
-A lease never makes an allocation fail, and clients can only shorten it. The number of histograms is limited per domain
-and in total, so a domain that invents tool names cannot evict the histograms of other domains.
+The value of a lease of `s` seconds is the following, where T is the time at which the last tool answers:
 
-LatencyHistogram estimates how long a tool will take from how long it took before. It owns the weights of logarithmic
-buckets, and older observations lose weight. There are four buckets per octave from 1 ms to 10 h, so a quantile is wrong
-by at most a factor of 2^(1/4) (19 %). This is exact enough for a lease. A histogram takes 0.8 KiB.
+    P(T <= s) * benefit - cost * E[min(T, s)]
 
-Inside a bucket the logarithm of the time is uniform. In the first bucket the time itself is uniform. A time above the
-last edge counts as "never".
+An answer within the lease saves the time to load or compute the pages. Every second of the lease takes room from other
+sessions. Source: the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), extended by the expected cost of the time
+held.
+
+A histogram has four buckets per octave from 1 ms to 10 h, so a quantile is wrong by at most a factor of 2^(1/4) (19 %).
+The first bucket holds all times up to 1 ms, and in it times are assumed to be uniform. In every other bucket the
+logarithm of the time is assumed to be uniform. A time above the last edge counts as "never". The number of histograms
+is limited per domain and in total, so that no domain can fill the memory by inventing tool names.
 """
 
 import math
@@ -53,28 +53,35 @@ _NUM_BUCKETS = len(EDGES) + 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatencyDistribution:
-    """A distribution of a time T in seconds. `cdf[i]` is P(T <= EDGES[i])."""
+    """A probability distribution of a time T in seconds, for example of the time that a tool takes."""
 
     cdf: Floats
+    """The probability that T is at most EDGES[i], for each i.  # [len(EDGES)]"""
 
     @classmethod
     def from_masses(cls, masses: Floats) -> "LatencyDistribution":
-        """Makes the distribution of a histogram. The masses may have any positive sum."""
+        """Returns the distribution that a histogram describes.
+
+        `masses` are the weights of the histogram's buckets, with any positive sum.  # [num_buckets]
+        """
         return cls(np.cumsum(masses[:-1]) / masses.sum())
 
     @classmethod
     def latest_of(cls, distributions: Iterable["LatencyDistribution"]) -> "LatencyDistribution":
-        """Returns the distribution of the maximum of several independent times."""
+        """Returns the distribution of the longest of several independent times, which have the given `distributions`."""
         return cls(np.prod([distribution.cdf for distribution in distributions], axis=0))
 
     def probability_within(self, seconds: float) -> float:
-        """Returns P(T <= seconds)."""
+        """Returns the probability that the time (for example, of a tool's answer) is at most `seconds`."""
         if seconds <= SHORTEST_S:
             return float(self.cdf[0]) * max(seconds, 0.0) / SHORTEST_S
         return float(np.interp(math.log(seconds), _LOG_EDGES, self.cdf))
 
     def quantile(self, share: float) -> float:
-        """Returns the smallest time t with P(T <= t) >= `share`, which is in [0, 1]; infinity if there is none."""
+        """Returns a quantile: the time in seconds that is not exceeded with probability `share`, which is in [0, 1].
+
+        Returns infinity if this time is above the last edge of the histogram.
+        """
         number = int(np.searchsorted(self.cdf, share))
         if number == len(EDGES):
             return math.inf
@@ -84,9 +91,11 @@ class LatencyDistribution:
         return float(EDGES[number - 1] * 2 ** ((share - below) / (above - below) / BUCKETS_PER_OCTAVE))
 
     def return_probability(self, waited_s: float, within_s: float) -> float:
-        """Returns P(T <= waited_s + within_s | T > waited_s).
+        """Returns the probability that an event (for example, a tool's answer) happens within the next `within_s`
+        seconds.
 
-        This is 0 if no observation was longer than `waited_s`.
+        The event has not happened in the first `waited_s` seconds. Returns 0 if the distribution has no time above
+        `waited_s`.
         """
         survival = 1.0 - self.probability_within(waited_s)
         if survival <= 0.0:
@@ -94,14 +103,14 @@ class LatencyDistribution:
         return (self.probability_within(waited_s + within_s) - 1.0 + survival) / survival
 
     def expected_wait(self, seconds: float) -> float:
-        """Returns E[min(T, seconds)]: the mean wait of a caller that gives up after `seconds`."""
+        """Returns the mean time in seconds that a caller waits for an event, if the caller gives up after `seconds`."""
         whole = int(np.searchsorted(EDGES, seconds, side="right"))
         edges = np.append(EDGES[:whole], max(seconds, 0.0))
         cdf = np.append(self.cdf[:whole], self.probability_within(seconds))
         return float(np.sum(_waits(edges, cdf)))
 
     def expected_waits(self) -> Floats:
-        """Returns `expected_wait` of each edge."""
+        """Returns the result of `expected_wait` for each time in EDGES, in seconds.  # [len(EDGES)]"""
         return np.cumsum(_waits(EDGES, self.cdf))
 
 
@@ -118,7 +127,10 @@ def _waits(edges: Floats, cdf: Floats) -> Floats:
 
 
 class LatencyHistogram:
-    """Latencies of one kind of event. An observation has half its weight after `half_life` newer ones."""
+    """Counts the latencies of one kind of event, in buckets of logarithmic width. Takes 0.8 KiB of memory.
+
+    The weight of a latency halves with every `half_life` newer latencies.
+    """
 
     def __init__(self, half_life: float = 256.0) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
@@ -126,34 +138,40 @@ class LatencyHistogram:
 
     @property
     def masses(self) -> Floats:
-        """The weight of each bucket.  # [num_buckets], read-only"""
+        """The sum of the weights of the latencies in each bucket.  # [num_buckets], read-only"""
         return self._masses
 
     @property
     def weight(self) -> float:
-        """The present number of observations, older ones counted by their remaining weight."""
+        """The sum of the weights of all recorded latencies. A new latency has weight 1, an older one less."""
         return float(self._masses.sum())
 
     def observe(self, seconds: float) -> None:
-        """Records one latency in seconds. Pass infinity for an event that never ended."""
+        """Records one latency in seconds. Infinity stands for an event that never happened."""
         self._masses *= self._decay
         self._masses[np.searchsorted(EDGES, seconds)] += 1.0
 
     def distribution(self, prior: Floats) -> LatencyDistribution:
-        """Returns the distribution of the observations together with a prior.
+        """Returns the distribution of the recorded latencies together with a prior (latencies assumed in advance).
 
-        The sum of the prior's masses is its weight, in observations.
+        `prior` is a weight for each bucket. The sum of these weights says how many latencies the prior counts as.
         """
         return LatencyDistribution.from_masses(self._masses + prior)
 
     def check_integrity(self) -> None:
-        """Checks that no weight is negative and that the sum is not above its limit."""
+        """Checks that no bucket has a negative weight, and that the sum of all weights is not above its mathematical
+        limit.
+        """
         assert bool(np.all(self._masses >= 0.0)), "a bucket has a negative weight"
         assert self.weight * (1.0 - self._decay) <= 1.0 + 1e-9, "more is remembered than can be"
 
 
 def lognormal_masses(median_s: float, sigma: float) -> Floats:
-    """Returns masses of a lognormal prior; they sum to 1. `sigma` is the standard deviation of ln T."""
+    """Returns the probability that a time with a lognormal distribution is in each bucket of a histogram.  #
+    [num_buckets]
+
+    `median_s` is the median of the time in seconds. `sigma` is the standard deviation of the time's natural logarithm.
+    """
     scores = (_LOG_EDGES - math.log(median_s)) / (sigma * math.sqrt(2.0))
     cdf = np.array([0.5 * (1.0 + math.erf(score)) for score in scores])
     return np.diff(cdf, prepend=0.0, append=1.0)
@@ -167,23 +185,30 @@ Both figures are guesses.
 
 
 _HINT_SLACK = 1.5
-"""A lease lasts this many times as long as the client expects the tool to take."""
+"""A lease lasts at most this many times as long as the client expects the tool to take."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """The benefit and the cost of a lease, in seconds of the engine's work."""
+    """What a lease is worth and what it costs, in seconds of the engine's work, and how long it may last."""
 
     benefit_s: float = 1.0
-    """The time that an answer within the lease saves: to load or compute the pages, and to wait for room for them."""
+    """The seconds that a lease saves if the tools answer before it ends: no load, no prefill and no wait for free
+    pages.
+    """
     cost_per_s: float = 0.05
-    """Cost of one second of the lease: the held share of the device if requests wait for room, else 0."""
+    """The cost of one second of a lease: the share of the device that the leased pages take, or 0 if no request waits
+    for room.
+    """
     longest_s: float = 300.0
-    """The upper limit of every lease."""
+    """The largest length of a lease, in seconds."""
 
 
 class ToolHistograms:
-    """Latency histograms by domain and tool. The least recently used are removed first."""
+    """Owns a latency histogram for each tool of each domain (usually one tenant).
+
+    If there are too many, the least recently used histograms are removed.
+    """
 
     def __init__(
         self, max_pairs: int = 4096, max_tools_per_domain: int = 64, prior_weight: float = 8.0, half_life: float = 256.0
@@ -205,7 +230,7 @@ class ToolHistograms:
         return self._num_pairs
 
     def observe(self, domain: str, tool: str, seconds: float) -> None:
-        """Records the latency of a tool; infinity if it never answered."""
+        """Records that a tool has taken `seconds` to answer. Infinity means that the tool never answered."""
         self._of_all.observe(seconds)
         histograms = self._by_domain.setdefault(domain, OrderedDict())
         self._by_domain.move_to_end(domain)
@@ -217,9 +242,9 @@ class ToolHistograms:
         histograms[tool].observe(seconds)
 
     def distribution(self, domain: str, tool: str) -> LatencyDistribution:
-        """Returns the expected latency of a tool.
+        """Returns the distribution of the time that a tool of `domain` (usually one tenant) takes to answer.
 
-        For an unknown tool, it is the latency of all tools of all domains.
+        If nothing was recorded for the tool, returns the distribution of all tools of all domains.
         """
         histograms = self._by_domain.get(domain)
         histogram = histograms.get(tool) if histograms is not None else None
@@ -228,7 +253,7 @@ class ToolHistograms:
         return histogram.distribution(scaled) if histogram is not None else LatencyDistribution.from_masses(prior)
 
     def check_integrity(self) -> None:
-        """Recounts the pairs of domain and tool."""
+        """Recounts the histograms, and checks that their number is within the limits per domain and in total."""
         found = sum(len(histograms) for histograms in self._by_domain.values())
         assert found == self._num_pairs <= self._max_pairs, f"{self._num_pairs} pairs counted, {found} found"
         for histograms in self._by_domain.values():
@@ -237,9 +262,10 @@ class ToolHistograms:
                 histogram.check_integrity()
 
     def _enforce_bounds(self, histograms: OrderedDict[str, LatencyHistogram]) -> None:
-        """Removes the least recently used of `histograms`, those of one domain, if they exceed the domain's limit.
+        """Removes the least recently used tool of one domain if the domain has too many. `histograms` are those of this
+        domain.
 
-        While all domains together exceed the total limit, removes histograms of the least recently used domain.
+        While all domains together have too many tools, removes tools of the least recently used domain.
         """
         if len(histograms) > self._max_tools:
             histograms.popitem(last=False)
@@ -253,7 +279,7 @@ class ToolHistograms:
 
 
 class ToolLatencyModel:
-    """Learns tool latencies and computes leases."""
+    """Learns how long tools take, and computes how long the pages of a session that waits for tools stay on the device."""
 
     def __init__(self, histograms: ToolHistograms | None = None, terms: LeaseTerms | None = None) -> None:
         """`terms` are the default terms of a lease."""
@@ -261,13 +287,14 @@ class ToolLatencyModel:
         self._terms = terms if terms is not None else LeaseTerms()
 
     def observe(self, domain: str, tool: str, seconds: float) -> None:
-        """Records the latency of a tool; infinity if the session ended without an answer."""
+        """Records that a tool has taken `seconds` to answer. Infinity means that the session ended before an answer."""
         self._histograms.observe(domain, tool, seconds)
 
     def lease_s(self, domain: str, tools: Mapping[str, float | None], terms: LeaseTerms | None = None) -> float:
-        """Returns the best lease in seconds for `tools`, which were called together; 0 if a lease has no value.
+        """Returns how many seconds a session's pages should stay on the device while the session waits for `tools`.
 
-        `tools` maps names to the milliseconds that the client expects, or None.
+        `tools` maps the name of each tool to the milliseconds that the client expects it to take, or to None. The tools
+        were called at the same time. Returns 0 if no lease is worth its cost.
         """
         if not tools:
             return 0.0
@@ -277,7 +304,7 @@ class ToolLatencyModel:
         return lease_s if lease_s <= hinted_s else _best_lease_s(distribution, terms, hinted_s)
 
     def return_probability(self, domain: str, tools: Collection[str], waited_s: float, within_s: float) -> float:
-        """Returns the probability that all `tools` answer within the next `within_s` seconds; 1 without tools.
+        """Returns the probability that all `tools` have answered after `within_s` more seconds; 1 if `tools` is empty.
 
         The tools were called `waited_s` seconds ago, and not all of them have answered.
         """

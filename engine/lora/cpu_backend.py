@@ -1,12 +1,13 @@
-"""The LoRA backend of CPUs. A compiled kernel (cpu_kernel.py) serves rows that decode; torch serves rows of chunks.
+"""Applies LoRA adapters on CPUs. A compiled kernel (cpu_kernel.py) serves rows that decode; torch serves rows of
+prefill chunks.
 
-Each group of projections has a table of addresses with an entry for each resident adapter. The kernel reads the
-matrices where they are. A step copies nothing and builds only a list of its rows, so it costs the same for any mix of
-adapters.
+Each group of projections (linear layers with the same input) has a table with an entry for each adapter on the device.
+The entry holds the addresses of the adapter's matrices, so the kernel reads the matrices where they are. A step copies
+nothing and builds only a list of its rows, so it costs the same for any mix of adapters.
 
-A row's own slice decides between kernel and torch (see runner/input_batch.py): a draft or a single known token decodes,
-several known tokens are a chunk. The two round differently, so a row's neighbours must never decide. At the head, where
-no row is part of a chunk, the kernel serves all rows.
+The kernel and torch round differently. So the choice between them for a row must never depend on the other rows of the
+batch. It depends only on the tokens of the row's own request in this step (see runner/input_batch.py): a draft or a
+single known token decodes, several known tokens are a chunk. At the output head the kernel serves all rows.
 
 Invariant: an entry holds addresses only between `place` and `forget`. An unused entry is all zeros and adds nothing.
 """
@@ -32,18 +33,19 @@ from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, GroupShape
 
 GroupKey = tuple[int, str]
-"""(layer, group name), as in ResidentAdapter.deltas."""
+"""The key of a group of projections: the pair (layer, group name), as in ResidentAdapter.deltas."""
 
 LIKE = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
-"""For each dtype that the kernel serves, a value of the numpy type as which the kernel reads elements."""
+"""By dtype of the matrices, a value of the numpy type with which the kernel reads their elements."""
 
 _FIRST_SLOTS = 16
 
 
 class AddressTables:
-    """The addresses of the matrices of every resident adapter.
+    """Owns the addresses of the matrices of every adapter on the device.
 
-    An adapter has one slot (a row number), and the entry of that slot in each group's table holds its addresses.
+    There is a table for each group of projections (linear layers with the same input). An adapter has the same row
+    number, its slot, in every table.
     """
 
     def __init__(self, shapes: Mapping[GroupKey, GroupShape], dtype: torch.dtype) -> None:
@@ -57,16 +59,16 @@ class AddressTables:
 
     @property
     def num_slots(self) -> int:
-        """The number of adapters that the tables have room for."""
+        """The number of adapters for which the tables have rows now. The tables grow if more are needed."""
         return len(self._slots) + len(self._free)
 
     @property
     def widest(self) -> int:
-        """The largest number of columns of any input or slice."""
+        """The largest number of features in any input or output of the linear layers that have tables."""
         return max(max(shape.in_features, *shape.widths) for shape in self._shapes.values())
 
     def enter(self, adapter: ResidentAdapter) -> None:
-        """Add the addresses of an adapter to the tables. The adapter must not be in them."""
+        """Writes the addresses of an adapter's matrices into the tables. The adapter must not be in them yet."""
         assert adapter.digest not in self._slots, f"{adapter.digest} is placed twice"
         if not self._free:
             self._grow()
@@ -78,7 +80,9 @@ class AddressTables:
         self._num_ranks[adapter.digest] = max((delta.num_ranks for delta in adapter.deltas.values()), default=0)
 
     def leave(self, digest: str) -> None:
-        """Set an adapter's addresses to zero. Does nothing if the adapter is not in the tables."""
+        """Removes an adapter from the tables: sets its addresses to zero. Does nothing if the adapter is not in the
+        tables.
+        """
         slot = self._slots.pop(digest, None)
         if slot is None:
             return
@@ -91,7 +95,10 @@ class AddressTables:
         return self._slots[digest]
 
     def ranks_of(self, digest: str) -> int:
-        """Returns the most ranks that an adapter has in one group, where the ranks of the group's slices are added."""
+        """Returns the largest number of ranks that an adapter has in one group of projections (such as q, k and v).
+
+        The ranks of the group's projections are added up.
+        """
         return self._num_ranks[digest]
 
     def group(self, key: GroupKey) -> Group:
@@ -104,7 +111,7 @@ class AddressTables:
             assert not table[self._free].any(), "an address outlives its adapter"
 
     def _grow(self) -> None:
-        """Double the number of slots by copying into larger tables."""
+        """Doubles the number of slots by copying into larger tables."""
         taken = len(self._slots)
         more = max(taken, _FIRST_SLOTS)
         for key, (table, slices) in self._groups.items():
@@ -145,7 +152,7 @@ def _address(matrix: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -
 
 
 class KernelProduct:
-    """Applies the adapters of rows that decode. The kernel computes two rows at a time."""
+    """Adds the LoRA deltas of the rows that decode. The compiled kernel computes two rows at a time."""
 
     def __init__(self, tables: AddressTables, pairs: Pairs, scratch: Floats) -> None:
         self._tables = tables
@@ -167,10 +174,10 @@ def _matrix(rows: torch.Tensor) -> Matrix:
 
 
 class CpuLora:
-    """Applies adapters: the kernel for rows that decode, torch for rows of prefill chunks."""
+    """The LoRA backend for CPUs: a compiled kernel serves rows that decode, torch serves rows of prefill chunks."""
 
     def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
-        """`rest` applies the rows that the kernel does not."""
+        """`rest` applies the adapters of the rows that the kernel does not serve."""
         self.tables = tables
         self._rest = rest
         self._scratch = np.zeros((SCRATCH_ROWS, tables.widest), np.float32)
@@ -191,7 +198,7 @@ class CpuLora:
         self.tables.check_integrity()
 
     def _products(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
-        """Plans the products of a step, as a ProductPlanner."""
+        """Plans the products of one step. LoraBatch calls it as its ProductPlanner."""
         chunks = [chunk for segment in segments for chunk in segment.of_chunks()]
         products: list[LoraProduct] = [*self._rest.products(chunks, num_rows)]
         decoding = [segment for segment in segments if segment.decoding]
@@ -217,7 +224,7 @@ class CpuLora:
         return np.array(pairs, np.int64), np.array(slots, np.int64), np.array(weights, np.float32)
 
     def _make_room(self, segments: Sequence[Segment]) -> None:
-        """Grow the scratch memory if needed, so that it holds the ranks of all adapters of one row together."""
+        """Grows the scratch memory if needed, so that it holds the ranks of all adapters of one row together."""
         ranks = max(sum(self.tables.ranks_of(adapter.digest) for adapter, _ in one.mix.parts) for one in segments)
         if ranks > self._scratch.shape[1]:
             self._scratch = np.zeros((SCRATCH_ROWS, ranks), np.float32)
@@ -228,7 +235,10 @@ def _by_twos(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def build_cpu_lora(model: ModelConfig, dtype: torch.dtype, rest: TorchLora) -> CpuLora:
-    """Make a backend with empty tables for every fused layer of a model, and for its head."""
+    """Returns the CPU backend, with empty tables for all groups of projections of a model and for its output head.
+
+    `rest` applies the adapters of the rows that the compiled kernel does not serve.
+    """
     shapes = {
         (layer, group.name): GroupShape.of(model, group.targets)
         for layer in range(model.num_layers)

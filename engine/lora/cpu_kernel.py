@@ -1,16 +1,17 @@
-"""The CPU kernel for rows that decode: y += sum over a row's adapters of weight * scales * (x @ A.T) @ B.
+"""Computes the LoRA deltas of decoding rows on a CPU: y += sum over a row's adapters of weight * scales * (x @ A.T) @
+B.
 
-One call applies one group of one layer to all rows. It reads the adapters' own matrices and copies nothing, so a change
-of the batch costs nothing. It computes rows in pairs, because a matrix that is read once serves both; a row without a
-partner is paired with itself. Both rows of a pair run the same instructions, so a row gets the same bits in either
-place and beside any neighbour. cpu_selftest.py checks that on each machine.
+One call applies one group of projections of one layer to all rows. The kernel reads the adapters' own matrices and
+copies nothing, so a change of the batch costs nothing. It computes rows in pairs, because a matrix that is read once
+serves both. A row without a partner is paired with itself. Invariant: both rows of a pair run the same instructions, so
+a row gets the same bits beside any neighbour. cpu_selftest.py checks that on each machine.
 
 Sums are fp32 and are rounded once, into y. bf16 elements are widened exactly and rounded to the nearest, ties to even;
-a NaN stays a NaN. Ranks come in pages of eight. The kernel reads nothing beyond the ranks and columns of an entry.
+a NaN stays a NaN. Ranks come in pages of eight.
 
-numba compiles this file at the first call. It keeps the result in `__pycache__` beside this file, or in the user's
-cache folder if that cannot be written (`NUMBA_CACHE_DIR` names another). It recompiles when this file's date changes,
-so all compiled code must be in this file. Importing it loads numba: import it only on CPUs.
+numba compiles this file at the first call. It stores the result in `__pycache__`, or in the user's cache folder if that
+cannot be written (`NUMBA_CACHE_DIR` names another), and compiles again when this file's date changes. So all compiled
+code must be in this file. The import loads numba: import this file only on CPUs.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 Compiled = TypeVar("Compiled", bound=Callable[..., Any])
 Floats = NDArray[np.float32]
 Elements = NDArray[Any]
-"""float32, or bf16 as uint16."""
+"""An array of float32, or of bf16 as uint16."""
 Integers = NDArray[np.int64]
 Address = int | np.int64
 
@@ -35,9 +36,10 @@ A_ADDRESS, SCALES_ADDRESS, NUM_RANKS, FIRST_SLICE = range(4)
 """Fields of an adapter's entry in a group's table: the addresses of A [ranks, in_features] and of its scales (0: none),
 and the number of ranks. The fields below follow, once for each slice of the group."""
 B_ADDRESS, RANK_START, SLICE_RANKS = range(3)
-"""The address of B [ranks, columns] and the ranks of A that it reads.
+"""Fields of one slice in an adapter's entry: the address of B [ranks, columns], and the ranks of A that B is multiplied
+with.
 
-No ranks: the adapter does not change the slice.
+If there are no ranks, the adapter does not change the slice.
 """
 SLICE_FIELDS = 3
 
@@ -45,11 +47,15 @@ FIRST_ROW, SECOND_ROW, FIRST_PART, END_PART = range(4)
 """Fields of a pair: its two rows, which may be the same row, and the range of its parts."""
 
 X, V, SUMS = 0, 2, 4
-"""Rows of the scratch memory, two of each: X holds x, V holds x @ A.T of all parts, SUMS holds y of one slice."""
+"""Rows of the scratch memory. Each name stands for two rows, one for each row of a pair: X holds x, V holds x @ A.T of
+all parts, and SUMS holds y of one slice.
+"""
 SCRATCH_ROWS = 6
 
 Matrix = tuple[int, int, int]
-"""A matrix in memory: its address, the elements from one row to the next, and its columns. Rows have no gaps."""
+"""A matrix in memory: its address, the number of elements from one row to the next, and the number of columns. The
+elements of a row are adjacent.
+"""
 Group = tuple[Integers, Integers]
 """A group of projections in one layer: the entries of all adapters [slots, FIRST_SLICE + slices * SLICE_FIELDS], and
 the first and end column of each slice [slices, 2]."""
@@ -60,22 +66,22 @@ _RANKS = 4
 """The number of rows of a matrix that are multiplied together."""
 _LANES = 16
 _TURN = 2 * _LANES
-"""Elements of a row that one turn of a loop reads. In bf16 this is one cache line."""
+"""The elements of a row that one iteration of a loop reads. In bf16 they fill one cache line."""
 _LINE_BYTES = 64
 _AHEAD_BYTES = 12288
-"""Bytes between a multiplication and the prefetch ahead of it.
+"""The number of bytes by which prefetch is ahead of the multiplication.
 
-Without prefetch a core reads at a fraction of its rate.
+Without prefetch a core reads memory at a fraction of its possible rate.
 """
 
 
 def _compiled(function: Compiled) -> Compiled:
-    """Compile with numba, for one thread. NaN and infinity keep their meaning."""
+    """Compiles a function with numba, for one thread. NaN and infinity keep their meaning."""
     return cast(Compiled, numba.njit(error_model="numpy", boundscheck=False)(function))
 
 
 def _compiled_and_kept(function: Compiled) -> Compiled:
-    """Compile with numba and store the result on disk, if a folder can be written."""
+    """Compiles a function with numba and stores the result on disk, if a folder can be written."""
     try:
         return cast(Compiled, numba.njit(error_model="numpy", boundscheck=False, cache=True)(function))
     except RuntimeError:
@@ -89,7 +95,7 @@ _FLOATS, _WORDS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INT32, _LANES)
 
 
 class _Writer:
-    """Writes LLVM instructions for vectors of fp32. It widens elements when it loads them."""
+    """Writes LLVM instructions for vectors of fp32. Loads widen the elements of rows to fp32."""
 
     def __init__(self, builder: Any, like: Any) -> None:
         self._builder = builder
@@ -98,17 +104,19 @@ class _Writer:
 
     @contextmanager
     def turns(self, count: Any) -> Iterator[Any]:
-        """Write a loop over [0, count) in steps of _TURN."""
+        """Writes a loop over [0, count) in steps of `_TURN`."""
         step = _INT64(_TURN)
         with cgutils.for_range_slice(self._builder, _INT64(0), count, step) as (start, _):
             yield start
 
     def row(self, rows: Any, row_bytes: Any, number: int) -> Any:
-        """Write the computation of a row's address. Returns the address."""
+        """Writes the computation of a row's address. Returns the address."""
         return self._builder.add(rows, self._builder.mul(row_bytes, _INT64(number)))
 
     def read_ahead(self, row: Any, start: Any) -> None:
-        """Prefetch the cache lines that follow the turn at `start`. The address may be outside the matrix."""
+        """Prefetches the cache lines that are `_AHEAD_BYTES` after element `start` of a row. The address may be outside
+        the matrix.
+        """
         for line in range(0, _TURN * self._element_bytes, _LINE_BYTES):
             address = self._builder.add(row, self._builder.mul(start, _INT64(self._element_bytes)))
             self.prefetch(self._builder.add(address, _INT64(_AHEAD_BYTES + line)))
@@ -124,7 +132,7 @@ class _Writer:
         return self._load(address, at, _FLOATS, 4)
 
     def elements(self, address: Any, at: Any) -> Any:
-        """Load elements of a row as a vector of fp32."""
+        """Loads elements of a row as a vector of fp32."""
         if self._is_float:
             return self.floats(address, at)
         bits = self._load(address, at, ir.VectorType(_INT16, _LANES), 2)
@@ -132,7 +140,7 @@ class _Writer:
         return self._builder.bitcast(upper, _FLOATS)
 
     def everywhere(self, address: Any, place: int) -> Any:
-        """Returns a vector with one number in all lanes."""
+        """Returns a vector that has the number at index `place` in all lanes."""
         number = self._load(address, _INT64(place), _FLOAT, 4)
         first = self._builder.insert_element(_FLOATS(ir.Undefined), number, _INT32(0))
         return self._builder.shuffle_vector(first, first, _WORDS([0] * _LANES))
@@ -233,7 +241,7 @@ def _narrowed(context: Any, value: Any, like: Any) -> Any:
 
 
 def _bfloat16_bits(builder: Any, value: Any) -> Any:
-    """Round fp32 to bf16: to the nearest, and to an even last bit on a tie."""
+    """Writes the rounding of fp32 to bf16: to the nearest, and to an even last bit on a tie."""
     bits = builder.bitcast(value, _INT32)
     upper = builder.lshr(bits, _INT32(16))
     half = builder.add(_INT32(0x7FFF), builder.and_(upper, _INT32(1)))
@@ -254,7 +262,8 @@ def _prefetch(context: Any, address: Any) -> Any:
 multiply = cast(Callable[[Address, Address, Address, int, int, Address, Address, Any], None], intrinsic(_multiply))
 """multiply(x, y, rows, row_bytes, count, v, w, like): v[:4] and w[:4] become the products of x and y with four rows.
 
-All arguments but `count` and `like` are addresses. `count` counts elements and is a whole number of turns."""
+All arguments but `count` and `like` are addresses. `count` counts elements and is a multiple of `_TURN`.
+"""
 accumulate = cast(Callable[[Address, Address, Address, int, int, Address, Address, Any], None], intrinsic(_accumulate))
 """accumulate(…), with the arguments of `multiply`: x += v[:4] @ four rows, and y += w[:4] @ four rows."""
 pointer = cast(Callable[[int, Any], Any], intrinsic(_pointer))
@@ -268,13 +277,13 @@ array_at = cast(Callable[[Any, int], Elements], numba.carray)
 
 @_compiled
 def elements_at(address: int, count: int, like: Any) -> Elements:
-    """View memory as an array of the type of `like`."""
+    """Returns `count` elements at a memory address, as an array of the same type as `like`. Copies nothing."""
     return array_at(pointer(address, like), count)
 
 
 @_compiled
 def row_of(matrix: Matrix, row: int, like: Any) -> Elements:
-    """Returns one row, as a view of the matrix's memory."""
+    """Returns one row of a matrix, as an array of the same type as `like`. Copies nothing."""
     address, row_stride, columns = matrix
     start = row * row_stride
     return elements_at(address, start + columns, like)[start:]
@@ -282,14 +291,14 @@ def row_of(matrix: Matrix, row: int, like: Any) -> Elements:
 
 @_compiled
 def widen(source: Elements, target: Floats) -> None:
-    """Write the elements of `source` as fp32 to target[:len(source)]."""
+    """Copies all elements of `source` to the start of `target`, as fp32."""
     for k in range(len(source)):
         target[k] = widened(source[k])
 
 
 @_compiled
 def narrow(source: Floats, target: Elements) -> None:
-    """Round the first len(target) elements of `source` to the type of `target`."""
+    """Fills `target` with the first elements of `source`, rounded from fp32 to the type of `target`."""
     for k in range(len(target)):
         target[k] = narrowed(source[k], target[k])
 
@@ -299,7 +308,9 @@ def narrow(source: Floats, target: Elements) -> None:
 
 @_compiled
 def _shrink(entry: Integers, weight: np.float32, scratch: Floats, at: int, in_features: int, like: Any) -> None:
-    """Compute weight * scales * (x @ A.T) for both rows, and write it to v from rank `at` on."""
+    """Computes weight * scales * (x @ A.T) for both rows of a pair, and writes it to V in the scratch memory, from rank
+    `at` on.
+    """
     num_ranks, whole = entry[NUM_RANKS], in_features // _TURN * _TURN
     A = elements_at(entry[A_ADDRESS], num_ranks * in_features, like)
     row_bytes, stride = in_features * A.itemsize, scratch.strides[0]
@@ -323,7 +334,9 @@ def _shrink(entry: Integers, weight: np.float32, scratch: Floats, at: int, in_fe
 
 @_compiled
 def _expand(part: Integers, at: int, scratch: Floats, columns: int, like: Any) -> None:
-    """Add v @ B of one slice to both rows of the sums, [:columns]. The adapter's ranks in v begin at `at`."""
+    """Adds v @ B of one slice to both rows of SUMS in the scratch memory, [:columns]. The adapter's ranks in V begin at
+    `at`.
+    """
     start, num_ranks, whole = at + part[RANK_START], part[SLICE_RANKS], columns // _TURN * _TURN
     B = elements_at(part[B_ADDRESS], num_ranks * columns, like)
     row_bytes, stride = columns * B.itemsize, scratch.strides[0]
@@ -344,7 +357,7 @@ def _expand(part: Integers, at: int, scratch: Floats, columns: int, like: Any) -
 
 @_compiled
 def _shrink_all(x: Matrix, table: Integers, rows: Pairs, number: int, scratch: Floats, like: Any) -> None:
-    """Compute v for all parts (adapters with weights) of a pair of rows, one after another."""
+    """Computes V for all parts (adapters with weights) of a pair of rows, one after another."""
     pairs, slots, weights = rows
     _, _, columns = x
     for place in range(2):
@@ -360,7 +373,7 @@ def _shrink_all(x: Matrix, table: Integers, rows: Pairs, number: int, scratch: F
 def _expand_all(
     y: Elements, z: Elements, table: Integers, slots: Integers, field: int, scratch: Floats, like: Any
 ) -> None:
-    """Add the deltas of the adapters in `slots` to one slice's columns of a pair's rows y and z.
+    """Adds the deltas of the adapters in `slots` to one slice's columns of a pair's rows y and z.
 
     The slice's fields begin at `field`.
     """
@@ -381,10 +394,11 @@ def _expand_all(
 
 @_compiled_and_kept
 def add_to_rows(y: Matrix, x: Matrix, group: Group, rows: Pairs, scratch: Floats, like: Any) -> None:
-    """Add to rows of y, in place, the LoRA deltas of the same rows of x.
+    """Adds the LoRA deltas of one group of projections to rows of y, in place. The inputs are the same rows of x.
 
-    `like` is any value of the type of x and y: np.float32, or np.uint16 for bf16. scratch: [SCRATCH_ROWS, at least the
-    columns of x, the ranks of any pair's parts together, and the columns of any slice].
+    `like` is any value of the element type of x and y: np.float32, or np.uint16 for bf16. `scratch` is overwritten:
+    [SCRATCH_ROWS, width], where width is at least the number of columns of x, the number of columns of any slice of y,
+    and the sum of the ranks of all adapters of one pair of rows.
     """
     table, slices = group
     pairs, parts, _ = rows

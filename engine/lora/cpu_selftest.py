@@ -1,9 +1,10 @@
-"""Tests the CPU kernel at start, before an engine relies on it: does it compile, is the result right, and is
-a row's result independent of other rows?
+"""Tests the CPU kernel at start, before an engine relies on it.
 
+Checks that the kernel compiles, that its results are right, and that a row's result does not depend on other rows.
 numba compiles for the processor that it finds, and the compiler chooses the order of a sum. So only a test tells
-whether a row gets the same bits in both places of a pair and beside any neighbour. The test also compiles the kernel,
-or finds it in numba's cache, so that no request waits for that.
+whether a row gets the same bits in both places of a pair and beside any neighbour.
+
+The test also compiles the kernel, or loads it from numba's cache, so that no request waits for that.
 """
 
 import torch
@@ -19,15 +20,19 @@ _SEED = 20262
 _KEY = (0, "trial")
 _IN_FEATURES = 77
 _WIDTHS = (131, 29)
-"""Output widths of the slices. None is a whole number of vectors."""
+"""Output widths of the slices. They are no multiples of the vector length, so the last elements of a row are tested
+too.
+"""
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
-"""Relative to the largest value: one rounding of the output, and a margin for another order of the sums."""
+"""The largest error, relative to the largest value: one rounding of the output, and a margin for another order of the
+sums.
+"""
 
 
 def why_cpu_kernel_fails(dtype: torch.dtype) -> str | None:
-    """Says what is wrong with the kernel on this machine.
+    """Returns what is wrong with the compiled CPU kernel on this machine, as a text for the log.
 
-    None if every row is right and has the same bits everywhere.
+    Returns None if every row's result is right and has the same bits beside any other row.
     """
     try:
         return _failure(dtype)

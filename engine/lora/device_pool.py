@@ -1,9 +1,11 @@
-"""Adapters in device memory. Each lies in a run of consecutive frames (pieces of one page's size) among the KV pages.
+"""Keeps adapters in device memory. Each adapter has a run of consecutive frames. A frame is the memory of one KV page.
 
-Owns where each adapter lies, who uses it, and when it was last used. A pinned adapter stays. Idle adapters
-and KV pages are evicted in one order. In this order an adapter ranks like a page whose lease has lapsed, because the
-host still has its weights. KV cannot push adapters below their floor, and adapters cannot push KV below one context
-and its reserve (KvSizes).
+Owns where each adapter is, who uses it, and when it was last used. A pinned adapter is never evicted. Idle adapters and
+KV pages share one eviction order. In this order an idle adapter is treated like a page whose lease (reserved time) is
+over, because the host still has the adapter's weights.
+
+Invariant: KV pages cannot take the part of device memory that is reserved for adapters. Adapters cannot take the part
+that is reserved for KV pages (see KvSizes).
 """
 
 from collections import OrderedDict
@@ -23,31 +25,33 @@ from graftwork.engine.lora.resident_adapter import ResidentAdapter
 
 
 class PlacementResult(Enum):
-    """The result of placing adapters on the device."""
+    """Says whether adapters could be placed on the device, and if not, what is in the way."""
 
     DONE = auto()
     SHARE_IN_USE = auto()
-    """Adapters in use fill the memory that adapters may have, so that the new ones do not fit."""
+    """Adapters in use fill the memory that adapters may use, so the new adapters do not fit."""
     FRAMES_IN_USE = auto()
-    """Too few frames can be freed now: running KV or a copy in flight holds the rest."""
+    """Too few frames can be freed now: running requests or copies use the other frames."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One adapter on the device: its frames, its users and its last use."""
+    """The record of one adapter on the device: its frames, its users and its last use."""
 
     adapter: ResidentAdapter
     """The adapter's tensors, as views of the memory of `run`."""
     run: FrameRun
     last_used: int
-    """The time of the last use on the prefix tree's clock, because adapters and pages share one eviction order."""
+    """When the adapter was last used, in ticks that the prefix tree counts. Adapters and pages have one eviction order.
+    """
     num_pins: int = 0
 
 
 class DeviceAdapterPool:
-    """Resident adapters by digest, the least recently used first.
+    """Owns the adapters on the device by digest, the least recently used first.
 
-    It is the device's FrameUser: KV pages may take frames back from idle adapters.
+    KV pages may evict idle adapters to get their memory. For this, the pool implements FrameUser, the interface of
+    whatever uses device memory besides KV pages.
     """
 
     def __init__(
@@ -88,12 +92,12 @@ class DeviceAdapterPool:
         return digest in self._slots and self._slots[digest].num_pins > 0
 
     def pin(self, digest: str) -> None:
-        """Keep an adapter on the device, and mark it used."""
+        """Adds one user of an adapter, and marks the adapter as just used. An adapter with users is not evicted."""
         self._slots[digest].num_pins += 1
         self._touch(digest)
 
     def unpin(self, digest: str) -> None:
-        """Remove one user of an adapter. Without users the adapter is idle."""
+        """Removes one user of an adapter. An adapter without users is idle and may be evicted."""
         self._slots[digest].num_pins -= 1
         if not self.is_pinned(digest):
             self._touch(digest)
@@ -105,7 +109,9 @@ class DeviceAdapterPool:
     # ---- coming and going -------------------------------------------------------------------------------------
 
     def why_never(self, adapters: Sequence[ResidentAdapter]) -> str | None:
-        """Say why these adapters can never be on the device together, and what to change. None if they can."""
+        """Returns None if these adapters can be on the device together. Else returns why they never can, and what to
+        change.
+        """
         num_bytes = sum(adapter.num_bytes for adapter in adapters)
         if self._most_bytes is not None and num_bytes > self._most_bytes:
             return (
@@ -122,7 +128,10 @@ class DeviceAdapterPool:
         return None
 
     def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
-        """Place adapters on the device, all or none. Evicts idle adapters that are not in `spared`, and idle KV."""
+        """Copies adapters to the device, either all of them or none.
+
+        To make room, evicts idle adapters, except those whose digest is in `spared`, and idle KV pages.
+        """
         room = self._make_room(on_host, spared)
         if room is not PlacementResult.DONE:
             return room
@@ -136,7 +145,7 @@ class DeviceAdapterPool:
         return PlacementResult.DONE
 
     def evict(self, digest: str) -> None:
-        """Remove an idle adapter from the device, and free its frames."""
+        """Removes an adapter that nobody uses from the device, and frees its memory."""
         slot = self._slots.pop(digest)
         assert not slot.num_pins, f"{digest} is in use"
         self.num_bytes -= slot.adapter.num_bytes
@@ -150,7 +159,7 @@ class DeviceAdapterPool:
         self._lora.place(on_host, adapter)
 
     def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
-        """Evict idle adapters and KV as necessary. Evicts nothing if all of them would not be enough."""
+        """Evicts idle adapters and KV as necessary. Evicts nothing if it is clear that this cannot free enough."""
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
         idle = [digest for digest in self._slots if not self.is_pinned(digest) and digest not in spared]
         pool, idle_frames = self._page_store.device, sum(self._slots[digest].run.num_frames for digest in idle)
@@ -168,7 +177,7 @@ class DeviceAdapterPool:
     def _victims(self, idle: Sequence[str], num_frames: int, num_bytes: int) -> list[str] | None:
         """Returns which idle adapters to evict so that the new total is within the limits.
 
-        None if all are not enough.
+        None if evicting all of them is not enough.
         """
         victims: list[str] = []
         for digest in (*idle, None):
@@ -184,10 +193,11 @@ class DeviceAdapterPool:
     def to_drain(
         self, coming: Sequence[ResidentAdapter], draining: Collection[str], spared: Collection[str]
     ) -> set[str]:
-        """Returns the adapters to drain so that `coming` fits: those that drain already, and more if they are not
-        enough.
+        """Returns the digests of the adapters that must leave the device before `coming` fits, so that they can be
+        drained.
 
-        A drained adapter takes no new requests. Adapters that were used least recently are chosen first.
+        A drained adapter takes no new requests, so it becomes idle. First come the adapters in `draining`; if these are
+        not enough, then the least recently used adapters that are not in `spared`.
         """
         chosen = [*draining]
         chosen += [digest for digest in self._slots if digest not in draining and digest not in spared]
@@ -196,14 +206,14 @@ class DeviceAdapterPool:
         return set(chosen if victims is None else victims)
 
     def frames_for(self, adapters: Iterable[ResidentAdapter]) -> int:
-        """Returns the number of frames that these adapters take together."""
+        """Returns how many frames (memory of one KV page each) these adapters take together."""
         return sum(map(self._frames_of, adapters))
 
     def _frames_of(self, adapter: ResidentAdapter) -> int:
         return max(self._device_memory.frames_for(adapter.num_bytes), 1)
 
     def _runs_moved(self, moves: Mapping[FrameRun, FrameRun]) -> None:
-        """Renew the views of all adapters whose frames were moved, also in the backend."""
+        """Renews the views of all adapters whose frames were moved, also in the backend."""
         moved = [slot for slot in self._slots.values() if slot.run in moves]
         for slot in moved:
             self._lora.forget(slot.adapter.digest)
@@ -237,18 +247,20 @@ class DeviceAdapterPool:
         return not self.is_pinned(digest) and digest not in self.wanted
 
     def first_idle(self, may_go: Callable[[str], bool]) -> str | None:
-        """Returns the least recently used adapter that is not pinned and that `may_go` allows.
+        """Returns the digest of the least recently used adapter that is not pinned and for which `may_go` is true.
 
-        None if there is none.
+        Returns None if there is no such adapter.
         """
         return next((digest for digest in self._slots if not self.is_pinned(digest) and may_go(digest)), None)
 
     def last_used(self, digest: str) -> int:
-        """Returns when an adapter was last used, on the prefix tree's clock."""
+        """Returns when an adapter was last used, as a number of ticks. The prefix tree counts the ticks."""
         return self._slots[digest].last_used
 
     def check_integrity(self) -> None:
-        """Recount bytes and frames, and check that every adapter views its own run."""
+        """Checks the counts of bytes and frames (the memory of one KV page each), and that each adapter's tensors are
+        in its own frames.
+        """
         self.frame_allocator.check_integrity()
         self._lora.check_integrity()
         assert self.num_bytes == sum(slot.adapter.num_bytes for slot in self._slots.values())
@@ -259,7 +271,7 @@ class DeviceAdapterPool:
 
 
 class _Idle:
-    """Presents idle adapters for which `may_go` is true as one Evictable, from which they are evicted one by one."""
+    """Offers idle adapters for which `may_go` is true for eviction, the least recently used first."""
 
     def __init__(self, adapters: DeviceAdapterPool, may_go: Callable[[str], bool]) -> None:
         self._adapters = adapters

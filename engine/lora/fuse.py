@@ -1,4 +1,7 @@
-"""Turns an adapter's matrices into the form that the forward pass uses. Runs on a loading thread, never in the loop."""
+"""Turns an adapter's matrices into the form that the forward pass uses: one block of memory, in the engine's dtype.
+
+Owns no state. Runs on a loading thread, never in the engine loop.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,22 +29,27 @@ Module = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class BaseModules(Protocol):
-    """The base's linear layers. DoRA rescales their rows, and trained biases replace theirs."""
+    """Gives access to the base model's linear layers, which some adapters need.
+
+    DoRA needs a layer's weight to rescale its outputs. A trained bias replaces the layer's own bias.
+    """
 
     def module(self, layer: int, target: str) -> Module:
-        """The weights of one target of a layer.
+        """Returns the weight and the bias of one linear layer of the base model. Both may be copies.
 
-        `HEAD_LAYER`, "lm_head" is the output head. A call may copy the weights.
+        `target` is the layer's name, such as "q_proj". HEAD_LAYER and "lm_head" name the output head.
         """
         ...
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
-        """Returns (out_features, in_features) of a target."""
+        """Returns (out_features, in_features) of one linear layer of the base model. `target` is a name such as
+        "q_proj".
+        """
         ...
 
 
 def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtype) -> ResidentAdapter:
-    """Build an adapter on the CPU, ready to be copied to the device.
+    """Builds an adapter in CPU memory, ready to be copied to the device in one transfer.
 
     Raises ValidationFailed if a value does not fit `dtype`: it would become infinite and spoil other requests' rows.
     """
@@ -65,7 +73,7 @@ def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtyp
 
 
 Change = tuple[LoraPair | None, torch.Tensor | None]
-"""An adapter's change of one target: its factors, and a bias that replaces the base's."""
+"""An adapter's change of one linear layer: low-rank factors, and a bias that replaces the base model's."""
 
 
 def _change_of(weights: AdapterWeights, layer: int, target: str) -> Change:
@@ -74,7 +82,7 @@ def _change_of(weights: AdapterWeights, layer: int, target: str) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """y = scale * y + shift over a target's outputs, both fp32 [out_features]."""
+    """The change y = scale * y + shift of a target's outputs. Both vectors are fp32 [out_features]."""
 
     scale: torch.Tensor
     shift: torch.Tensor
@@ -100,7 +108,7 @@ def _group(
 
 
 def _touches_columns(pair: LoraPair | None, trained_bias: torch.Tensor | None) -> bool:
-    """Whether the adapter scales or shifts the base's own outputs (DoRA, biases)."""
+    """Returns whether the adapter scales or shifts the base's own outputs (DoRA, biases)."""
     return trained_bias is not None or (pair is not None and (pair.magnitude is not None or pair.bias is not None))
 
 
@@ -184,7 +192,7 @@ def _scales(pairs: Sequence[LoraPair], dtype: torch.dtype) -> torch.Tensor | Non
 
 
 def _is_exact(scale: float, dtype: torch.dtype) -> bool:
-    """Whether multiplying by `scale` only changes the exponent, and the dtype has room for that."""
+    """Returns whether multiplying by `scale` only changes the exponent, and the dtype has room for that."""
     return dtype != torch.float16 and math.frexp(scale)[0] == 0.5 and 2**-16 <= scale <= 2**16
 
 
@@ -223,7 +231,9 @@ def _is_of_one_dtype(adapter: ResidentAdapter) -> bool:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all values are finite, in one pass: a comparison with NaN is always false."""
+    """Returns whether all values are finite, in one pass. This finds NaN too, because every comparison with NaN is
+    false.
+    """
     if not tensor.numel():
         return True
     low, high = torch.aminmax(tensor)

@@ -1,4 +1,7 @@
-"""Reads adapter files into host memory, off the engine loop."""
+"""Reads adapter files into host memory.
+
+Owns the loading threads. Never blocks the engine loop and never touches the device.
+"""
 
 import logging
 from collections.abc import Callable
@@ -23,14 +26,14 @@ _LOADS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class AdapterLoaded:
-    """The result of a load, as an event for the loop: the adapter, or the error."""
+    """The message that tells the engine loop the result of a load: the adapter, or the error."""
 
     digest: str
     outcome: ResidentAdapter | GraftworkError
 
 
 class AdapterLoader:
-    """Reads adapters and brings them into the engine's form, off the loop."""
+    """Reads adapters into host memory and turns them into the form that the forward pass uses, on its own threads."""
 
     def __init__(
         self, source: AdapterSource, base: BaseModules, dtype: torch.dtype, deliver: Callable[[AdapterLoaded], None]
@@ -44,7 +47,7 @@ class AdapterLoader:
         self.loading: set[str] = set()
 
     def start(self, digest: str) -> None:
-        """Begin to load an adapter.
+        """Starts to load an adapter on a loading thread.
 
         Does nothing if this adapter is already loading, or if the maximum number of loads already runs.
         """
@@ -53,14 +56,14 @@ class AdapterLoader:
             self._threads.submit(self._load, digest)
 
     def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
-        """Load an adapter only to compare what it adds with plain torch.
+        """Loads an adapter only to check that its deltas equal those of plain torch.
 
         `answer` is called on the loading thread, with the error or None.
         """
         self._threads.submit(self._probe, digest, answer)
 
     def close(self) -> None:
-        """Wait for the loads under way, and end the threads. Loads that have not begun are cancelled."""
+        """Waits for the running loads, and ends the threads. Loads that have not begun are cancelled."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _load(self, digest: str) -> None:

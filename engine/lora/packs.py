@@ -1,14 +1,19 @@
-"""Packs: several adapters side by side in one stack of matrices, so that many short segments cost a few products.
+"""Copies several adapters side by side into one stack of matrices (a pack). Then few products serve many adapters with
+few rows each.
 
-The rows of a product are cut into blocks. Each block has the adapters that its rows use:
+A and B are the low-rank factors of an adapter. The rows of a product are cut into blocks. Each block has the adapters
+that its rows use:
 
     block 0    rows of a, a, b, …    @    [A of a | A of b | 0]    →    v, other adapters' ranks set to 0    @    B's
     block 1    rows of b, c, c, …    @    [A of b | A of c | A of d]
 
-For a row, other adapters' ranks are exact zeros, and adding exact zeros keeps the bits of a sum. What else the bits of
-a sum depend on was measured (benchmarks/row_bits.py). They do not depend on the other rows or columns, if there are at
-least `min_rows` and `min_columns`. They do not depend on the number of zeros before or after a row's own ranks, if
-those start at a multiple of eight and the sum has at most `WINDOW_RANKS` ranks. This file keeps these rules.
+For a row, other adapters' ranks are exact zeros, and adding exact zeros keeps the bits of a sum. Measurements
+(benchmarks/row_bits.py) gave two rules under which a row gets the same bits in every pack. This file keeps them:
+
+- A product has at least `min_rows` rows and `min_columns` columns (see BatchInvariance). Then the other rows and
+  columns do not matter.
+- The ranks of a row start at a multiple of eight, and a sum has at most `WINDOW_RANKS` ranks. Then the number of zeros
+  before and after the row's own ranks does not matter.
 """
 
 from collections import OrderedDict
@@ -25,7 +30,7 @@ WINDOW_RANKS = 192
 
 @dataclass(frozen=True, slots=True)
 class AdapterMix:
-    """The adapters of one row: a single one, or a mixture of a few with weights."""
+    """The adapter of a row, or the mixture of several weighted adapters that the row uses."""
 
     parts: tuple[tuple[ResidentAdapter, float], ...]
 
@@ -35,28 +40,32 @@ class AdapterMix:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether it has low-rank factors and nothing else. Always true for a mixture."""
+        """Whether the adapters consist of low-rank factors of linear layers only. Always true for a mixture."""
         return all(adapter.is_low_rank for adapter, _ in self.parts)
 
     @property
     def changes_vocabulary(self) -> bool:
-        """Whether an adapter of the mix changes the embedding or the head."""
+        """Whether any of the adapters changes the embedding or the output head."""
         return any(adapter.changes_vocabulary for adapter, _ in self.parts)
 
     @property
     def single(self) -> ResidentAdapter | None:
-        """The only adapter of the mix; None for a mixture."""
+        """The adapter, if there is only one and its weight is 1. None for a mixture or for another weight."""
         (adapter, weight), *others = self.parts
         return adapter if weight == 1.0 and not others else None
 
 
 Block = Sequence[AdapterMix]
-"""The mixes (adapters or mixtures) that the rows of one block use."""
+"""The adapters and mixtures that the rows of one block use."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """A window of one slice: v[:, :, rank_start:rank_end] @ B goes to y[:, :, out_start:out_end]."""
+    """The B matrices of one projection for a range of ranks (a window), one matrix for each block of rows.
+
+    In each block, the ranks [rank_start, rank_end) of x @ A.T are multiplied by `B`. The product is added to the output
+    columns [out_start, out_end).
+    """
 
     B: torch.Tensor  # [blocks, ranks, out_features]
     rank_start: int
@@ -67,7 +76,7 @@ class PackedPart:
 
 @dataclass(frozen=True, slots=True)
 class PackedGroup:
-    """The deltas of one group, for all blocks."""
+    """The packed factors of one group of projections (linear layers with the same input), for all blocks of rows."""
 
     A_transposed: torch.Tensor  # [blocks, in_features, ranks]
     scales: torch.Tensor | None  # [blocks, 1, ranks] fp32, weights of mixtures included; None where all are 1
@@ -80,9 +89,9 @@ class PackedGroup:
         return self.memory.nbytes
 
     def read_ahead(self) -> None:
-        """Read the matrices into the processor's cache in one sequential pass.
+        """Reads the packed matrices into the processor's cache in one sequential pass.
 
-        A product alone reads its weights in small steps, at a third of the memory's speed.
+        Otherwise a product reads the matrices in small steps, at a third of the memory's speed.
         """
         self.memory.sum()
 
@@ -105,7 +114,10 @@ Window = list[_Piece]
 
 
 class Pack:
-    """Copies of the factors that some blocks use. A group is packed when a layer first needs it."""
+    """Holds packed copies of the low-rank factors of the adapters that some blocks of rows use.
+
+    The copies for a group of projections are made when a layer first needs this group.
+    """
 
     def __init__(self, blocks: Sequence[Block], min_columns: int) -> None:
         self._blocks = tuple(tuple(block) for block in blocks)
@@ -115,7 +127,9 @@ class Pack:
         self.num_bytes = 0
 
     def group(self, layer: int, name: str) -> PackedGroup | None:
-        """Returns the packed group, or None if no mix of the pack changes it."""
+        """Returns the packed factors of one group of projections in one layer. None if none of the adapters changes
+        this group.
+        """
         key = layer, name
         if key not in self._groups:
             packed = self._packed(key)
@@ -147,7 +161,7 @@ def _pieces(block: Block, key: tuple[int, str]) -> Iterator[_Piece]:
 
 
 def _windows(pieces: list[_Piece]) -> list[Window]:
-    """Cut the pieces into windows (see WINDOW_RANKS).
+    """Cuts the pieces into windows (see WINDOW_RANKS).
 
     All pieces of a mix stay together, so that one product sums them.
     """
@@ -167,7 +181,7 @@ def _windows(pieces: list[_Piece]) -> list[Window]:
 
 
 class _Stack:
-    """Collects the matrices of one group, block by block and window by window."""
+    """Collects the matrices of one group of projections, block by block and window by window."""
 
     def __init__(self, num_blocks: int, like: torch.Tensor) -> None:
         self._like = like
@@ -178,7 +192,7 @@ class _Stack:
         self._num_ranks = 0
 
     def add_window(self, windows: Sequence[Window], out_start: int, out_end: int) -> None:
-        """Add one window of each block. Narrower windows are padded with zeros to the width of the widest."""
+        """Adds one window of each block. Narrower windows are padded with zeros to the width of the widest."""
         width = max(sum(piece.num_ranks for piece in window) for window in windows)
         B = [self._add_pieces(block, window, width, out_end - out_start) for block, window in enumerate(windows)]
         end = self._num_ranks + width
@@ -209,7 +223,7 @@ class _Stack:
             self._add_zeros(block, missing)
 
     def finished(self, known_owners: dict[tuple[tuple[int, ...], ...], torch.Tensor]) -> PackedGroup:
-        """Build the group.
+        """Builds the packed group.
 
         Groups with the same layout of ranks share one `owners` tensor, so that a step makes one mask for each layout.
         """
@@ -231,7 +245,7 @@ class _Stack:
 
 
 def _in_one_piece(matrices: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Copy tensors into one piece of memory. Returns the copies and the memory."""
+    """Copies tensors into one piece of memory. Returns the copies and the memory."""
     flat = torch.cat([matrix.flatten() for matrix in matrices])
     pieces = torch.split(flat, [matrix.numel() for matrix in matrices])
     return [piece.view(matrix.shape) for piece, matrix in zip(pieces, matrices, strict=True)], flat.view(torch.float32)
@@ -241,9 +255,10 @@ PackKey = tuple[tuple[tuple[tuple[str, float], ...], ...], ...]
 
 
 class PackCache:
-    """The packs of recent batches, up to `budget_bytes`. Over it, the least recently used packs are dropped.
+    """Keeps the packs (copies of adapters side by side) of recent batches, up to `budget_bytes`.
 
-    While a batch decodes, its adapters stay the same, so no step copies anything.
+    Above that, the least recently used packs are dropped, but one pack always stays. While a batch decodes, its
+    adapters stay the same, so no step copies anything.
     """
 
     def __init__(self, budget_bytes: int, min_columns: int) -> None:
@@ -264,11 +279,13 @@ class PackCache:
         return pack
 
     def forget(self, digest: str) -> None:
-        """Drop every pack that holds this adapter, because it left the device."""
+        """Drops every pack (copies of adapters side by side) that contains this adapter, because the adapter leaves the
+        device.
+        """
         held = [key for key in self._packs if any(digest == name for block in key for mix in block for name, _ in mix)]
         for key in held:
             del self._packs[key]
 
     def check_integrity(self) -> None:
-        """Check that the packs are within their budget of bytes. A single pack may be larger."""
+        """Checks that all packs (copies of adapters) together fit `budget_bytes`. A single pack may be larger."""
         assert len(self._packs) <= 1 or self.num_bytes <= self._budget_bytes

@@ -1,19 +1,18 @@
-"""The pool of adapter weights, on the host and on the device.
+"""Decides which adapters are on the host and on the device.
 
-Only LoraPool decides which adapters are on the device. A digest is absent, loading, on the host, or resident on the
-device. A batch pins the adapters that it uses. Loads run on their own threads, one load for each digest, and return to
-the loop as events. A load that fails ends the requests that wait for it, and nothing else.
+Only LoraPool decides this. An adapter is absent, loading, on the host, or resident (on the device). A batch pins the
+adapters that it uses. Loads run on their own threads, one load for each adapter, and return to the loop as messages. If
+a load fails, only the requests that wait for it end.
 
-Free memory on the device goes to the group of adapters that has waited longest. All adapters of one request are placed
-together; otherwise two requests that each have one of their adapters could wait for each other for ever. Idle adapters
-and idle KV are evicted in one order (see DeviceAdapterPool). If everything is in use for `patience_s`, the pool holds
-new work back: it drains the adapter that was pinned longest ago, so that no new request may use it; and if KV is in the
-way, no new request may take the frames that the waiting group needs.
+Free memory on the device goes to the group of adapters that has waited longest. A group is all adapters of one request.
+The adapters of a group are placed together; otherwise two requests that each have one of their adapters could wait for
+each other for ever. If everything is in use for `patience_s` seconds, the pool holds new requests back. It drains the
+adapter that was pinned longest ago: no new request may use it. If KV is in the way, no new request may take the memory
+that the waiting group needs.
 
-Every wait ends. A waiting request holds no page and no pin. A running request never waits for an adapter and always
-reaches its end (see Scheduler); then its pages and adapters are idle. A new request starts only if enough idle KV
-remains for the waiting group. So when nothing runs, idle KV and idle adapters can be evicted until the group fits;
-`absorb` and `refusal` turn away groups that could never fit. Copies in flight end by themselves.
+Invariant: every wait ends. A waiting request holds no page and no pin. A running request never waits for an adapter and
+always reaches its end. So when nothing runs, idle KV and idle adapters can be evicted until the group fits. `absorb`
+and `refusal` return errors for groups that could never fit.
 """
 
 import logging
@@ -32,19 +31,22 @@ _log = logging.getLogger(__name__)
 
 
 Group = tuple[str, ...]
-"""The digests that one request needs together: one, or those of a mixture."""
+"""The digests of the adapters that one request needs together: one digest, or those of a mixture."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraPoolLimits:
-    """`patience_s`: seconds that adapters wait for device memory before other new requests are held back."""
+    """The limits of a LoraPool. `host_bytes` is the host memory for adapters.
+
+    If adapters have waited for device memory for `patience_s` seconds, the pool holds other new requests back.
+    """
 
     host_bytes: int
     patience_s: float = 0.2
 
 
 class LoraPool:
-    """Adapters by digest. Only the engine loop's thread calls it."""
+    """Decides which adapters are on the host and on the device. Only the engine loop's thread calls it."""
 
     def __init__(self, loader: AdapterLoader, limits: LoraPoolLimits, device: DeviceAdapterPool, clock: Clock) -> None:
         self._loader = loader
@@ -69,13 +71,17 @@ class LoraPool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the adapters on the device."""
+        """The total size of the adapters on the device, in bytes."""
         return self._device.num_bytes
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def want(self, groups: Sequence[Group]) -> None:
-        """Tell the pool what each waiting request needs, in queue order. Starts loads, and places what fits."""
+        """Tells the pool which adapters each waiting request needs, in queue order.
+
+        The pool starts loads of missing adapters, and places on the device those that fit. Each group holds the digests
+        of one request's adapters.
+        """
         distinct = dict.fromkeys(groups)
         self._device.wanted = {digest for group in distinct for digest in group}
         self._claims = {group: since for group, since in self._claims.items() if group in distinct}
@@ -89,20 +95,22 @@ class LoraPool:
         self._serve_claims()
 
     def _is_claimed(self, group: Group) -> bool:
-        """Whether the group waits only for device memory: some adapters are on the host, the others on the device."""
+        """Returns whether the group waits only for device memory: some of its adapters are on the host, the others on
+        the device.
+        """
         away = [digest for digest in group if digest not in self._device]
         return bool(away) and all(digest in self._host for digest in away)
 
     def is_ready(self, digest: str) -> bool:
-        """Whether a request may start with this adapter now."""
+        """Returns whether a new request may use this adapter now: it is on the device, and is not about to leave it."""
         return digest in self._device and digest not in self._draining and digest not in self._to_forget
 
     def refusal(self, uses: Sequence[AdapterUse]) -> GraftworkError | None:
-        """Returns the error if these adapters cannot serve one request together. None if they can, or if it is not
-        known yet.
+        """Returns the error if one request can never use these adapters together.
 
-        Adapters of a mixture must fit the device together. They must have only low-rank factors, which can be summed
-        with weights.
+        The adapters of a mixture must fit on the device together, and must consist of low-rank factors only, because
+        other changes have no weighted sum. Returns None if the adapters can be used together, or if that is not known
+        yet.
         """
         if len(uses) == 1 and uses[0].weight == 1.0:
             return None
@@ -123,14 +131,18 @@ class LoraPool:
         )
 
     def get(self, digest: str) -> ResidentAdapter:
-        """Returns a resident adapter that the caller has pinned. The result is valid for this step."""
+        """Returns an adapter that is on the device and that the caller has pinned. The result is valid only for this
+        step.
+        """
         assert self._device.is_pinned(digest), f"{digest} is used without a pin"
         adapter = self._device.find(digest)
         assert adapter is not None, f"{digest} is pinned and not on the device"
         return adapter
 
     def pin(self, digest: str) -> None:
-        """Keep a resident adapter on the device, and mark it used."""
+        """Adds one user of an adapter on the device, and marks the adapter as just used. An adapter with users is not
+        evicted.
+        """
         self._device.pin(digest)
 
     def unpin(self, digest: str) -> None:
@@ -139,11 +151,16 @@ class LoraPool:
             self._evict(digest)
 
     def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
-        """Test on a loading thread that an adapter is applied exactly. Requests in service are not disturbed."""
+        """Tests on a loading thread that the engine applies an adapter exactly. Does not disturb running requests.
+
+        `answer` is called with the error, or with None.
+        """
         self._loader.probe(digest, answer)
 
     def forget(self, digest: str) -> None:
-        """Drop an adapter from host and device. If requests use it, it leaves the device when the last one ends."""
+        """Drops an adapter from host and device. While requests use the adapter, it stays on the device until the last
+        one ends.
+        """
         self._drop_from_host(digest)
         self._claims = {group: since for group, since in self._claims.items() if digest not in group}
         if self._device.is_pinned(digest):
@@ -152,9 +169,10 @@ class LoraPool:
             self._evict(digest)
 
     def absorb(self, loaded: AdapterLoaded) -> GraftworkError | None:
-        """Keep a loaded adapter on the host.
+        """Stores a loaded adapter on the host.
 
-        If the load failed, returns the error for the requests that wait for it.
+        If the load failed, or if the adapter can never fit on the device, returns the error for the requests that wait
+        for this adapter. Else returns None.
         """
         self._loader.loading.discard(loaded.digest)
         if isinstance(loaded.outcome, GraftworkError):
@@ -168,7 +186,7 @@ class LoraPool:
         return None
 
     def close(self) -> None:
-        """End the loading threads."""
+        """Waits for the loads that run, and ends the loading threads."""
         self._loader.close()
 
     def check_integrity(self) -> None:
@@ -195,7 +213,7 @@ class LoraPool:
         return kept
 
     def _keep_on_host(self, adapter: ResidentAdapter) -> None:
-        """Keep an adapter on the host. To make room, drops others, the least recently loaded or placed first.
+        """Keeps an adapter on the host. To make room, drops others, the least recently loaded or placed first.
 
         Never drops the adapters that the first requests in the queue need.
         """
@@ -214,7 +232,7 @@ class LoraPool:
     # ---- the device -------------------------------------------------------------------------------------------
 
     def _serve_claims(self) -> None:
-        """Place waiting groups in order. Stops at the first group that does not fit, so that no group overtakes it."""
+        """Places waiting groups in order. Stops at the first group that does not fit, so that no group overtakes it."""
         self._finish_draining()
         self._device.claimed_pages = 0
         now = self._clock.monotonic()
@@ -233,7 +251,7 @@ class LoraPool:
                 self._host.move_to_end(adapter.digest)
 
     def _hold_up(self, placing: PlacementResult, away: Sequence[ResidentAdapter], spared: set[str]) -> None:
-        """Hold new requests back for a group that has waited longer than `patience_s`."""
+        """Holds new requests back, because a group of adapters waited longer than `patience_s` for device memory."""
         self._draining -= spared
         if placing is PlacementResult.SHARE_IN_USE:
             self._draining |= self._device.to_drain(away, self._draining, spared)
@@ -241,7 +259,10 @@ class LoraPool:
             self._device.claimed_pages = self._device.frames_for(away)
 
     def _finish_draining(self) -> None:
-        """Evict drained adapters that are idle. When no group waits, the other drained adapters take requests again."""
+        """Evicts drained adapters that are idle.
+
+        When no group waits, the other drained adapters take requests again.
+        """
         self._draining.intersection_update(self._device.digests)
         if not self._claims:
             self._draining.clear()

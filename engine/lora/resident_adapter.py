@@ -1,9 +1,9 @@
-"""An adapter in the form that the forward pass uses: targets with the same input joined, in the engine's dtype, in one
-block of memory.
+"""Holds an adapter in the form that the forward pass uses: in the engine's dtype, in one block of memory.
 
-One block needs only one copy between host and device, and its number of bytes is exact in every budget. All tensors are
-views of the block. Ranks are padded with zeros to pages of eight. So an adapter of rank 8 costs eight ranks beside one
-of rank 128, and equal rows give equal bits wherever their ranks are (see packs.py).
+Projections with the same input, such as q, k and v, form a group and are applied together. One block needs only one
+copy between host and device, and its number of bytes is exact in every budget. All tensors are views of the block.
+Ranks are padded with zeros to pages of eight. So in a batch with an adapter of rank 128, an adapter of rank 8 still
+costs only eight ranks, and equal rows give equal bits wherever their ranks are (see packs.py).
 """
 
 from collections.abc import Callable
@@ -28,7 +28,11 @@ def _changed(tensor: torch.Tensor | None, change: TensorChange) -> torch.Tensor 
 
 @dataclass(frozen=True, slots=True)
 class SliceDelta:
-    """One target's part of a group: v[:, rank_start:rank_end] @ B goes to y[:, out_start:out_end]."""
+    """The matrix B of one projection (a slice of a group of projections).
+
+    The ranks [rank_start, rank_end) of the group's x @ A.T are multiplied by `B`. The product is added to the output
+    columns [out_start, out_end) of the group.
+    """
 
     B: torch.Tensor  # [ranks, out_features]
     rank_start: int
@@ -42,10 +46,12 @@ class SliceDelta:
 
 @dataclass(frozen=True, slots=True)
 class GroupDelta:
-    """The change of one group's output: y = column_scale * y + column_shift + (scales * (x @ A.T)) @ B.
+    """An adapter's change of the output y of one group of projections, for the input x:
 
-    Scales are kept apart from A, so that a 16-bit adapter is rounded as PEFT rounds it. Most scales are powers of two;
-    those are multiplied into A, which is exact.
+        y = column_scale * y + column_shift + (scales * (x @ A.T)) @ B
+
+    B stands for the matrices in `slices`. Scales are kept apart from A, so that a 16-bit adapter is rounded as PEFT
+    rounds it. Most scales are powers of two; those are multiplied into A, which is exact.
     """
 
     A: torch.Tensor  # [sum of ranks, in_features]; the ranks of the slices behind one another
@@ -69,13 +75,15 @@ class GroupDelta:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether the change is only low-rank factors, so that it may be part of a weighted mixture."""
+        """Whether the change consists of low-rank factors only. Only such a change may be part of a weighted
+        mixture.
+        """
         return self.column_scale is None and self.column_shift is None
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingDelta:
-    """The change of the embedding by low-rank factors: hidden += scale * (A[token] @ B)."""
+    """An adapter's low-rank change of the embedding. It adds scale * (A[token] @ B) to the embedding of a token."""
 
     A: torch.Tensor  # [vocab, ranks]
     B: torch.Tensor  # [ranks, hidden]
@@ -87,7 +95,7 @@ class EmbeddingDelta:
 
 @dataclass(frozen=True, slots=True)
 class ResidentAdapter:
-    """An adapter in one block of memory, on the host or on the device."""
+    """An adapter whose tensors are all in one block of memory, on the host or on the device."""
 
     digest: str
     block: torch.Tensor  # [num_bytes] uint8; every tensor below is a view of it
@@ -97,9 +105,9 @@ class ResidentAdapter:
     saved_embedding: torch.Tensor | None  # [vocab, hidden]
     saved_head: torch.Tensor | None  # [vocab, hidden]
     max_ranks: int
-    """Returns the most ranks of any slice, rounded up to whole pages of eight."""
+    """The most ranks of any projection, rounded up to whole pages of eight."""
     is_low_rank: bool
-    """Whether it has only low-rank factors of linear layers, so that it may be part of a weighted mixture."""
+    """Whether the adapter has only low-rank factors of linear layers, so that it may be part of a weighted mixture."""
 
     @property
     def num_bytes(self) -> int:
@@ -107,17 +115,23 @@ class ResidentAdapter:
 
     @property
     def changes_vocabulary(self) -> bool:
-        """Whether it changes the embedding or the head."""
+        """Whether the adapter changes the embedding or the output head."""
         parts = (self.embedding, self.saved_embedding, self.saved_head, self.deltas.get((HEAD_LAYER, HEAD.name)))
         return any(part is not None for part in parts)
 
     def moved_to(self, block: torch.Tensor) -> "ResidentAdapter":
-        """Copy the adapter into `block` in one transfer. block: [num_bytes] uint8, aligned, on any device."""
+        """Copies the adapter into `block` in one transfer, and returns the copy.
+
+        block: [num_bytes] uint8, aligned, on any device.
+        """
         block.copy_(self.block, non_blocking=True)
         return self.over(block)
 
     def over(self, block: torch.Tensor) -> "ResidentAdapter":
-        """Returns the adapter as views of another block, which must hold the same bytes."""
+        """Returns the same adapter with tensors that are views of `block`. Copies nothing.
+
+        The caller must make sure that `block` has the same content as the adapter's own block.
+        """
         start_of_own, views = int(self.block.storage_offset()), _Views(block)
 
         def view(tensor: torch.Tensor) -> torch.Tensor:
@@ -126,7 +140,11 @@ class ResidentAdapter:
         return self.mapped(view, block)
 
     def mapped(self, change: TensorChange, block: torch.Tensor) -> "ResidentAdapter":
-        """Returns the adapter over `block`, with `change` applied to every tensor in a fixed order."""
+        """Returns the adapter with each tensor replaced by the result of `change`. `block` replaces the adapter's
+        block.
+
+        `change` is called for all tensors in a fixed order.
+        """
         return replace(
             self,
             block=block,
@@ -138,7 +156,9 @@ class ResidentAdapter:
 
 
 class _Views:
-    """Makes contiguous tensors in a block. Each takes one operation, because an adapter has about a hundred tensors."""
+    """Makes contiguous tensors in a block. Each takes one torch operation, because an adapter has about a hundred
+    tensors.
+    """
 
     def __init__(self, block: torch.Tensor) -> None:
         self._block = block
@@ -163,7 +183,10 @@ def compacted(
     saved_embedding: torch.Tensor | None,
     saved_head: torch.Tensor | None,
 ) -> ResidentAdapter:
-    """Copy an adapter's separate tensors into one block."""
+    """Copies an adapter's separate tensors into one new block of CPU memory, and returns the adapter over this block.
+
+    `deltas` has the changes by (layer, name of the group of projections).
+    """
     widths = [part.rank_end - part.rank_start for delta in deltas.values() for part in delta.slices]
     more = (embedding, saved_embedding, saved_head)
     loose = ResidentAdapter(
@@ -191,5 +214,8 @@ def compacted(
 
 
 def pages_of_ranks(rank: int) -> int:
-    """Returns the number of stored ranks: `rank` rounded up to whole pages of eight."""
+    """Returns the number of ranks that are stored for an adapter of rank `rank`: rounded up to a multiple of eight.
+
+    The added ranks are zeros.
+    """
     return -(-rank // RANK_PAGE) * RANK_PAGE

@@ -1,13 +1,13 @@
 """Applies LoRA deltas to a mixed batch, in plain torch.
 
 The rows of a batch are ordered by mix (one adapter, or a mixture of a few), so the rows of a mix are one run
-[start, end): a segment. Segments are made once a step and serve all layers. Rows of the bare base are in no segment.
+[start, end): a segment. Segments are made once a step and serve all layers. Rows of the base model are in no segment.
 
 Long segments are multiplied one by one, from the adapter itself. Short segments are multiplied together, from packs
 (see packs.py). Both give a row the same bits, so its output does not depend on its neighbours.
 
-On a CPU this path serves the rows of chunks, and rows that decode if the kernel does not work (cpu_backend.py). On
-CUDA it serves what the Triton kernels do not, and it is their reference.
+On a CPU this path serves the rows of prefill chunks, and also rows that decode if the kernel does not work
+(cpu_backend.py). On CUDA it serves what the Triton kernels do not, and it is their reference.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,10 @@ from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows [start, end) of the batch, and rows [sampled_start, sampled_end) of the sampled ones, use one mix."""
+    """A range of rows that use the same adapter or mixture: rows [start, end) of the batch.
+
+    The same requests have the rows [sampled_start, sampled_end) among the sampled rows.
+    """
 
     start: int
     end: int
@@ -41,32 +44,43 @@ class Segment:
         return self.end - self.start
 
     def of_sampled(self) -> "Segment":
-        """Returns the mix's segment among the sampled rows, which the head sees. No sampled row is part of a chunk."""
+        """Returns the segment of the same adapter or mixture among the sampled rows, which are the input of the output
+        head.
+
+        No sampled row counts as part of a chunk.
+        """
         rows = range(self.sampled_start, self.sampled_end)
         return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
 
     def of_chunks(self) -> list["Segment"]:
-        """Returns a segment for each range of rows that belong to prefill chunks.
+        """Returns the ranges of rows in this segment that belong to prefill chunks, each as a segment of its own.
 
-        The rows between the ranges decode.
+        The rows that decode are in none of them.
         """
         bounds = (self.start - 1, *self.decoding, self.end)
         return [Segment(row + 1, end, self.mix) for row, end in pairwise(bounds) if row + 1 < end]
 
 
 LONG_SEGMENT_ROWS = 16
-"""Segments of at least this many rows are multiplied alone: that costs less than the zeros of a pack."""
+"""The least number of rows in a segment that is multiplied alone. For so many rows, a separate product costs less than
+a pack (factors of several adapters, padded with zeros).
+"""
 
 
 BLOCK_ROWS = 8
-"""Rows of a pack's block. Fewer rows waste less work on other adapters' ranks; more rows fill the product better."""
+"""The number of rows in one block of a pack. Fewer rows waste less work on other adapters' ranks; more rows fill the
+product better.
+"""
 
 
 class LoraProduct(Protocol):
-    """The product of rows that are multiplied together with their adapters."""
+    """Computes the LoRA deltas of some rows of the batch in one matrix product, and adds them to the outputs."""
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Add the deltas of one group to the product's rows of y, in place."""
+        """Adds the LoRA deltas of one group of projections to y, in place, but only to the rows of this product.
+
+        x: [num_rows, in_features], y: [num_rows, out_features of the group].
+        """
         ...
 
 
@@ -76,7 +90,9 @@ ProductPlanner = Callable[[Sequence[Segment], int], Sequence[LoraProduct]]
 
 @dataclass(frozen=True, slots=True)
 class SegmentProduct:
-    """One long segment of a single adapter, multiplied by its own matrices."""
+    """Multiplies many rows that use the same adapter (a long segment) by the adapter's own matrices, without a packed
+    copy.
+    """
 
     start: int
     num_rows: int
@@ -96,7 +112,11 @@ class SegmentProduct:
 
 
 class PackedProduct:
-    """Short segments, multiplied by a pack over blocks of `block_rows` rows. Rows of no segment get no delta."""
+    """Multiplies several short segments by one pack (copies of their adapters side by side), in blocks of `block_rows`
+    rows.
+
+    Rows without an adapter get no delta.
+    """
 
     def __init__(self, start: int, block_rows: int, segments_by_block: Sequence[Sequence[Segment]], pack: Pack) -> None:
         self._start = start
@@ -124,7 +144,7 @@ class PackedProduct:
     def _foreign_ranks(self, owners: torch.Tensor) -> torch.Tensor:
         """Returns a mask of the ranks that belong to other rows' mixes: [blocks, rows, ranks] bool.
 
-        It is made once for each layout of ranks.
+        The mask is made once for each layout of ranks.
         """
         layout = id(owners)
         if layout not in self._foreign:
@@ -138,14 +158,18 @@ class PackedProduct:
 
 
 class TorchProducts:
-    """Plans the products: one for each long segment, and packed ones for the short segments between long segments."""
+    """Plans the matrix products of a step. A segment is a range of rows that use the same adapter or mixture.
+
+    Each long segment gets a product of its own. Short segments that are neighbours share a product over packed copies
+    of their adapters.
+    """
 
     def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
         self._packs = packs
         self._rules = rules
 
     def __call__(self, segments: Sequence[Segment], num_rows: int) -> list[LoraProduct]:
-        """Plan the products of a step. `num_rows` counts all rows of the batch, with base rows and padding."""
+        """Plans the products of a step. `num_rows` counts all rows of the batch, including base rows and padding."""
         return list(self._products(segments, num_rows))
 
     def _products(self, segments: Sequence[Segment], num_rows: int) -> Iterator[LoraProduct]:
@@ -176,12 +200,12 @@ class TorchProducts:
 
 
 class LoraBatch:
-    """A step's segments, shared by all layers."""
+    """Applies the adapters of one step in every layer. The matrix products are planned once, for all layers."""
 
     def __init__(
         self, segments: Sequence[Segment], make_lanes: ProductPlanner, rules: BatchInvariance, num_rows: int
     ) -> None:
-        """`num_rows` counts all rows of the batch, with base rows and padding (see `padded_rows`)."""
+        """`num_rows` counts all rows of the batch, including base rows and padding (see `padded_rows`)."""
         self.segments = tuple(segments)
         self._rules = rules
         self._make_lanes = make_lanes
@@ -189,7 +213,9 @@ class LoraBatch:
         self._products = make_lanes(self.segments, num_rows)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Add each row's LoRA delta to the base's output of one group, in place.
+        """Adds each row's LoRA delta to the output of the base model's linear layers in one group, in place.
+
+        A group is the layers with the same input, such as q, k and v.
 
         x: [num_rows, in_features], y: [num_rows, out_features of the group].
         """
@@ -198,7 +224,11 @@ class LoraBatch:
             product.add_to(y, x, layer, group)
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Add each row's LoRA delta to the base's embeddings, in place. hidden: [num_rows, hidden]."""
+        """Applies each row's adapter to the base model's embeddings, in place: adds a LoRA delta, or inserts a saved
+        embedding.
+
+        hidden: [num_rows, hidden_size], token_ids: [num_rows].
+        """
         for segment in self.segments:
             adapter = segment.mix.single
             if adapter is None:
@@ -211,9 +241,10 @@ class LoraBatch:
                 hidden[rows].add_(self._product(v, adapter.embedding.B), alpha=adapter.embedding.scale)
 
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
-        """Add each row's LoRA delta to the base's logits of the sampled rows, in place.
+        """Applies each row's adapter to the base model's logits, in place: adds a LoRA delta, or inserts a saved head's
+        logits.
 
-        x: [num_sampled, hidden], logits: [num_sampled, vocab]; both may have more rows than are sampled.
+        x: [num_sampled, hidden_size], logits: [num_sampled, vocab]. Both may have further rows, which are padding.
         """
         touched = [segment.of_sampled() for segment in self.segments if _has_head(segment.mix)]
         touched = [segment for segment in touched if segment.num_rows]
@@ -227,7 +258,7 @@ class LoraBatch:
             over_samples.add_deltas(logits, x, HEAD_LAYER, HEAD.name)
 
     def _change_columns(self, y: torch.Tensor, layer: int, group: str) -> None:
-        """Apply DoRA's scales and the biases to the base's outputs, in place."""
+        """Applies DoRA's scales and the biases to the base's outputs, in place."""
         for segment in self._with_columns:
             rows = y[segment.start : segment.end]
             for adapter, _ in segment.mix.parts:
@@ -248,7 +279,7 @@ class LoraBatch:
 
 
 def _without_gaps(segments: list[Segment]) -> Iterator[list[Segment]]:
-    """Split segments where at least one whole block between them has no adapter, so that no block of zeros is
+    """Splits segments where at least one whole block of rows between them has no adapter, so that no block of zeros is
     multiplied.
     """
     start = 0
@@ -266,9 +297,10 @@ def _only_adapter(segment: Segment) -> ResidentAdapter:
 
 
 def padded_rows(num_rows: int, min_rows: int, *, with_adapters: bool) -> int:
-    """Returns the number of rows that a batch is padded to.
+    """Returns the number of rows of a batch after padding. Padding makes a row's bits independent of the batch's size.
 
-    It is enough for exact products, and a whole number of blocks if the batch has adapters.
+    The result is at least `min_rows`. With adapters, a batch of more than `BLOCK_ROWS` rows is padded to a multiple of
+    `BLOCK_ROWS`.
     """
     rows = max(num_rows, min_rows)
     return -(-rows // BLOCK_ROWS) * BLOCK_ROWS if with_adapters and rows > BLOCK_ROWS else rows
@@ -287,7 +319,7 @@ class TorchLora:
         self.products = TorchProducts(packs, rules)
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
-        """Does nothing: packs are made when a batch first needs them."""
+        """Does nothing, because packed copies of an adapter are made when a batch first needs them."""
 
     def forget(self, digest: str) -> None:
         self._packs.forget(digest)

@@ -1,7 +1,8 @@
-"""Tests an adapter before it is served: the engine's own path must add what plain torch computes.
+"""Tests an adapter before it is served: the engine must add to the base model's outputs what plain torch computes.
 
-It tries every group of every layer on a few random rows, beside a base row that must not change. It tests the torch
-path on the host. The kernels have self-tests of their own (cpu_selftest.py, triton/selftest.py).
+The test runs every group of projections of every layer on a few random rows, beside a row without an adapter, which
+must not change. It tests the torch path on the host. The kernels have self-tests of their own (cpu_selftest.py,
+triton/selftest.py).
 """
 
 from collections.abc import Iterator
@@ -20,11 +21,14 @@ from graftwork.platform.errors import ValidationFailed
 _NUM_ROWS = 5
 _SEED = 20260
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-"""Relative to the largest delta. It covers a few roundings of inputs, factors and sums."""
+"""The largest error, relative to the largest output. It covers a few roundings of inputs, factors and sums."""
 
 
 def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseModules, dtype: torch.dtype) -> None:
-    """Test one adapter. Raises ValidationFailed that names the group whose delta is wrong."""
+    """Tests that the engine applies an adapter as its matrices define it.
+
+    Raises ValidationFailed, which names the group of projections (such as qkv) whose output is wrong.
+    """
     generator = torch.Generator().manual_seed(_SEED)
     segment = Segment(1, _NUM_ROWS, AdapterMix(((adapter, 1.0),)))
     rules = BatchInvariance.of(dtype)
@@ -49,9 +53,9 @@ def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseM
 
 
 def _probe_embedding(weights: AdapterWeights, batch: LoraBatch, base: BaseModules, dtype: torch.dtype) -> None:
-    """Test what the adapter changes in the embeddings of a few tokens.
+    """Tests what the adapter changes in the embeddings of a few tokens.
 
-    The base's rows are random, because the adapter adds to them or replaces them.
+    The base's rows are all ones. Any values serve, because the adapter adds to them or replaces them.
     """
     pair, saved = weights.embedding, weights.saved_embedding
     if pair is None and saved is None:

@@ -1,6 +1,6 @@
-"""A LoRA adapter as it is read: pairs of matrices by layer and target, with their scales.
+"""Defines a LoRA adapter as it is read from its files: pairs of matrices by layer and target, with their scales.
 
-The engine does not read artifact files. It asks an `AdapterSource` for a digest.
+Never reads a file. The engine asks an `AdapterSource` for an adapter, by its digest.
 """
 
 from dataclasses import dataclass, field
@@ -13,16 +13,17 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """The factors of one module's delta: y += scale * ((x @ A.T) @ B.T + bias).
+    """The two low-rank factors of one linear layer. They add scale * ((x @ A.T) @ B.T + bias) to its output, for an
+    input x.
 
-    With a magnitude (DoRA) the whole module is renormalised: each output but the base's own bias is scaled by
-    magnitude / norm(row of W + scale * B @ A).
+    With a `magnitude` (DoRA), the outputs of the whole layer are rescaled, but not the base model's own bias. Output i
+    is multiplied by magnitude[i] / norm(row i of W + scale * B @ A), where W is the base model's weight.
     """
 
     A: torch.Tensor  # [rank, in_features]; of an embedding: [rank, vocab]
     B: torch.Tensor  # [out_features, rank]; of an embedding: [hidden, rank]
     scale: float
-    """alpha / rank, or alpha / sqrt(rank) under rsLoRA."""
+    """The factor of the delta: alpha / rank, or alpha / sqrt(rank) under rsLoRA."""
     magnitude: torch.Tensor | None = None  # [out_features]
     bias: torch.Tensor | None = None  # [out_features] of lora_B, where the adapter has one (lora_bias)
 
@@ -37,15 +38,15 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """Everything that one adapter version adds to the base, or replaces in it."""
+    """Everything that one adapter version adds to the base model, or replaces in it."""
 
     digest: str
     pairs: dict[tuple[int, str], LoraPair]
     """The factors by (layer index, target). A module that is absent is not changed."""
     biases: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
-    """Trained biases [out_features], by (layer index, target). They replace the base's biases."""
+    """Trained biases [out_features], by (layer index, target). Each replaces a bias of the base model."""
     embedding: LoraPair | None = None
-    """LoRA on embed_tokens. A tied head keeps the base's weights, as in PEFT."""
+    """LoRA on embed_tokens. A tied output head keeps the base model's weights, as in PEFT."""
     head: LoraPair | None = None
     """LoRA on lm_head."""
     saved_embedding: torch.Tensor | None = None  # [vocab, hidden], replaces the base's
@@ -66,11 +67,12 @@ class AdapterWeights:
 
 
 class AdapterSource(Protocol):
-    """Reads adapter weights by digest."""
+    """Reads the weights of stored adapters, which are named by digest."""
 
     def load(self, digest: str) -> AdapterWeights:
-        """Read one adapter version into CPU memory, in the dtype of its file.
+        """Reads one adapter version into CPU memory, in the dtype of its file.
 
-        Raises NotFound if there is no such artifact and ValidationFailed if its bytes no longer match the digest.
+        Raises NotFound if no adapter with this digest is stored, and ValidationFailed if the file's content no longer
+        matches the digest.
         """
         ...

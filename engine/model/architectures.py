@@ -1,6 +1,7 @@
 """Describes the served architectures as data.
 
-Owns how architectures differ: windows, biases, norms, and defaults of settings. Never contains code for a single one.
+Owns how architectures differ: sliding windows, biases, norms, and the defaults of settings. Never contains code for a
+single architecture.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 class WindowRule(Enum):
-    """The rule that selects the layers with a sliding window. They attend only to the last `sliding_window` tokens."""
+    """Says which layers have a sliding window. Such layers attend only to the last `sliding_window` tokens."""
 
     NO_LAYER = auto()
     EVERY_LAYER = auto()
@@ -23,7 +24,7 @@ class WindowRule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelVariant:
-    """One architecture."""
+    """Describes how one architecture differs from the others."""
 
     model_type: str
     """The `model_type` that config.json must have; transformers selects the model by it."""
@@ -31,7 +32,7 @@ class ModelVariant:
     biased_targets: tuple[str, ...] = ()
     """Linear layers that always have a bias."""
     biased_by_setting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By name of a setting: the linear layers that have a bias if the setting is true."""
+    """By the name of a setting, the linear layers that have a bias if the setting is true."""
     has_qk_norm: bool = False
     """Whether each head of queries and keys is normalised before rotation."""
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Reads the shape of a decoder from a Hugging Face config.json.
 
-Owns the translation of config.json into plain facts; engine/model/architectures.py has the differences by architecture.
-Never imports torch, because the gateway uses it too. Never ignores an unsupported setting: the error names it.
+Owns the translation of config.json into a ModelConfig; engine/model/architectures.py lists the differences between
+architectures. Never imports torch, because the gateway uses it too. Never ignores an unsupported setting: the error
+names it.
 """
 
 import json
@@ -20,7 +21,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The facts of a model that the forward pass needs."""
+    """What the forward pass must know about a model besides its weights."""
 
     vocab_size: int
     hidden_size: int
@@ -47,12 +48,12 @@ class ModelConfig:
 
     @property
     def kv_width(self) -> int:
-        """The number of features of one token's keys in one layer. The token's values have as many features."""
+        """The number of features in the keys of one token in one layer, over all KV heads. The values have as many."""
         return self.num_kv_heads * self.head_dim
 
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:
-        """(out_features, in_features) of each LoRA target."""
+        """The pair (out_features, in_features) of each LoRA target, by the target's name."""
         query = self.num_heads * self.head_dim
         return {
             "q_proj": (query, self.hidden_size),
@@ -66,7 +67,9 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Reads config.json. Raises InvalidRequest if the file is missing or the model is not served."""
+    """Reads config.json from a model folder. Raises InvalidRequest if it is missing, or if the model is not
+    supported.
+    """
     found = _read_json(folder / "config.json")
     variant = _variant(found)
     raw = {**COMMON_DEFAULTS, **variant.defaults, **found}

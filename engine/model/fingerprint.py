@@ -13,7 +13,9 @@ from graftwork.platform.errors import InvalidRequest
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns `sha256:…` over config.json and all weight files. It depends on their content, not on the folder's path."""
+    """Returns `sha256:…`, a digest of the content of config.json and all weight files. The folder's path does not
+    matter.
+    """
     digest = hashlib.sha256(b"graftwork/base/1")
     for path in [folder / "config.json", *weight_files(folder)]:
         with path.open("rb") as file:
@@ -22,9 +24,10 @@ def fingerprint(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors files that the index lists, or all if there is no index.
+    """Returns the safetensors files that the model's index file lists. Without an index file, returns all in the
+    folder.
 
-    Raises InvalidRequest if one is missing.
+    Raises InvalidRequest if a file is missing.
     """
     files = sorted(_indexed_files(folder)) or sorted(folder.glob("*.safetensors"))
     missing = [path.name for path in files if not path.exists()]

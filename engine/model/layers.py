@@ -1,10 +1,11 @@
 """Computes two parts of a decoder layer: linear layers and the rotary position embedding.
 
-Owns the weight and the bias of each linear layer, in the memory layout that is fastest on this machine, and the table
-of cosines and sines. Invariant: both memory layouts give results with the same bits.
+Owns the weight and the bias of each linear layer, and the table of cosines and sines. A weight is stored either as a
+plain matrix or in blocks, whichever is faster on this machine. Invariant: both give results with the same bits.
 
-The embedding has the half-split form of Hugging Face's Llama (RoFormer, Su et al. 2021, arXiv 2104.09864). Frequencies
-are computed by the same fp32 operations in the same order as in transformers, so that they are equal to the bit.
+The rotary embedding has the half-split form of Hugging Face's Llama (RoFormer, Su et al. 2021, arXiv 2104.09864).
+Frequencies are computed by the same fp32 operations in the same order as in transformers, so that they are equal to the
+bit.
 """
 
 import math
@@ -16,27 +17,27 @@ from torch.nn import functional
 from graftwork.engine.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 _TYPICAL_ROWS = 32
-"""A hint for the layout. A step may have any number of rows."""
+"""The number of rows for which oneDNN chooses the blocks. A step may have any number of rows."""
 
 
 class Linear:
-    """A linear layer: y = x @ weight.T + bias.
+    """Computes a linear layer: x @ weight.T + bias, for x of [num_rows, in_features].
 
-    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN multiplies, instead of
-    rearranging it in every product: twice as fast for one row, a quarter faster for 32 rows, with the same bits.
+    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN multiplies. Then a product need
+    not rearrange the weight: it is twice as fast for one row, and a quarter faster for 32 rows, with the same bits.
     """
 
     __slots__ = ("_packed", "_weight", "bias")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """weight: [out_features, in_features], bias: [out_features]."""
+        """`weight` is [out_features, in_features] and `bias` is [out_features]."""
         self.bias = bias
         self._weight: torch.Tensor | None = weight
         self._packed: torch.Tensor | None = None
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out_features, in_features]; a copy if the weight is stored in blocks."""
+        """The weight, [out_features, in_features]. It is a copy if the weight is stored in blocks."""
         if self._weight is not None:
             return self._weight
         assert self._packed is not None
@@ -57,11 +58,15 @@ class Linear:
         return functional.linear(x, self._weight, self.bias)
 
     def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the weight [end - start, in_features] and bias of outputs [start, end)."""
+        """Returns the part of the layer that computes the outputs [start, end): its weight [end - start, in_features]
+        and its bias.
+        """
         return self.weight[start:end], None if self.bias is None else self.bias[start:end]
 
     def pack(self) -> None:
-        """Stores the weight in blocks, if that is faster, and drops the plain copy."""
+        """Stores the weight in the blocks that oneDNN multiplies, if that is faster on this machine. Drops the plain
+        weight.
+        """
         if self._weight is None or not _pays(self._weight):
             return
         reorder: Callable[[torch.Tensor, int], torch.Tensor] = torch.ops.mkldnn._reorder_linear_weight
@@ -70,15 +75,16 @@ class Linear:
 
 
 def _pays(weight: torch.Tensor) -> bool:
-    """Returns whether blocks are faster. fp32 products use MKL, which does not gain; torch without oneDNN has no
-    blocks.
+    """Returns whether storing a weight in blocks makes products faster.
+
+    It does not for fp32, because these products use MKL. Without oneDNN, torch has no blocks.
     """
     has_blocks = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_blocks
 
 
 class RotaryTable:
-    """Cosines and sines of all positions of the context, computed once in fp32."""
+    """Holds the cosines and sines of the rotary embedding for all positions of the context, computed once in fp32."""
 
     def __init__(self, head_dim: int, rope: RopeConfig, context_tokens: int, device: torch.device) -> None:
         frequencies = rotary_frequencies(head_dim, rope)
@@ -88,19 +94,26 @@ class RotaryTable:
         self._sin = (both.sin() * rope.attention_factor).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the cosines and sines of some positions, to broadcast over heads.  # [num_tokens, 1, head_dim] each"""
+        """Returns the cosines and the sines of the given positions, to broadcast over heads.
+
+        positions: [num_tokens]. Each of the two results is [num_tokens, 1, head_dim].
+        """
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotates queries or keys, in fp32; the result has the dtype of x.  # [num_tokens, heads, head_dim]"""
+        """Rotates queries or keys by their positions' cosines and sines. Computes in fp32.
+
+        x: [num_tokens, heads, head_dim]. The result has the shape and dtype of x.
+        """
         first, second = x.chunk(2, dim=-1)
         turned = torch.cat([-second, first], dim=-1)
         return (x * cos + turned * sin).to(x.dtype)
 
 
 def rotary_frequencies(head_dim: int, rope: RopeConfig) -> torch.Tensor:
-    """Returns the rotation of each pair of features from one position to the next, in radians.  # [head_dim / 2] fp32
-    on CPU
+    """Returns the angle, in radians, by which each pair of features is rotated from one position to the next.
+
+    The result is [head_dim / 2] fp32 on the CPU.
     """
     wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # in positions / 2 pi
     frequencies = 1.0 / wavelengths
@@ -133,7 +146,7 @@ def _yarn(wavelengths: torch.Tensor, head_dim: int, theta: float, scaling: YarnS
 
 
 def _yarn_range(head_dim: int, theta: float, scaling: YarnScaling) -> tuple[float, float]:
-    """Returns the bounds of the ramp: pairs of features below the first are kept, pairs above the second are divided."""
+    """Returns the ramp's bounds: pairs of features below the first are kept, pairs above the second are divided."""
 
     def pair_with_rotations(rotations: float) -> float:
         """Returns the pair of features that makes `rotations` rotations over the original context."""

@@ -14,7 +14,9 @@ HEAD_LAYER = -1
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroup:
-    """Linear layers that read the same input."""
+    """A group of linear layers that read the same input. `targets` are their names as LoRA targets, such as
+    "q_proj".
+    """
 
     name: str
     targets: tuple[str, ...]
@@ -34,7 +36,7 @@ HEAD = ProjectionGroup("head", ("lm_head",))
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """The sizes of one group of projections."""
+    """The input and output features of the linear layers in one group of projections."""
 
     in_features: int
     widths: tuple[int, ...]
@@ -42,6 +44,6 @@ class GroupShape:
 
     @classmethod
     def of(cls, model: ModelConfig, targets: Sequence[str]) -> "GroupShape":
-        """Returns the shape of these projections in a model."""
+        """Returns the shape of a group of projections in a model. `targets` are the names of its LoRA targets."""
         shapes = [model.target_shapes[target] for target in targets]
         return cls(shapes[0][1], tuple(out_features for out_features, _ in shapes))

@@ -17,14 +17,17 @@ _DEFAULT_BETA_FAST, _DEFAULT_BETA_SLOW = 32.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Every frequency is divided by the factor."""
+    """Rope scaling in which every frequency is divided by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low frequencies are divided by the factor, high frequencies are kept, and frequencies between are interpolated."""
+    """The rope scaling of Llama 3.
+
+    Low frequencies are divided by `factor`, high frequencies are kept, and those between are interpolated.
+    """
 
     factor: float
     low_freq_factor: float
@@ -34,11 +37,11 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """High frequencies are kept, low frequencies are divided by the factor, and frequencies between are interpolated.
+    """YaRN rope scaling.
 
-    The two bounds are numbers of rotations over the original context.
-
-    Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023).
+    High frequencies are kept, low frequencies are divided by `factor`, and those between are interpolated. The bounds
+    between high and low are two numbers of rotations over the original context. Source: Peng et al., "YaRN: Efficient
+    Context Window Extension of Large Language Models" (2023).
     """
 
     factor: float
@@ -53,18 +56,18 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """The rotary embedding of a model: the same in all layers, over all features of a head."""
+    """The settings of a model's rotary embedding. It is the same in all layers, and rotates all features of a head."""
 
     theta: float
     scaling: Scaling | None = None
     attention_factor: float = 1.0
-    """Cosines and sines are multiplied by this."""
+    """The factor by which cosines and sines are multiplied."""
 
 
 def read_rope_config(raw: dict[str, Any]) -> RopeConfig:
-    """Reads the rope settings of a config.json.
+    """Reads the settings of the rotary embedding from the content of a config.json.
 
-    Raises InvalidRequest, with the setting's name, if a setting is not supported or is not a number.
+    Raises InvalidRequest, which names the setting, if one is not supported or is not a number.
     """
     settings = _settings(raw)
     rope_type = _rope_type(settings)
@@ -100,7 +103,8 @@ def _linear(settings: dict[str, Any], _: int) -> RopeConfig:
 
 
 def _dynamic(settings: dict[str, Any], _: int) -> RopeConfig:
-    """Checks dynamic NTK scaling. It changes nothing up to max_position_embeddings, and longer requests are refused.
+    """Reads dynamic NTK scaling as no scaling: up to max_position_embeddings it changes nothing, and longer requests
+    are refused.
 
     Beyond that length the frequencies would change with every token, and cached keys would be wrong.
     """

@@ -1,4 +1,4 @@
-"""Reads the weight files of a model folder, memory-mapped safetensors.
+"""Reads the weight files of a model folder. The files are safetensors, which are memory-mapped.
 
 Owns the record of which tensors have been read. Never loads a tensor before `read` is called for it.
 """
@@ -15,7 +15,7 @@ _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 
 class WeightReader:
-    """The tensors of a model folder by name, over all its files."""
+    """Reads single tensors from the weight files of a model folder, by name."""
 
     def __init__(self, folder: Path) -> None:
         self._files = weight_files(folder)
@@ -30,13 +30,13 @@ class WeightReader:
 
     @property
     def unread(self) -> frozenset[str]:
-        """Names of the tensors that have not been read."""
+        """The names of the tensors in the files that have not been read yet."""
         return frozenset(self._unread)
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Reads one tensor onto the CPU, in its own dtype.
+        """Reads one tensor into CPU memory, in the dtype of its file.
 
-        Raises InvalidRequest if it is missing, or has another shape or the dtype of a quantised model.
+        Raises InvalidRequest if the tensor is missing, has another shape, or has the dtype of a quantised model.
         """
         path = self._file_by_name.get(name)
         if path is None:

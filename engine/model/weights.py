@@ -1,7 +1,7 @@
 """Reads the weights of a decoder from a model folder onto the device.
 
-Owns the weights. Projections of the same input are fused into one matrix. Never ignores a tensor of the folder: a
-tensor that the model does not use is an error.
+Owns the weights. The weights of projections with the same input, such as q, k and v, are joined into one matrix. Never
+ignores a tensor of the folder: a tensor that the model does not use is an error.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from graftwork.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one decoder layer, fused along the outputs."""
+    """The weights of one decoder layer. Linear layers with the same input, such as q, k and v, are joined into one."""
 
     attention_norm: torch.Tensor  # [hidden]
     qkv: Linear  # [query + 2 * kv_width, hidden]
@@ -28,7 +28,7 @@ class LayerWeights:
     down: Linear  # [hidden, intermediate]
 
     def group(self, name: str) -> Linear:
-        """Returns the fused weight and bias of one group of LoRA targets: qkv, o, gate_up or down."""
+        """Returns the joined linear layer of one group of projections: "qkv", "o", "gate_up" or "down"."""
         return {"qkv": self.qkv, "o": self.output, "gate_up": self.gate_up, "down": self.down}[name]
 
 
@@ -39,12 +39,15 @@ class DecoderWeights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     target_shapes: dict[str, tuple[int, int]]
-    """(out_features, in_features) of each LoRA target."""
+    """The pair (out_features, in_features) of each LoRA target."""
     norm: torch.Tensor  # [hidden]
     head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the weight and bias of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the output head."""
+        """Returns the weight and the bias of one LoRA target, such as "q_proj" in layer 3.
+
+        The output head is the target "lm_head" in layer HEAD_LAYER.
+        """
         if layer == HEAD_LAYER:
             return self.head.weight, None
         group = next(group for group in GROUPS if target in group.targets)
@@ -53,13 +56,19 @@ class DecoderWeights:
         return self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
-        """(out_features, in_features) of one LoRA target. Layer `HEAD_LAYER` with target "lm_head" is the output head."""
+        """Returns (out_features, in_features) of one LoRA target, such as "q_proj" in layer 3.
+
+        The output head is the target "lm_head" in layer HEAD_LAYER.
+        """
         if layer == HEAD_LAYER:
             return self.head.out_features, self.embedding.shape[1]
         return self.target_shapes[target]
 
     def pack(self) -> None:
-        """Stores the weights in the CPU's layout. A tied head becomes a copy of the embedding."""
+        """Stores the weights of all linear layers in blocks, where that is faster (see Linear.pack).
+
+        After that, an output head that was tied to the embedding is a copy of it.
+        """
         for layer in self.layers:
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 linear.pack()
@@ -69,9 +78,9 @@ class DecoderWeights:
 def load_decoder_weights(
     reader: WeightReader, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> DecoderWeights:
-    """Reads and fuses all weights.
+    """Reads all weights of a model onto the device, in `dtype`, and joins linear layers with the same input.
 
-    Raises InvalidRequest, with the tensor's name, if one is missing, has another shape, or is not part of the model.
+    Raises InvalidRequest, which names the tensor, if one is missing, has another shape, or is not part of the model.
     """
     tensors = _TensorReader(reader, config, device, dtype)
     embedding = tensors.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)

@@ -1,4 +1,4 @@
-"""An EngineClient that reaches an engine by gRPC.
+"""Implements EngineClient over gRPC.
 
 Owns the connection, and one stream for all requests. The stream is opened at first use, and again after it was lost.
 Never retries a request: if the engine is lost, raises Unavailable, and the caller decides whether to try again.
@@ -46,7 +46,7 @@ _LAST = (RequestFinished, GraftworkError)
 
 
 class GrpcEngineClient:
-    """A client of one engine at one address. Use it from one event loop."""
+    """Implements EngineClient for the engine at one gRPC address. Each client may be used from one event loop only."""
 
     def __init__(self, address: str) -> None:
         """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`."""
@@ -112,7 +112,7 @@ class GrpcEngineClient:
 
 
 class _Inbox:
-    """A queue of one request's events, for its only reader. Its length has no limit."""
+    """Queues the events of one request for its only reader. The length of the queue has no limit."""
 
     def __init__(self) -> None:
         self.events: deque[EngineEvent | GraftworkError] = deque()
@@ -124,13 +124,15 @@ class _Inbox:
 
 
 class _Conversation:
-    """One Converse stream (see engine.proto): writes requests, and passes each reply to the reader of its request."""
+    """Reads and writes one Converse stream (see engine.proto): sends requests, and passes each reply to the reader of
+    its request.
+    """
 
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
         self._address = address
         self._inboxes: dict[str, _Inbox] = {}
-        """By request id."""
+        """The queue of each request's events, by request id."""
         self._outgoing: asyncio.Queue[wire.GatewayMessage] = asyncio.Queue()
         self._writing = asyncio.create_task(self._write())
         self._reading = asyncio.create_task(self._read())

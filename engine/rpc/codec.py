@@ -203,7 +203,7 @@ def stats_to_wire(stats: EngineStats) -> wire.Stats:
 
 
 def stats_from_wire(message: wire.Stats) -> EngineStats:
-    """Reads the figures of an engine, and drops those that this version does not know."""
+    """Reads the counters and gauges of an engine. Drops those that this version of the gateway does not know."""
     known = {field.name for field in fields(EngineStats)}
     found = json.loads(message.fields_json)
     return from_json(EngineStats, {name: value for name, value in found.items() if name in known})
@@ -245,12 +245,15 @@ def memory_from_wire(message: wire.SessionMemory) -> SessionMemory:
 
 
 def to_json(value: HasFields) -> str:
-    """Writes the fields of a flat dataclass as a JSON object."""
+    """Returns a dataclass as the text of a JSON object of its fields. The fields must not be dataclasses themselves."""
     return json.dumps({field.name: getattr(value, field.name) for field in fields(value)})
 
 
 def from_json(kind: type[T], found: dict[str, Any]) -> T:
-    """Makes a dataclass from its fields; lists become tuples. Raises ValueError for an unknown field."""
+    """Makes a dataclass of class `kind` from the fields that were read from JSON. Lists become tuples.
+
+    Raises ValueError for a field that the class does not have.
+    """
     kinds = {field.name: field.type for field in fields(kind)}
     unknown = found.keys() - kinds.keys()
     if unknown:

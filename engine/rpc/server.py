@@ -1,7 +1,8 @@
-"""The engine's gRPC server: turns each call into a message for the engine loop, and sends the answers back.
+"""Serves an engine over gRPC: turns each call into a message for the engine loop, and sends the answers back.
 
-Owns the server and the thread of the loop. Decides nothing about a request: the loop does.
-Invariant: when a gateway disconnects, everything that it submitted is cancelled.
+Owns the gRPC server and the thread of the engine loop. Decides nothing about a request: the loop does.
+
+Invariant: when a gateway disconnects, all its requests are cancelled.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EngineServicer(engine_pb2_grpc.EngineServicer):
-    """Passes messages between gateways and the loop."""
+    """Passes messages from gateways to the engine loop, and the loop's outputs back to the gateways."""
 
     def __init__(self, engine: Engine) -> None:
         self._inbox = engine.loop.inbox
@@ -53,7 +54,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     async def Converse(  # noqa: N802 - gRPC's name
         self, messages: AsyncIterator[wire.GatewayMessage], context: Context
     ) -> AsyncIterator[wire.StepOutput]:
-        """Serves one gateway until it disconnects, then cancels everything that it submitted."""
+        """Serves one gateway until it disconnects. Then cancels all requests of this gateway."""
         event_loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
 
@@ -144,7 +145,7 @@ def _settle(answer: "asyncio.Future[Any]", value: object) -> None:
 
 
 class EngineServer:
-    """The gRPC server and the thread of the loop."""
+    """Runs the gRPC server and the thread of the engine loop."""
 
     def __init__(self, engine: Engine, listen: str) -> None:
         """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`. Port 0 takes a free one."""
@@ -155,7 +156,7 @@ class EngineServer:
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.has_died = asyncio.Event()
-        """Set when the loop has ended by an error. From then on no request is served."""
+        """An event that is set when the loop has ended by an error. After that no request is served."""
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()
@@ -171,14 +172,17 @@ class EngineServer:
             self._event_loop.call_soon_threadsafe(self.has_died.set)
 
     async def stop(self) -> None:
-        """Disconnects all gateways, then ends the loop."""
+        """Disconnects all gateways, then ends the engine loop and its thread."""
         await self._server.stop(grace=None)
         self._engine.loop.inbox.put(Stop())
         await asyncio.to_thread(self._thread.join)
 
 
 def serve_engine(config: EngineConfig, source_for: SourceFor, listen: str) -> None:
-    """Builds an engine and serves until SIGTERM or SIGINT."""
+    """Builds an engine and serves it at the address `listen`, until the process gets SIGTERM or SIGINT.
+
+    `source_for` makes the source from which the engine loads adapters.
+    """
     asyncio.run(_serve(build_engine(config, source_for), listen))
 
 

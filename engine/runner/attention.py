@@ -1,6 +1,6 @@
 """Computes attention over the pages of the KV cache, in torch.
 
-Owns the attention arithmetic; the cache owns the memory. Never reads a layer's KV before its load has ended.
+Owns the attention arithmetic; the cache owns the memory. Never reads KV that is still being copied to the device.
 Copies whole pages into one tensor: on a CPU this makes a step a fifth faster than copying single tokens.
 Invariant: a page is zeroed before its first token is written, so that masked positions never hold old values or NaN.
 """
@@ -14,7 +14,7 @@ from graftwork.engine.runner.input_batch import BatchTensors, ChunkRows, DecodeR
 
 
 class PagedAttention:
-    """Attention of one model over one KV cache."""
+    """Computes the attention of one model, and reads and writes keys and values in the pages of one KV cache."""
 
     def __init__(self, config: ModelConfig, cache: KvCache) -> None:
         self._config = config
@@ -31,10 +31,9 @@ class PagedAttention:
     ) -> torch.Tensor:
         """Writes the keys and values of all rows into their pages, then computes attention for all queries.
 
-        Raises LoadFailed if a page could not be loaded.
-
         query: [num_tokens, heads, head_dim]; key, value: [num_tokens, kv_heads, head_dim].
-        Returns [num_tokens, heads * head_dim].
+
+        Returns [num_tokens, heads * head_dim]. Raises LoadFailed if a KV page could not be copied to the device.
         """
         self._cache.gates.wait(layer)
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]
@@ -55,7 +54,9 @@ class PagedAttention:
     def _decode(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Computes attention for rows of one query each. Heads that share a KV head take the place of positions."""
+        """Computes attention for rows of one query each. Query heads that share a KV head are computed as several
+        queries of it.
+        """
         count, kv_heads = len(decode), self._config.num_kv_heads
         grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [queries, kv_heads, group, head_dim]
         mixed = functional.scaled_dot_product_attention(

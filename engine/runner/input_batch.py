@@ -1,12 +1,15 @@
-"""Builds the tensors of one step from its StepPlan. They are built once, and every layer reads them.
+"""Builds the tensors of one step from its StepPlan. The tensors are built once, and every layer reads them.
 
-A row is one token of the step. A decoding row has attention computed for it alone; a chunk is several rows of one
-prompt whose attention is computed together.
-Owns the order of rows: by adapter, and within an adapter the decoding rows before the chunks.
+A row is one token of the step. For a decoding row, attention is computed for this row alone. A chunk is several rows of
+one prompt whose attention is computed together.
+
+Owns the order of rows: sorted by adapter, and for each adapter first the decoding rows, then the chunks.
+
 Invariant: the bits of a row depend on its own request alone.
-- Small batches are padded with unused rows, and rows decode together only if their page tables have the same padded
-  length, which follows from a row's own position (see BatchInvariance).
-- Attention over several queries sums in another order than over one (benchmarks/row_bits.py). So a draft token is never
+
+- Small batches are padded with unused rows. Rows decode together only if their page tables have the same padded length,
+  which follows from a row's own position (see BatchInvariance).
+- Attention for several queries sums in another order than for one (benchmarks/row_bits.py). So a draft token is never
   part of a chunk: it decodes over the same pages as if the tokens before it had come one by one.
 """
 
@@ -23,14 +26,17 @@ from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.lora.torch_backend import padded_rows
 
 _KEY_BLOCK = 32
-"""Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order."""
+"""Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order.
+"""
 _PAGES_WORTH_A_CALL = 96
-"""The number of pages that are gathered in the time of one more attention call."""
+"""The number of pages whose copy takes as long as one more attention call."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """A group of decoding rows: the last known token of each decoding request, and each draft token."""
+    """Decoding rows whose attention is computed in one call. Each is the last known token of a request, or a draft
+    token.
+    """
 
     rows: torch.Tensor  # [num_queries] index of each row in the batch
     pages: torch.Tensor  # [num_tables * max_pages] flat page tables, padded with the null page
@@ -44,7 +50,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The rows of a chunk: several known tokens of one request."""
+    """The rows of one prefill chunk: several known tokens of one request, whose attention is computed together."""
 
     start_row: int
     end_row: int
@@ -55,7 +61,7 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class VisibleKeys:
-    """The keys that each query may see in the layers with one window width."""
+    """Masks of the keys that each query may see, for all layers with the same sliding window."""
 
     decodes: tuple[torch.Tensor, ...]  # as DecodeRows.visible, in the order of BatchTensors.decodes
     chunks: tuple[torch.Tensor, ...]  # as ChunkRows.visible, in the order of BatchTensors.chunks
@@ -63,7 +69,10 @@ class VisibleKeys:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRun:
-    """Rows [start_row, end_row) and sampled rows [first_sample, last_sample), which use one adapter or mixture."""
+    """A range of rows that use the same adapter or mixture: rows [start_row, end_row) of the batch.
+
+    The same requests have the rows [first_sample, last_sample) among the sampled rows.
+    """
 
     adapters: tuple[AdapterUse, ...]
     start_row: int
@@ -76,7 +85,7 @@ class AdapterRun:
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
-    """The inputs of the forward pass, besides weights and KV."""
+    """The inputs of one forward pass, besides the weights and the cached KV."""
 
     slices: tuple[RequestSlice, ...]
     """The slices of the step, in the order of their rows."""
@@ -92,10 +101,10 @@ class BatchTensors:
     adapter_runs: tuple[AdapterRun, ...]
 
     def visible_keys(self, window: int | None) -> VisibleKeys:
-        """Returns the keys that layers with this window see: the last `window` keys up to the query's own, or all if
-        None.
+        """Returns the masks of the keys that each query may see in layers with this sliding window.
 
-        Pages outside the window are still read, and masked.
+        A query sees the last `window` keys, the last of which is its own. If `window` is None, it sees all keys up to
+        its own. Pages outside the window are read all the same, and masked.
         """
         decodes = tuple(part.visible for part in self.decodes)
         chunks = tuple(part.visible for part in self.chunks)
@@ -111,7 +120,7 @@ class BatchTensors:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """One decoding row, over the first pages of its request."""
+    """One decoding row, and how many of its request's pages it attends to."""
 
     row: int
     start_row: int
@@ -124,7 +133,7 @@ class _Query:
 
 
 class BatchBuilder:
-    """Turns plans into tensors on one device."""
+    """Turns the plan of a step into the tensors of its forward pass, on one device."""
 
     def __init__(self, page_tokens: int, null_page: int, device: torch.device, rules: BatchInvariance) -> None:
         """`null_page` is a page of zeros that pads page tables. The page after it takes the KV of padding rows."""
@@ -223,14 +232,18 @@ class BatchBuilder:
 
 
 def padded_pages(num_pages: int) -> int:
-    """Rounds a number of pages up to one of 1, 2, 3, 4, 6, 8, 12, 16, …, which adds at most half."""
+    """Returns the least of the numbers 1, 2, 3, 4, 6, 8, 12, 16, … that is at least `num_pages`. Padding adds at most
+    half.
+    """
     power = 1 << (num_pages - 1).bit_length()  # the next power of two
     return power * 3 // 4 if num_pages <= power * 3 // 4 and power >= 4 else power
 
 
 def _groups(queries: list[_Query]) -> list[list[_Query]]:
-    """Returns the groups in which queries are computed: one for all, but a request whose pages would be copied too
-    often gets a group of its own.
+    """Returns the groups of queries that are computed together.
+
+    All queries are in one group, except for a request whose pages would be copied too often: this request has its own
+    group.
     """
     alone: list[list[_Query]] = []
     together: list[_Query] = []

@@ -1,7 +1,7 @@
-"""Carries out steps on the device, and measures how long the computation of prompts (prefill) takes.
+"""Runs steps on the device, and measures how long prefills take.
 
-A step builds its tensors, runs the forward pass and chooses tokens. Owns the decoder and the present measurement, and
-reads the adapter pool. Keeps no state of a request between steps: the scheduler has it.
+Owns the decoder and the measurement that is under way, and reads the adapter pool. For each step it builds tensors,
+runs the forward pass and chooses tokens. Keeps no state of a request between steps: the scheduler has it.
 
 The measurement never waits for the device: it reads the clock around steps that sample tokens, and the host has waited
 for these tokens anyway. The cost model gets the time of a prefill only if its steps did nothing else: no decoding, no
@@ -30,7 +30,9 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
 
 _FEWEST_TOKENS = 32
-"""A shorter prefill costs hardly more than its fixed part, so it tells little about the cost of tokens."""
+"""The fewest tokens of a prefill that is measured. A shorter prefill tells little about the cost of tokens, because
+most of its time is the fixed cost.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,9 @@ class _Prefill:
 
 
 class PrefillMeter:
-    """Measures prefills. The engine loop calls it around each step; it adds up the steps of a prompt that needs
-    several.
+    """Measures how long prefills take. The engine loop calls it before and after each step.
+
+    If a prompt takes several steps, their times are added up.
     """
 
     def __init__(self, costs: CostTracker, clock: Clock) -> None:
@@ -60,9 +63,10 @@ class PrefillMeter:
         self._began_at = self._clock.monotonic()
 
     def step_ended(self, plan: StepPlan, *, waited: bool) -> None:
-        """Adds the time of the step. Must be called as soon as the result of the step is there.
+        """Adds the time of the step that has just ended to the measured prefill. Must be called at once when the result
+        is known.
 
-        waited: whether the step waited for pages that were being copied to the device.
+        `waited` says whether the step waited for pages that were being copied to the device.
         """
         seconds = self._clock.monotonic() - self._began_at
         previous, self._previous = self._previous, plan
@@ -108,7 +112,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Runs one forward pass, and chooses a token for each sampled row."""
+        """Runs the forward pass of one step, and chooses a token for each row that is sampled."""
         batch = self.batch(plan)
         specs = [spec for piece in batch.slices for spec in piece.samples]
         filling = self._masks.begin(specs)
@@ -119,11 +123,11 @@ class ModelRunner:
         return _by_request(batch, tokens, logprobs.of(tokens), ends)
 
     def batch(self, plan: StepPlan) -> BatchTensors:
-        """Returns the tensors of a step, built on the device."""
+        """Builds the input tensors of one step on the device."""
         return self._builder.build(plan)
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
-        """Returns the logits of the sampled rows.  # [num_sampled, vocab] in fp32"""
+        """Computes the forward pass, and returns the logits of the sampled rows: [num_sampled, vocab] fp32."""
         segments = [self._segment(run) for run in batch.adapter_runs]
         lora = self._lora.step(segments, len(batch.token_ids))
         return self._decoder.logits(batch, self._attention, lora)

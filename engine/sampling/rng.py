@@ -1,7 +1,8 @@
-"""Makes random numbers that depend on (seed, choice, position) and on nothing else.
+"""Makes the random numbers for sampling. A number depends only on the request's seed, the choice's index, and the
+position of the sampled token.
 
-Owns the hash that makes them. Never keeps a state: batches, caches, drafts and earlier draws cannot change a number.
-It is a file of its own because its bits are a promise to clients: equal seeds give equal answers.
+Owns the hash that makes the numbers. Never keeps a state: batches, caches, drafts and earlier numbers have no effect.
+The numbers must stay the same in every version, because equal seeds give clients equal answers.
 """
 
 from graftwork.engine.core.step import SampleSpec
@@ -12,7 +13,7 @@ _BITS = 53
 
 
 def uniform(spec: SampleSpec) -> float:
-    """Returns a uniform number in [0, 1)."""
+    """Returns the random number that chooses the token of `spec`, uniform in [0, 1). Equal specs give equal numbers."""
     state = _mix(spec.seed & _WORD)
     for part in (spec.params.choice, spec.position):
         state = _mix(state ^ (part * 0xD1342543DE82EF95 & _WORD))

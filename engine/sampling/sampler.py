@@ -1,8 +1,9 @@
 """Chooses the token of each sampled row, the likeliest or one drawn at random, and reports its log probability.
 
-Owns the order and arithmetic of the choice: bans and biases, penalties, temperature, top-k, top-p, min-p, then one
-random number that picks a token. Each is one operation over all rows that need it, and changes no other row.
-Log probabilities are those of the model's own distribution: they are copied before the logits are changed, and only
+A row is the logits of one position of one request. Owns the order and arithmetic of the choice: bans and biases,
+penalties, temperature, top-k, top-p, min-p, then one random number that picks a token. Each is one operation over all
+rows that need it, and changes no other row.
+Log probabilities are those of the model's own distribution: they are computed before the logits are changed, and only
 for rows whose request asked for them.
 Invariant: a row's token depends on its own logits and its own spec alone, never on other rows or on their order.
 """
@@ -23,7 +24,11 @@ _NEVER = float("-inf")
 
 
 def edit_logits(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
-    """Changes logits in place, in vLLM's order: bans and biases, then penalties. logits: [rows, vocab] in fp32."""
+    """Applies banned tokens, logit biases and penalties to the logits, in the same order as vLLM. Changes `logits` in
+    place.
+
+    logits: [rows, vocab] in fp32. `specs` has one entry for each row.
+    """
     _ban(logits, [(row, spec) for row, spec in enumerate(specs) if spec.banned_token_ids])
     _add_bias(logits, [(row, spec) for row, spec in enumerate(specs) if spec.params.logit_bias])
     _penalise(logits, [(row, spec) for row, spec in enumerate(specs) if spec.history is not None])
@@ -75,17 +80,20 @@ def _columns(placed: list[tuple[int, SampleSpec]], sizes: list[int], device: tor
 
 
 class StepLogprobs:
-    """The log probabilities of the rows of one step."""
+    """Computes the log probabilities of the tokens that one step chooses."""
 
     def __init__(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
-        """logits: [rows, vocab] in fp32, as the model returned them. They may be changed afterwards."""
+        """logits: [rows, vocab] in fp32, as the model returned them. The caller may change the logits afterwards."""
         self._wanted = [spec.params.logprobs for spec in specs]
         self._rows = [row for row, wanted in enumerate(self._wanted) if wanted is not None]
         if self._rows:
             self._logprobs = logits[self._rows].log_softmax(dim=-1)  # [num_wanted, vocab]
 
     def of(self, token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
-        """Returns the log probabilities of each row's chosen token; None for a row that did not ask for them."""
+        """Returns, for each row, the log probability of its chosen token and of its likeliest tokens.
+
+        `token_ids` are the chosen tokens. The result is None for a row whose request did not ask for log probabilities.
+        """
         found: list[TokenLogprobs | None] = [None] * len(self._wanted)
         if not self._rows:
             return found
@@ -98,7 +106,7 @@ class StepLogprobs:
     def _likeliest(self) -> list[list[tuple[int, float]]]:
         """Returns the likeliest tokens of each row.
 
-        Their number is fixed, so that the order of equal values does not depend on what other rows ask for.
+        The number of tokens is fixed, so that the order of equal values does not depend on what other rows ask for.
         """
         if not any(self._wanted):
             return [[] for _ in self._rows]
@@ -116,7 +124,10 @@ _BELOW_ONE = 1 - 2**-53
 
 
 def choose_tokens(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    """Chooses one token for each row. logits: [rows, vocab] in fp32; changed in place."""
+    """Chooses one token for each row of logits, and returns the token ids. Changes `logits` in place.
+
+    logits: [rows, vocab] in fp32. `specs` has one entry for each row.
+    """
     edit_logits(logits, specs)
     drawn = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
     if not drawn:
@@ -187,10 +198,9 @@ def _pick_in_blocks(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tens
 
 
 def _pick(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Returns, for each row, the index of the cumulative weights that its number falls on; never one of weight 0.  #
-    [rows]
+    """Returns, for each row, the index at which the cumulative weights pass the row's number.  # [rows]
 
-    A row of NaN gets some valid index; its request ends with an error elsewhere.
+    Never returns an index of weight 0. A row of NaN gets some valid index; its request ends with an error elsewhere.
     """
     aims = uniforms[:, None] * cumulative[:, -1:]
     found = torch.searchsorted(cumulative, aims, right=True).squeeze(1)

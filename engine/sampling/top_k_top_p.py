@@ -1,7 +1,7 @@
-"""Keeps the likeliest tokens of each row, by top-k, top-p and min-p.
+"""Keeps only the likeliest tokens of each row of logits, by top-k, top-p and min-p.
 
-Owns the rule which tokens are kept. Never sorts a whole vocabulary: it takes the top few hundred tokens, and more only
-for rows that need them.
+Owns the rule that decides which tokens are kept. Never sorts a whole vocabulary: it takes the top few hundred tokens,
+and more only for rows that need them.
 Invariant: equal logits are ordered by token id, so the kept tokens do not depend on other rows. Many logits are equal,
 because bf16 has few values.
 """
@@ -14,16 +14,16 @@ import torch
 from graftwork.engine.core.step import SampleSpec
 
 _FIRST_WIDTH = 256
-"""Tokens to look at first in a row without a top-k."""
+"""The number of tokens to look at first in a row without a top-k."""
 _SLACK = 32
-"""Tokens to look at beyond top-k, to see all logits that are equal to the last one."""
+"""The number of tokens to look at beyond top-k, to see all logits that are equal to the last one."""
 _WIDER = 8
-"""Factor by which the width grows when it was too small."""
+"""The factor by which the width grows when it was too small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The kept tokens of some rows."""
+    """The tokens that top-k, top-p and min-p keep for some rows of logits."""
 
     token_ids: torch.Tensor  # [rows, width] likeliest first
     weights: torch.Tensor  # [rows, width] in fp64, not normalised; 0 for dropped tokens
@@ -31,24 +31,28 @@ class Kept:
 
 
 def truncates(spec: SampleSpec) -> bool:
-    """Returns whether a row's tokens must be sorted. Min-p alone needs no order."""
+    """Returns whether a row needs its tokens in sorted order, because it uses top-k or top-p. Min-p alone needs no
+    order.
+    """
     return spec.params.top_k is not None or spec.params.top_p < 1
 
 
 def first_width(specs: Sequence[SampleSpec]) -> int:
-    """Returns how many tokens of each row to look at first."""
+    """Returns how many of the likeliest tokens of each row to look at in the first attempt."""
     return max(_FIRST_WIDTH if spec.params.top_k is None else spec.params.top_k + _SLACK for spec in specs)
 
 
 def wider(width: int) -> int:
-    """Returns the width to try next: the number of tokens of a row to look at."""
+    """Returns how many of the likeliest tokens of a row to look at next, if the first `width` tokens were too few."""
     return width * _WIDER
 
 
 def keep_likeliest(logits: torch.Tensor, specs: Sequence[SampleSpec], width: int) -> Kept:
-    """Applies top-k, then top-p to the rest, then min-p. The likeliest token is always kept.
+    """Applies top-k to each row of logits, then top-p to the tokens that are left, then min-p.
 
-    logits: [rows, vocab], scaled by temperature. `width` is at least every top-k, or the whole vocabulary.
+    The likeliest token is always kept. logits: [rows, vocab], divided by the temperature. `specs` has one entry for
+    each row. `width` is how many of the likeliest tokens to look at. It is at least every row's top-k, or the whole
+    vocabulary.
     """
     width = min(width, logits.shape[-1])
     ordered, token_ids = _top(logits, width)  # 2 × [rows, width]
@@ -76,8 +80,9 @@ def _mass_to_keep(
     cumulative: torch.Tensor,
     top_k: torch.Tensor,
 ) -> torch.Tensor:
-    """Returns a limit for each row: a token is kept while the tokens before it weigh less than this.  # [rows, 1] in
-    fp64
+    """Returns a limit for each row: a token is kept while the tokens before it weigh less than the limit.
+
+    # [rows, 1] in fp64
     """
     share = [spec.params.top_p if spec.params.top_p < 1 else float("inf") for spec in specs]
     total = cumulative.gather(1, top_k - 1)  # [rows, 1]; the likeliest weighs 1

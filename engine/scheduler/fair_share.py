@@ -1,10 +1,13 @@
 """Orders the waiting requests for admission.
 
 Owns the queues and the fair-share counters. Never changes a request, and never checks whether there is room for it.
-Order: first by service tier, which rises with waiting time so that no request starves; then by fair share.
-Each domain has a counter of the service that it received, divided by its weight; the smallest is served first.
-A domain whose queue was empty starts again at the smallest counter of the waiting domains (or at the one served last),
-so that idling earns no credit.
+
+Order: first by service tier, which rises with waiting time so that no request starves; then by fair share between the
+domains (usually, one domain is one tenant). Each domain has a counter of the service that it received, divided by its
+weight. The domain with the smallest counter is served first. A domain whose queue was empty starts again at the
+smallest counter of the waiting domains. If no domain waits, it starts at the counter of the domain served last. So a
+domain earns nothing by being idle.
+
 Source: Virtual Token Counter, Sheng et al. 2024 (arXiv 2401.00588).
 """
 
@@ -24,7 +27,7 @@ _TIER_PRIORITY = {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.F
 
 @dataclass(frozen=True, slots=True)
 class QueueSize:
-    """How much waits: requests, and the tokens of their prompts."""
+    """A number of waiting requests, and of the tokens in their prompts."""
 
     requests: int = 0
     tokens: int = 0
@@ -39,7 +42,7 @@ class QueueSize:
         return QueueSize(self.requests - 1, self.tokens - state.num_prompt)
 
     def fits(self, room: "QueueSize") -> bool:
-        """Returns whether both numbers are within those of `room`."""
+        """Returns whether neither number is above the number in `room`."""
         return self.requests <= room.requests and self.tokens <= room.tokens
 
     def measure(self, *, by_tokens: bool) -> int:
@@ -47,7 +50,11 @@ class QueueSize:
 
 
 class FairShare:
-    """The waiting requests; iterating over it follows no particular order."""
+    """Owns one queue of waiting requests for each domain (usually one tenant).
+
+    `for state in fair_share` yields the requests of all domains, in no useful order. `candidates` returns them in
+    order.
+    """
 
     def __init__(self, clock: Clock, seconds_per_tier: float = 10.0) -> None:
         """A request rises by one service tier for every `seconds_per_tier` that it waits."""
@@ -66,16 +73,16 @@ class FairShare:
             yield from queue
 
     def size_of(self, domain: IsolationDomain) -> QueueSize:
-        """Returns how much of one domain waits."""
+        """Returns how many requests of one domain (usually one tenant) wait."""
         return self._sizes.get(domain, QueueSize())
 
     def total_size(self) -> QueueSize:
-        """Returns how much waits over all domains."""
+        """Returns how many requests of all domains wait."""
         sizes = self._sizes.values()
         return QueueSize(sum(size.requests for size in sizes), sum(size.tokens for size in sizes))
 
     def enqueue(self, state: RequestState) -> None:
-        """Appends a request to the queue of its domain."""
+        """Appends a request to the queue of its domain (usually one tenant)."""
         domain = state.domain
         if domain not in self._waiting:
             floor = min((self._counters[other] for other in self._waiting), default=self._last_served)
@@ -85,7 +92,7 @@ class FairShare:
         self._sizes[domain] = self.size_of(domain).plus(state)
 
     def remove(self, state: RequestState) -> None:
-        """Takes a waiting request out of its queue."""
+        """Removes a waiting request from the queue of its domain (usually one tenant)."""
         domain = state.domain
         self._waiting[domain].remove(state)
         self._sizes[domain] = self._sizes[domain].minus(state)
@@ -93,7 +100,7 @@ class FairShare:
             del self._waiting[domain], self._sizes[domain]
 
     def candidates(self) -> list[RequestState]:
-        """Returns all waiting requests, the next one to admit first."""
+        """Returns all waiting requests in the order in which they should be admitted."""
         priorities = {state.request_id: self.priority(state) for state in self}
 
         def order(state: RequestState) -> tuple[int, float, float]:
@@ -102,16 +109,25 @@ class FairShare:
         return sorted(self, key=order)
 
     def priority(self, state: RequestState) -> int:
-        """Returns the present priority of a request. 0 is the highest. Waiting raises the priority."""
+        """Returns the current priority of a request: 0 is the highest, larger numbers are lower.
+
+        The number falls while the request waits.
+        """
         promotions = int((self._clock.monotonic() - state.arrived_at) / self._seconds_per_tier)
         return max(_TIER_PRIORITY[state.request.tier] - promotions, 0)
 
     def charge_input(self, state: RequestState, uncached_tokens: int) -> None:
-        """Charges a domain for the prompt tokens that must be computed."""
+        """Charges the domain of a request (usually one tenant) for the computation of `uncached_tokens` prompt tokens.
+
+        A domain with a higher charge is served later.
+        """
         self._charge(state, INPUT_PRICE * uncached_tokens)
 
     def charge_output(self, state: RequestState, num_tokens: int) -> None:
-        """Charges a domain for generated tokens."""
+        """Charges the domain of a request (usually one tenant) for the generation of `num_tokens` tokens.
+
+        A domain with a higher charge is served later.
+        """
         self._charge(state, OUTPUT_PRICE * num_tokens)
 
     def _charge(self, state: RequestState, price: float) -> None:

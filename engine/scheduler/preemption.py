@@ -1,11 +1,14 @@
-"""Prepares the part of a step that belongs to one request: allocates its pages, and describes the rows to compute.
+"""Prepares what a step does for one request: allocates the request's pages, and describes the tokens to compute.
 
 Owns the set of starved requests: running requests that lack a page. Never frees a page itself: the scheduler preempts.
-A request needs another page whenever its last page is full. If no page is free, a request of a domain above its
-fair number of places is preempted, or else the lowest-priority request; it may be the request itself. While copies to the host run, it waits for the pages that they will free.
 
-A slice is the part of one request in a step: its next known tokens, then its draft tokens, and how to sample them.
-Invariant: rows are sampled only where a slice reaches the last known token.
+A request needs another page whenever its last page is full. If no page is free, a running request is preempted, which
+may be the request itself: first one of an isolation domain (usually one tenant) with more than its fair number of
+places in the batch, else the one with the lowest priority. While copies to the host run, the request waits for the
+pages that they will free.
+
+A slice is the part of a step that belongs to one request: the request's next known tokens, then its draft tokens, and
+how to sample the tokens after them. Invariant: a slice samples only if it contains the last known token.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,14 +23,18 @@ from graftwork.platform.ids import RequestId
 
 
 class StepBuilder:
-    """Turns the state of a request into a slice of a step."""
+    """Makes the slice of a request: the part of a step that belongs to this request."""
 
     def __init__(self, page_tokens: int, grammars: GrammarProvider) -> None:
         self._page_tokens = page_tokens
         self._grammars = grammars
 
     def slice(self, state: RequestState, num_tokens: int, drafted: tuple[int, ...]) -> RequestSlice:
-        """Returns a slice of the next `num_tokens` known tokens, then `drafted`. The request must have pages for both."""
+        """Returns the slice of a request, which is the request's part of a step.
+
+        It contains the next `num_tokens` known tokens, then the draft tokens `drafted`. The request must have pages for
+        all.
+        """
         start, known_end = state.num_computed, state.num_computed + num_tokens
         is_last = known_end == len(state.token_ids)
         return RequestSlice(
@@ -57,7 +64,7 @@ class StepBuilder:
 
 
 class PageGrower:
-    """Extends the page lists of running requests."""
+    """Allocates further pages to running requests, so that the next step can store the KV of their tokens."""
 
     def __init__(
         self,
@@ -74,12 +81,14 @@ class PageGrower:
         self._max_running = max_running
         self._preempt = preempt
         self.starved: set[RequestId] = set()
-        """Running requests without the page that their next token needs."""
+        """Running requests that lack a page for their next token."""
 
     def grow(self, state: RequestState, num_tokens: int, planned: set[RequestId]) -> bool:
-        """Allocates the pages of the next `num_tokens`. False if the request must wait, or was preempted itself.
+        """Allocates the pages that a request lacks for its next `num_tokens` tokens. If needed, preempts other
+        requests.
 
-        Requests in `planned` are part of the step already and are not preempted.
+        Requests in `planned` are part of the next step already and are not preempted. Returns False if the request gets
+        no pages: it must wait, or it was preempted itself.
         """
         if state.pending_loads:
             return False
@@ -88,7 +97,7 @@ class PageGrower:
             return True
         pages = self._kv_cache.allocate_pages(missing, state.domain)
         while pages is None and not self._kv_cache.page_store.device.in_flight_pages:
-            victim = self.lowest_priority(planned)
+            victim = self.next_victim(planned)
             if victim is None:
                 break
             self._preempt(victim)
@@ -103,7 +112,10 @@ class PageGrower:
         return True
 
     def fit_draft(self, state: RequestState, drafted: tuple[int, ...]) -> tuple[int, ...]:
-        """Allocates the pages of a draft without preempting a request. Returns the part of the draft that has pages."""
+        """Allocates the pages that a request lacks for the draft tokens `drafted`. Preempts no request.
+
+        Returns the first draft tokens, as many as there are pages for.
+        """
         known = len(state.token_ids)
         missing = pages_for(known + len(drafted), self._page_tokens) - len(state.pages)
         if not drafted or missing <= 0:
@@ -114,8 +126,11 @@ class PageGrower:
         state.pages += pages
         return drafted
 
-    def lowest_priority(self, excluded: Iterable[RequestId] = ()) -> RequestState | None:
-        """Returns the request to preempt first, in the order of BatchShares; None if there is none."""
+    def next_victim(self, excluded: Iterable[RequestId] = ()) -> RequestState | None:
+        """Returns the running request to preempt first, in the order of `BatchShares.preemption_order`.
+
+        Leaves out the requests in `excluded` and requests that wait for a load. Returns None if no request is left.
+        """
         spared, shares = set(excluded), BatchShares(self._max_running, self._running.values(), ())
         candidates = [one for one in self._running.values() if one.request_id not in spared and not one.pending_loads]
         return max(candidates, key=shares.preemption_order, default=None)

@@ -23,9 +23,9 @@ from graftwork.platform.ids import IsolationDomain, RequestId
 
 
 def history_for(request: EngineRequest) -> TokenHistory | None:
-    """Returns the counts of earlier tokens that penalties use; None if the request has no penalties.
+    """Returns the token counts that the request's penalties use, before any token is generated; None without penalties.
 
-    Tokens of the prompt count for the repetition penalty only.
+    Only the repetition penalty looks at the tokens of the prompt. The other penalties look at the answer alone.
     """
     if not request.sampling.counts_tokens:
         return None
@@ -34,7 +34,7 @@ def history_for(request: EngineRequest) -> TokenHistory | None:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """The state of one request. Only the scheduler changes it."""
+    """What the scheduler knows about one request. Only the scheduler changes it."""
 
     request: EngineRequest
     scope: PrefixScope
@@ -42,25 +42,27 @@ class RequestState:
     arrived_at: float
     stop_token_ids: frozenset[int]
     max_total_tokens: int
-    """The most tokens of prompt and answer together: as requested, but at most the context."""
+    """The most tokens of prompt and answer together: what the request allows, but at most the context length of the
+    engine.
+    """
     token_ids: list[int] = field(default_factory=list)
     """The prompt, then the answer so far."""
     pages: list[PageId] = field(default_factory=list)
     num_computed: int = 0
-    """Tokens whose KV is in `pages`, or will be once `pending_loads` have ended."""
+    """The number of tokens whose KV is in `pages`, or will be there once `pending_loads` have ended."""
     pending_loads: set[TransferPlan] = field(default_factory=set)
-    """Loads into `pages` that must make progress before a step can compute this request."""
+    """Loads into `pages` that must end, or become readable layer by layer, before a step can compute this request."""
     overlapped_loads: set[TransferPlan] = field(default_factory=set)
     """Loads into `pages` that still run while steps compute this request. Each layer waits for its own KV."""
     tiers: tuple[Tier, ...] = ()
-    """The tier on which each of the first pages was found."""
+    """The tiers on which the KV of the first pages was found, one tier for each page."""
     miss_reason: MissReason | None = None
     priority: int = 0
     """The priority at admission; 0 is the highest. See FairShare.priority."""
     is_admitted: bool = False
-    """Whether its admission has been reported. It stays true when the request is preempted."""
+    """Whether the request's admission has been reported. This stays true when the request is preempted."""
     drafts: RequestDrafts | None = None
-    """Its drafters and their counts; None until the request first runs."""
+    """The request's drafters and their counts; None until the request first runs."""
     history: TokenHistory | None = None
     """Token counts for penalties; None without penalties. The last tokens may be missing: call `updated_history`."""
 
@@ -70,7 +72,7 @@ class RequestState:
 
     @property
     def domain(self) -> IsolationDomain:
-        """The domain that its pages and its work are charged to."""
+        """The domain (usually one tenant) that the request's pages and computed tokens are charged to."""
         return self.request.domain
 
     @property
@@ -83,24 +85,24 @@ class RequestState:
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens without KV: 1 while decoding, more while prefilling."""
+        """The number of known tokens whose KV is not computed yet: 1 while decoding, usually more while prefilling."""
         return len(self.token_ids) - self.num_computed
 
     def path(self, num_tokens: int) -> TokenPath:
-        """Returns its first `num_tokens` tokens as a path for the prefix cache."""
+        """Returns the first `num_tokens` tokens of the request as a TokenPath, for a lookup in the prefix cache."""
         return TokenPath(self.scope, self.token_ids[:num_tokens], self.domain)
 
     def hold(self, allocation: PageAllocation, page_tokens: int, miss_reason: MissReason | None) -> None:
-        """Sets the pages of a request that starts: first the pages found in the cache, then new pages."""
+        """Records the pages that were allocated to a request that starts, and the loads that fill them."""
         self.pages, self.tiers = list(allocation.pages), allocation.tiers
         self.pending_loads = set(allocation.loads)
         self.num_computed = len(self.tiers) * page_tokens
         self.miss_reason = miss_reason
 
     def truncate_pages(self, num_pages: int, page_tokens: int) -> list[PageId]:
-        """Keeps the first `num_pages` pages, because the pages after them could not be read.
+        """Keeps the first `num_pages` pages of the request, because a load could not read the pages after them.
 
-        Returns the removed pages; the caller releases them.
+        Returns the removed pages. The caller must release them.
         """
         lost = self.pages[num_pages:]
         self.pages, self.tiers = self.pages[:num_pages], self.tiers[:num_pages]
@@ -108,7 +110,7 @@ class RequestState:
         return lost
 
     def cache_report(self, page_tokens: int) -> CacheReport:
-        """Returns how many tokens of the prompt had their KV on each tier, and why the others had to be recomputed."""
+        """Returns how many prompt tokens had cached KV on each tier, and why the other prompt tokens were not cached."""
         found = {tier: self.tiers.count(tier) * page_tokens for tier in Tier}
         return CacheReport(
             device_tokens=found[Tier.DEVICE],
@@ -119,7 +121,10 @@ class RequestState:
         )
 
     def append_tokens(self, token_ids: Iterable[int]) -> tuple[int, ...]:
-        """Appends tokens up to the first that ends the answer. Returns the appended ones."""
+        """Appends generated tokens to the request. Stops after the first token that ends the answer.
+
+        Returns the appended tokens.
+        """
         before = len(self.token_ids)
         for token_id in token_ids:
             self.token_ids.append(token_id)
@@ -128,23 +133,32 @@ class RequestState:
         return tuple(self.token_ids[before:])
 
     def max_draft_tokens(self) -> int:
-        """Returns the most tokens to draft now. A step always adds one token of its own to the accepted draft tokens."""
+        """Returns the most draft tokens that the next step may verify for the request without exceeding its maximum
+        length.
+
+        A step always generates one more token than the draft tokens that it accepts.
+        """
         return max(self.max_total_tokens - len(self.token_ids) - 1, 0)
 
     def banned_token_ids(self, num_drafted: int = 0) -> tuple[int, ...]:
-        """Returns the tokens that must not be sampled after `num_drafted` accepted draft tokens."""
+        """Returns the tokens that must not be sampled next, because the answer has not reached its minimum length.
+
+        These are the tokens that would end the answer. `num_drafted` draft tokens count as part of the answer.
+        """
         if self.num_generated + num_drafted >= self.request.sampling.min_tokens:
             return ()
         return tuple(sorted(self.stop_token_ids))
 
     def updated_history(self) -> TokenHistory | None:
-        """Returns the token counts, after adding all known tokens to them."""
+        """Returns the token counts for penalties, including all tokens generated so far; None if the request has no
+        penalties.
+        """
         if self.history is not None:
             self.history.extend(self.token_ids[self.num_prompt + self.history.num_generated_tokens :])
         return self.history
 
     def finish_reason(self) -> FinishReason | None:
-        """Returns why the last token ends the answer; None if it does not."""
+        """Returns why the request's last token ends the answer; None if the answer continues."""
         if self.token_ids[-1] in self.stop_token_ids:
             return FinishReason.STOP
         if len(self.token_ids) >= self.max_total_tokens:
@@ -154,16 +168,16 @@ class RequestState:
 
 @dataclass(slots=True)
 class LoadOutcome:
-    """The effect of the end of one load on the requests that use it."""
+    """Which requests can start and which have failed, now that one load of KV has ended."""
 
     ready: list[RequestState] = field(default_factory=list)
-    """Requests that no longer wait for a load."""
+    """Requests that can be computed now, because they wait for no other load."""
     failed: list[RequestId] = field(default_factory=list)
-    """Requests that were computed with pages that could not be read. Their tokens since then are invalid."""
+    """Requests that steps have computed with KV that the load then failed to copy. Their last tokens are invalid."""
 
 
 class PendingLoads:
-    """Tracks every load from its plan to its end."""
+    """Tracks which running requests wait for which loads of KV to the device."""
 
     def __init__(self, kv_cache: KvCacheManager, running: Mapping[RequestId, RequestState], page_tokens: int) -> None:
         self._kv_cache = kv_cache
@@ -171,9 +185,10 @@ class PendingLoads:
         self._page_tokens = page_tokens
 
     def overlap(self, plan: TransferPlan) -> list[RequestState]:
-        """Lets steps compute requests while this load still runs: each layer waits only for its own KV.
+        """Records that steps may compute requests while the load `plan` still runs: each layer waits only for its own
+        KV.
 
-        Returns the requests that no longer wait for any load.
+        Returns the requests that can be computed now, because they wait for no other load.
         """
         waiting = [state for state in self._running.values() if plan in state.pending_loads]
         for state in waiting:
@@ -182,11 +197,15 @@ class PendingLoads:
         return [state for state in waiting if not state.pending_loads]
 
     def read_by(self, plan: StepPlan) -> set[TransferPlan]:
-        """Returns the running loads into pages that a step reads."""
+        """Returns the loads that still run and that write pages which the step `plan` reads."""
         return {load for piece in plan.slices for load in self._running[piece.request_id].overlapped_loads}
 
     def finish(self, done: TransferDone) -> LoadOutcome:
-        """Ends a transfer. Pages that it could not read are released and will be computed again."""
+        """Processes the end of a load. Pages that the load could not read are released, and their tokens will be
+        computed.
+
+        Returns the requests that can start now, and those that have failed.
+        """
         failed_from = self._kv_cache.finish_transfer(done)
         outcome = LoadOutcome()
         for state in self._running.values():

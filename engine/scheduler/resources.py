@@ -14,18 +14,23 @@ from graftwork.platform.ids import RequestId
 
 
 class AdapterProvider(Protocol):
-    """Adapters on the device. A pinned adapter stays there."""
+    """Loads adapters to the device and tells which are ready. A pinned adapter is not evicted."""
 
     def want(self, groups: list[tuple[str, ...]]) -> None:
-        """Starts loading the adapters of all waiting requests, given by request in the order of admission."""
+        """Starts to load the adapters that waiting requests need.
+
+        `groups` has one tuple of adapter digests for each request, in the order in which the requests are admitted.
+        """
         ...
 
     def is_ready(self, digest: str) -> bool:
-        """Returns whether a request may start with this adapter now."""
+        """Returns whether the adapter with this digest is on the device, so that a request may use it now."""
         ...
 
     def refusal(self, uses: tuple[AdapterUse, ...]) -> GraftworkError | None:
-        """Returns why these adapters cannot serve one request together; None if no reason is known."""
+        """Returns the error if a request cannot use these adapters together; None if it can, or if that is not known
+        yet.
+        """
         ...
 
     def pin(self, digest: str) -> None: ...
@@ -34,42 +39,51 @@ class AdapterProvider(Protocol):
 
 
 class GrammarProvider(Protocol):
-    """Compiled grammars, and the position of each running request in its grammar."""
+    """Compiles grammars, and tracks how far the answer of each running request has come in its grammar."""
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
-        """Starts compiling the grammars of all waiting requests, given in the order of admission."""
+        """Starts to compile the grammars of waiting requests. `requests` are in the order in which they are admitted."""
         ...
 
     def is_ready(self, request: EngineRequest) -> bool:
-        """Returns whether the request may start now: its grammar is compiled, or it has none."""
+        """Returns whether the grammar of `request` is compiled. Returns True for a request without a grammar."""
         ...
 
     def refusal(self, request: EngineRequest) -> GraftworkError | None:
-        """Returns why a request cannot have its grammar; None if no reason is known."""
+        """Returns the error if the grammar of `request` cannot be used; None if it can, or if that is not known yet."""
         ...
 
     def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """Starts to track a request's position in its grammar. After a preemption, `generated` is its answer so far."""
+        """Starts to track how far a request's answer has come in its grammar.
+
+        `generated` are the answer's tokens so far: a request that was preempted has some, a new request has none.
+        """
         ...
 
     def close(self, request_id: RequestId) -> None:
-        """Stops tracking a request's position in its grammar."""
+        """Stops tracking how far the answer of a request has come in its grammar."""
         ...
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:
-        """Returns the mask of the token after `drafted`; None without a grammar. The grammar must allow `drafted`."""
+        """Returns which tokens may follow the request's answer and the draft tokens `drafted`.
+
+        The grammar must allow `drafted`. The result never allows `banned` tokens. None for a request without a grammar.
+        """
         ...
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:
-        """Advances a running request by its next token. Returns the error that ends it, if any."""
+        """Records that `token_id` was chosen as the next token of a request's answer.
+
+        Returns an error, which ends the request, if the grammar does not allow this token; otherwise None.
+        """
         ...
 
 
 class NoGrammars:
-    """A GrammarProvider that refuses every request with a grammar."""
+    """A GrammarProvider for an engine without grammars. It refuses every request that has a grammar."""
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
-        """Does nothing."""
+        """Does nothing, because no grammar is compiled."""
 
     def is_ready(self, request: EngineRequest) -> bool:
         return True
@@ -80,10 +94,10 @@ class NoGrammars:
         return InvalidRequest("This engine serves no grammars.", param="grammar")
 
     def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """Does nothing."""
+        """Does nothing, because no running request has a grammar."""
 
     def close(self, request_id: RequestId) -> None:
-        """Does nothing."""
+        """Does nothing, because no running request has a grammar."""
 
     def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:
         return None

@@ -45,7 +45,7 @@ _NOT_LOADED = (
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill under a token budget."""
+    """Schedules requests by continuous batching, with chunked prefill under a token budget."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Scheduler:
         grammars: GrammarProvider = _NO_GRAMMARS,
         speculator: Speculator | None = None,
     ) -> None:
-        """Without a speculator, a request generates one token a step."""
+        """Without a speculator, each request generates one token in a step."""
         self._limits = limits
         self._kv_cache = kv_cache
         self.session_cache = session_cache
@@ -88,7 +88,7 @@ class Scheduler:
 
     @property
     def running_ids(self) -> Collection[RequestId]:
-        """The requests that have pages and a place in the batch."""
+        """The ids of the running requests. A running request has pages and is in the batch."""
         return self._running.keys()
 
     def running_adapters(self) -> set[str]:
@@ -100,9 +100,9 @@ class Scheduler:
     # ---- submit and cancel ------------------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest) -> list[RequestOutput]:
-        """Queues a request. Raises a typed error, and changes nothing, if it cannot be served.
+        """Queues a request. If it cannot be served or may not wait, raises a GraftworkError and changes nothing.
 
-        Returns the errors of waiting requests of other domains that had to make room for it.
+        Returns the errors of the waiting requests of other domains (usually, one domain is one tenant) that made room for it.
         """
         if request.request_id in self._by_id:
             raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
@@ -119,7 +119,7 @@ class Scheduler:
         return outputs
 
     def cancel(self, request_id: RequestId) -> None:
-        """Drops a request and frees its pages and adapters. Does nothing for a request that has ended already."""
+        """Ends a request without a result, and frees its pages and adapters. Does nothing if it has ended already."""
         state = self._by_id.pop(request_id, None)
         if state is None:
             return
@@ -129,14 +129,14 @@ class Scheduler:
             self._waiting.remove(state)
 
     def fail_waiting_for(self, digest: str, error: GraftworkError) -> list[RequestOutput]:
-        """Ends every waiting request that needs an adapter which could not be loaded."""
+        """Ends, with `error`, every waiting request that needs the adapter `digest`, which could not be loaded."""
         failed = [one.request_id for one in self._waiting if digest in one.request.adapter_digests]
         return self.fail(failed, error)
 
     def fail(self, request_ids: Iterable[RequestId], error: GraftworkError) -> list[RequestOutput]:
-        """Ends requests with an error, without keeping their KV.
+        """Ends requests with `error`. Their computed KV is not added to the cache.
 
-        A request that has finished but was not reported yet gets the error too.
+        Returns one output with the error for each id, even for a request that has ended already.
         """
         outputs = [RequestOutput(request_id, error) for request_id in request_ids]
         for output in outputs:
@@ -146,7 +146,7 @@ class Scheduler:
     # ---- admit ------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[RequestOutput]:
-        """Admits waiting requests in the order of FairShare, as far as resources allow.
+        """Admits waiting requests, best first in the order of FairShare, until pages or places in the batch run out.
 
         Skips a request whose adapter is still loading or whose grammar is still compiling. Stops at a request that
         lacks pages, so that small requests cannot starve a large one.
@@ -186,7 +186,7 @@ class Scheduler:
     def _allocate(self, state: RequestState) -> bool:
         """Allocates pages for all known tokens, with one page to spare for each running request.
 
-        Returns False without room.
+        Returns False if there is no room.
         """
         path = state.path(len(state.token_ids) - 1)  # the last token is always computed, because its logits are needed
         match = self._kv_cache.match(path)
@@ -238,18 +238,18 @@ class Scheduler:
         return [RequestOutput(state.request_id, PromptAdmitted(report))]
 
     def renumber_pages(self, moves: Mapping[PageId, PageId]) -> None:
-        """Updates page numbers after pages were moved on the device. `moves` maps old numbers to new ones."""
+        """Updates the page numbers of running requests after pages were moved. `moves` maps old to new numbers."""
         for state in self._running.values():
             state.pages = [moves.get(page, page) for page in state.pages]
 
     def overlap_load(self, plan: TransferPlan) -> list[RequestOutput]:
-        """Starts the requests that waited for a load whose pages can now be read layer by layer."""
+        """Starts the requests that waited for the load `plan`, because its pages can now be read layer by layer."""
         return [output for state in self.pending_loads.overlap(plan) for output in self._report_admitted(state)]
 
     def finish_transfer(self, done: TransferDone) -> list[RequestOutput]:
-        """Starts the requests that waited for a load.
+        """Processes the end of a transfer of pages. Starts the requests that waited for it.
 
-        Fails the requests that were computed with pages it could not read.
+        Fails the requests that were computed with pages that the transfer could not read.
         """
         outcome = self.pending_loads.finish(done)
         outputs = self.fail(outcome.failed, InternalFailure(_NOT_LOADED))
@@ -258,9 +258,10 @@ class Scheduler:
     # ---- plan -------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """Returns the next step: the tokens of all decoding requests, then chunks of prompts. None if nothing can run.
+        """Returns the next step: one token of each decoding request, then chunks of prompts. None if nothing can run.
 
-        Draft tokens use only what is left of the token budget, so that no prompt waits for them.
+        The step also verifies draft tokens, but only as many as the token budget still allows, so that no prompt waits
+        for them.
         """
         self._kv_cache.start_background_copies()
         chunks = self._chunks()
@@ -306,7 +307,10 @@ class Scheduler:
     # ---- absorb -----------------------------------------------------------------------------------------------
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Appends the tokens that a step has chosen, and finishes the requests that are complete."""
+        """Appends the tokens that a step has generated to their requests, and finishes the requests that are complete.
+
+        Returns the outputs to send to the clients.
+        """
         self.speculator.step_ended()
         outputs: list[RequestOutput] = []
         for piece in plan.slices:
@@ -321,7 +325,10 @@ class Scheduler:
         return outputs
 
     def _append(self, state: RequestState, piece: RequestSlice, result: StepResult) -> list[RequestOutput]:
-        """Appends the accepted tokens of one request. All but the last were drafted, so their KV is computed already."""
+        """Appends the accepted tokens of one request.
+
+        All but the last were drafted, so their KV is computed already.
+        """
         ends = result.ends.get(piece.request_id, {})
         accepted = accepted_prefix(piece.draft_token_ids, result.token_ids[piece.request_id])
         ended_at = next((row for row in range(len(accepted)) if row in ends), None)
@@ -369,7 +376,7 @@ class Scheduler:
         self._remove_running(state)
 
     def _remove_running(self, state: RequestState) -> None:
-        """Takes a request out of the batch. Its pages must have been released or offloaded before."""
+        """Takes a request out of the batch. The request's pages must have been released or offloaded before."""
         del self._running[state.request_id]
         self._page_grower.starved.discard(state.request_id)
         state.pages = []
@@ -379,7 +386,7 @@ class Scheduler:
             self._adapters.unpin(digest)
 
     def check_integrity(self) -> None:
-        """Asserts that each page is held only by the prefix tree and by the requests that list it."""
+        """Checks that each device page is held only by the prefix tree and by the requests that use it."""
         self._kv_cache.check_integrity()
         device, tree = self._kv_cache.page_store.device, self._kv_cache.page_store.tree
         held = sum(len(state.pages) for state in self._running.values())

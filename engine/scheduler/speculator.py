@@ -1,6 +1,7 @@
-"""Chooses the draft tokens of each step for all requests, and learns from which of them were accepted.
+"""Chooses the draft tokens of each step for all requests, and learns which drafts were accepted.
 
-Owns what requests share: acceptance rates, the cost of a step's rows, and the cache of earlier answers.
+Owns what requests share: the acceptance rates, the estimated duration of a step by its number of rows (the tokens that
+the step computes), and the cache of earlier answers.
 Never changes an answer: a draft token is accepted only if the step samples the same token.
 """
 
@@ -23,18 +24,20 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """The limits of drafting. If `max_draft_tokens` is 0, nothing is drafted."""
+    """How many draft tokens and how much memory speculative decoding may use. If `max_draft_tokens` is 0, nothing is
+    drafted.
+    """
 
     max_draft_tokens: int = 0
     """The most draft tokens of one request in one step."""
     cache_bytes: int = 0
-    """The most bytes of earlier answers, over all scopes."""
+    """The most bytes of memory for earlier answers from which tokens are drafted, over all cache scopes."""
 
 
 def accepted_prefix(draft_token_ids: TokenIds, sampled: TokenIds) -> TokenIds:
-    """Returns the valid sampled tokens: all up to the first that differs from the draft, that one included.
+    """Returns the sampled tokens that are valid: all up to and including the first that differs from the draft.
 
-    sampled[i] was sampled after draft_token_ids[:i], so it is the token that decoding without drafts would give.
+    A sampled token follows the draft tokens before it. So it is valid only if all these draft tokens were sampled too.
     """
     for count, (drafted, token) in enumerate(zip(draft_token_ids, sampled, strict=False), start=1):
         if drafted != token:
@@ -43,7 +46,7 @@ def accepted_prefix(draft_token_ids: TokenIds, sampled: TokenIds) -> TokenIds:
 
 
 class Speculator:
-    """Drafts for all requests. The scheduler calls it twice a step. Only the scheduler's thread may use it."""
+    """Drafts tokens for all requests, and learns from the results of steps. Only the scheduler's thread may use it."""
 
     def __init__(
         self,
@@ -51,24 +54,23 @@ class Speculator:
         clock: Clock,
         constraint_of: Callable[[RequestState], DraftConstraint | None] = lambda state: None,
     ) -> None:
-        """`constraint_of` returns what the grammar of a request allows its drafts."""
+        """`constraint_of` returns the limits that a request's grammar sets for its drafts; None without a grammar."""
         self._limits = limits
         self._clock = clock
         self._constraint_of = constraint_of
         self._rates = AcceptanceRates()
         self.cost = StepCost()
-        """The seconds of a step by its number of rows, learned from every step."""
+        """Estimates the duration of a step from its number of rows (the tokens that it computes)."""
         self._backoff = DraftBackoff()
         self._cache = AnswerCache(limits.cache_bytes)
         self._step: tuple[int, float] | None = None
-        """Rows and start time of the step that runs."""
+        """The number of rows and the start time of the running step; None if it is not measured."""
         self.counts = DraftCounts()
 
     def draft(self, states: list[RequestState], spare_rows: int) -> dict[RequestId, TokenIds]:
-        """Returns the draft tokens of a step by request, at most `spare_rows` in all. Leaves out requests without a
-        draft.
+        """Returns the draft tokens that the next step verifies for each request, at most `spare_rows` tokens in all.
 
-        states: the requests that generate a token in this step.
+        `states` are the requests that generate a token in this step. The result leaves out requests without a draft.
         """
         if not states or not self._limits.max_draft_tokens:
             return {}
@@ -88,12 +90,19 @@ class Speculator:
         }
 
     def learn(self, state: RequestState, num_verified: int, num_taken: int) -> None:
-        """Records that a step verified `num_verified` draft tokens of a request and appended `num_taken` tokens."""
+        """Learns from the result of a step, which verified `num_verified` draft tokens of the request.
+
+        The request has got `num_taken` new tokens from this step.
+        """
         if state.drafts is not None and state.drafts.draft is not NO_DRAFT:
             self.counts.add(state.drafts.learn(num_verified, num_taken))
 
     def finish(self, state: RequestState) -> DraftReport:
-        """Keeps the answer of a finished request, so that later requests of its scope can draft from it."""
+        """Keeps the answer of a finished request, so that later requests of the same domain (tenant) and adapters can
+        draft from it.
+
+        Returns how many draft tokens of the request were verified and accepted in all.
+        """
         if state.drafts is None:
             return DraftReport()
         start = max(state.num_prompt - NGRAM_LENGTHS[0], 0)  # includes the last tokens of the prompt
@@ -101,7 +110,7 @@ class Speculator:
         return state.drafts.report()
 
     def forget_adapter(self, digest: str) -> None:
-        """Drops the answers that were generated under this adapter."""
+        """Drops the cached answers that were generated with the adapter `digest`, so that nothing is drafted from them."""
         self._cache.forget_adapter(digest)
 
     def _drafts_of(self, state: RequestState) -> RequestDrafts:
@@ -126,22 +135,23 @@ class Speculator:
     # ---- the cost of steps ------------------------------------------------------------------------------------
 
     def step_begins(self, plan: StepPlan) -> None:
-        """Starts to time a step.
+        """Starts to measure the duration of a step.
 
-        A step with a prompt chunk is not timed, because its duration does not show what a row costs.
+        A step with a chunk of a prompt is not measured, because its duration does not show how much longer a step takes
+        with one more decoding request.
         """
         is_typical = all(piece.known_end - piece.start == 1 for piece in plan.slices)
         self._step = (plan.num_tokens, self._clock.monotonic()) if is_typical else None
 
     def step_ended(self) -> None:
-        """Records the duration of the step, if it was timed."""
+        """Learns the duration of the step that has ended, if `step_begins` started to measure it."""
         if self._step is not None:
             num_rows, began_at = self._step
             self.cost.record(num_rows, self._clock.monotonic() - began_at)
         self._step = None
 
     def check_integrity(self) -> None:
-        """Asserts that the answer cache is within its bound."""
+        """Checks that the cache of earlier answers is within its limit in bytes."""
         self._cache.check_integrity()
 
 
@@ -151,5 +161,5 @@ def _brings_a_prediction(state: RequestState) -> bool:
 
 
 def no_drafts(clock: Clock) -> Speculator:
-    """Returns a speculator that drafts nothing."""
+    """Returns a Speculator for an engine without speculative decoding: it never drafts a token."""
     return Speculator(DraftLimits(), clock)

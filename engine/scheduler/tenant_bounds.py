@@ -1,10 +1,10 @@
-"""Bounds what one domain may take while others wait: places in the batch, and room in the queue.
+"""Limits what one domain (usually one tenant) gets while others wait: places in the batch, and room in the queue.
 
-    BatchShares   orders the candidates for places, and names who gives up a place
+    BatchShares   orders the waiting requests, and chooses the running request that gives up its place
     QueueBounds   decides whether a request may wait, and which waiting requests make room for it
 
-Owns the rules only. Never admits, preempts or fails a request itself: the scheduler asks, and acts on the answer.
-Invariant: a domain that is alone may use everything, and nothing stays unused because of a rule here.
+Owns only the rules. Never admits, preempts or fails a request: the scheduler does.
+Invariant: if only one domain sends requests, it may use all places. No place stays empty because of a rule here.
 """
 
 from collections import Counter
@@ -18,14 +18,15 @@ from graftwork.platform.ids import IsolationDomain
 
 
 class BatchShares:
-    """The places that each domain holds in the batch, and its fair number of them.
+    """Counts the places that each domain (usually one tenant) has in the batch, and its fair number of places.
 
-    The fair number is the domain's part of all places by weight, among the domains that run or wait; at least 1.
-    It is no limit by itself: a domain exceeds it as long as no other domain is below its own and waits.
+    The places are divided by weight among the domains with running or waiting requests. So each domain has a fair
+    number of places, at least 1. A domain may have more places, as long as no domain with fewer than its own fair
+    number waits.
     """
 
     def __init__(self, max_running: int, running: Iterable[RequestState], waiting: Iterable[RequestState]) -> None:
-        """Counts the requests that run now. `waiting` are the requests that could start now."""
+        """`running` are the requests in the batch. `waiting` are the requests that could start now."""
         self._running = list(running)
         weights: dict[IsolationDomain, float] = {}
         for state in (*self._running, *waiting):
@@ -35,7 +36,9 @@ class BatchShares:
         self._held = Counter(state.domain for state in self._running)
 
     def ordered(self, candidates: Iterable[RequestState]) -> list[RequestState]:
-        """Returns candidates in their order, but first those that fit into their domains' fair numbers."""
+        """Returns the candidates: first those within the fair number of their domain (usually one tenant), then the
+        others. Both groups keep their order.
+        """
         held = self._held.copy()
         within: list[RequestState] = []
         beyond: list[RequestState] = []
@@ -45,21 +48,22 @@ class BatchShares:
         return within + beyond
 
     def started(self, state: RequestState) -> None:
-        """Counts a request that has got a place."""
+        """Records that a request has got a place in the batch."""
         self._running.append(state)
         self._held[state.domain] += 1
 
     def preempted(self, state: RequestState) -> None:
-        """Counts a request that has given up its place."""
+        """Records that a request has given up its place in the batch."""
         self._running.remove(state)
         self._held[state.domain] -= 1
 
     def victim_for(self, state: RequestState, priority: int) -> RequestState | None:
-        """Returns the running request that gives its place to a waiting request of `priority`; None if there is none.
+        """Returns the running request that must give its place to a waiting request. Returns None if there is none.
 
-        A domain below its fair number takes a place from the domain that is farthest above its own, whatever the
-        priorities. Besides, a request of higher priority takes the place of one of lower priority, unless that would
-        take a place from a domain that is within its fair number for a domain that is not.
+        `priority` is the priority of the waiting request. If its domain (usually one tenant) has fewer places than its
+        fair number, a request of the domain with the most places above its own fair number is preempted, whatever the
+        priorities. Otherwise a request of lower priority is preempted: one of the same domain, or of a domain above its
+        fair number.
         """
         movable = [one for one in self._running if not one.pending_loads]
         is_below = self.excess(state) < 0
@@ -71,14 +75,17 @@ class BatchShares:
         return max(taken, key=lambda one: (one.priority, one.arrived_at), default=None)
 
     def excess(self, state: RequestState) -> int:
-        """Returns how many places the request's domain holds above its fair number; negative if below."""
+        """Returns how many places the request's domain (usually one tenant) has above its fair number.
+
+        The number is negative if the domain has fewer places.
+        """
         return self._held[state.domain] - self._fair[state.domain]
 
     def preemption_order(self, state: RequestState) -> tuple[bool, int, int, float]:
-        """Returns a key that is largest for the running request to preempt first if pages are short.
+        """Returns a sort key. If pages are short, the running request with the largest key is preempted first.
 
-        Domains above their fair numbers come first, then low priorities, then domains with many places, then the last
-        to arrive.
+        Requests of domains (usually, one domain is one tenant) above their fair number have the largest keys. Among
+        equals, the key is larger for a lower priority, then for a domain with more places, then for a later arrival.
         """
         return self._is_above(state), state.priority, self.excess(state), state.arrived_at
 
@@ -87,10 +94,11 @@ class BatchShares:
 
 
 def in_step_order(running: Collection[RequestState], waiting: FairShare, max_running: int) -> list[RequestState]:
-    """Returns the running requests in the order in which they get their parts of a step.
+    """Returns the running requests in the order in which they get tokens of the next step.
 
-    Decoding requests come first; of them, the one to preempt first is the last. Prefills follow by their present
-    priority, which rises with time; of equal ones the domains take turns, and the one with few places begins.
+    Decoding requests come first; among them, the request that would be preempted first is the last. Then come requests
+    whose prompts are not computed, by their current priority, which rises with time. At equal priority, the domains
+    (usually, one domain is one tenant) take turns, and the domain with the fewest places begins.
     """
     shares = BatchShares(max_running, running, ())
     decoding = [one for one in running if one.num_uncomputed <= 1]
@@ -107,7 +115,7 @@ def in_step_order(running: Collection[RequestState], waiting: FairShare, max_run
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The most that may wait, over all domains and of one domain. Prompt tokens are counted, not answers."""
+    """The most requests and prompt tokens in the queue: of all domains, and of one domain (usually one tenant)."""
 
     requests: int
     tokens: int
@@ -116,10 +124,11 @@ class QueueLimits:
 
 
 class QueueBounds:
-    """Decides whether a request may wait. A request with no other of its domain in the queue fits its own limits.
+    """Decides whether a request may wait.
 
-    When the whole queue is full, the domain with most waiting makes room for a domain with less: its last request of
-    the lowest priority is displaced. Requests that have run before are never displaced.
+    One request of each domain (usually one tenant) may wait, however long its prompt is. For more, the domain's limits
+    hold. If the whole queue is full, a domain with fewer waiting requests displaces the last request of the domain
+    with the most. Requests that have run before are never displaced.
     """
 
     def __init__(self, limits: QueueLimits, waiting: FairShare) -> None:
@@ -127,10 +136,10 @@ class QueueBounds:
         self._waiting = waiting
 
     def displaced_by(self, state: RequestState, free_places: int, retry_after_s: float) -> list[RequestState]:
-        """Returns the waiting requests that make room for a new one; usually none.
+        """Returns the waiting requests that must end to make room for the new request `state`. Usually there are none.
 
-        `free_places` is the number of free places in the batch, which requests in the queue may count on. Raises
-        CapacityContended, with the time to retry, if the new request is the one to refuse.
+        `free_places` is the number of free places in the batch: so many more requests may wait. Raises
+        CapacityContended, with `retry_after_s`, if the new request may not wait.
         """
         limits, own = self._limits, self._waiting.size_of(state.domain)
         own_room = QueueSize(limits.domain_requests + free_places, limits.domain_tokens)
@@ -148,7 +157,10 @@ class QueueBounds:
         return displaced
 
     def _last_of_largest(self, gone: list[RequestState], *, by_tokens: bool) -> RequestState | None:
-        """Returns the last request of the domain with most waiting, not counting those that are `gone`."""
+        """Returns the last waiting request of the domain (usually one tenant) with the most waiting.
+
+        Leaves out the requests in `gone` and requests that have run before. Returns None if no request is left.
+        """
         movable = [one for one in self._waiting if not one.is_admitted and one not in gone]
         sizes = {domain: self._left(domain, gone) for domain in {one.domain for one in movable}}
 
@@ -158,7 +170,9 @@ class QueueBounds:
         return max(reversed(movable), key=order, default=None)
 
     def _has_more(self, last: RequestState, state: RequestState, gone: list[RequestState], *, by_tokens: bool) -> bool:
-        """Returns whether the domain of `last` has at least as much without it as the new request's domain with it."""
+        """Returns whether the domain (usually one tenant) of `last` has at least as many waiting without `last` as the
+        domain of the new request `state` has with it. Always False for the same domain.
+        """
         left = self._left(last.domain, [*gone, last]).measure(by_tokens=by_tokens)
         own = self._left(state.domain, gone).plus(state).measure(by_tokens=by_tokens)
         return last.domain != state.domain and left >= own
@@ -171,7 +185,7 @@ class QueueBounds:
 
 
 def displaced_error(retry_after_s: float) -> CapacityContended:
-    """Returns the error of a waiting request that made room for a request of another domain."""
+    """Returns the error for a waiting request that makes room for a request of another domain (usually one tenant)."""
     return _full("the queue is full, and most of it are requests of yours", retry_after_s)
 
 

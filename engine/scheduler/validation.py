@@ -18,7 +18,7 @@ from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """The sizes of an engine that scheduling depends on."""
+    """The limits of an engine (pages, batch, queue, context, vocabulary) that the scheduler must keep to."""
 
     page_tokens: int
     max_batch_tokens: int
@@ -30,11 +30,11 @@ class SchedulerLimits:
     max_waiting_tokens: int = 2**20
     """The most prompt tokens in the queue."""
     waiting_share: float = 0.75
-    """The fraction of the queue, 0 to 1, that one domain may fill."""
+    """The fraction of the queue, 0 to 1, that one isolation domain (usually one tenant) may fill."""
 
     @property
     def queue(self) -> QueueLimits:
-        """The limits of the queue. One domain may always have one request in it."""
+        """The limits of the queue. They allow each isolation domain (usually one tenant) at least one request."""
         share = self.waiting_share
         domain_requests = max(1, math.ceil(self.max_waiting * share))
         return QueueLimits(
@@ -43,7 +43,10 @@ class SchedulerLimits:
 
 
 class RequestValidator:
-    """Checks requests and makes their states. Its only side effect is to draw a seed for a request without one."""
+    """Checks requests before they are queued, and creates their RequestState.
+
+    Draws a random seed for a request without one. Has no other side effect.
+    """
 
     def __init__(self, limits: SchedulerLimits, scopes: CacheScopes, clock: Clock, seeds: Random) -> None:
         self._limits = limits
@@ -67,7 +70,7 @@ class RequestValidator:
         request.sampling.check()
 
     def new_state(self, request: EngineRequest) -> RequestState:
-        """Returns the state of a checked request that has not started."""
+        """Returns the initial RequestState of a request that `check` has accepted."""
         request = replace(request, adapters=tuple(sorted(request.adapters)))  # one order, so that mixtures share KV
         sampling = request.sampling
         eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
@@ -98,7 +101,10 @@ def _check_mixture(request: EngineRequest) -> None:
 
 
 def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
-    """Raises InvalidRequest, with the field's name, for a token id outside the vocabulary."""
+    """Raises InvalidRequest if a token id of the request is outside the vocabulary of `vocab_size` tokens.
+
+    The error names the field of the request.
+    """
     sampling = request.sampling
     named: Mapping[str, Iterable[int]] = {
         "prompt": request.prompt_token_ids,

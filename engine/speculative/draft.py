@@ -13,28 +13,28 @@ class DraftSource(StrEnum):
     """Where a draft token comes from."""
 
     GRAMMAR = "grammar"
-    """The only tokens that the request's grammar allows."""
+    """The request's grammar, at a position where it allows only one text."""
     PREDICTION = "prediction"
-    """The answer that the client predicted."""
+    """The client's prediction of the answer."""
     SESSION = "session"
-    """Earlier tokens of the same prompt and answer."""
+    """Earlier tokens of the request's own prompt and answer."""
     CACHE = "cache"
-    """Earlier answers of the same domain under the same adapters."""
+    """Earlier answers to requests of the same domain (usually one tenant) with the same adapters."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSpan:
-    """Consecutive draft tokens from one source."""
+    """Consecutive draft tokens (guessed next tokens of a request) from one source."""
 
     source: DraftSource
     match_length: int
-    """How many tokens right before the span also occur right before the place where the span was found."""
+    """The number of tokens right before the span that also occur right before the place where the span was found."""
     token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Consecutive spans."""
+    """The guessed next tokens of a request. Each span of tokens comes from one source."""
 
     spans: tuple[DraftSpan, ...] = ()
 
@@ -46,7 +46,7 @@ class Draft:
         return tuple(token for span in self.spans for token in span.token_ids)
 
     def first(self, num_tokens: int) -> "Draft":
-        """Returns the first `num_tokens` of the draft."""
+        """Returns a draft of only the first `num_tokens` tokens."""
         if num_tokens >= len(self):
             return self
         spans: list[DraftSpan] = []
@@ -59,27 +59,33 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """One source of draft tokens for one request. Reads the request's tokens and changes only its own state."""
+    """Guesses the next tokens of one request from one source. Reads the request's tokens, and changes only its own
+    state.
+    """
 
     def observe(self) -> None:
-        """Processes the tokens that the request has gained since the last call."""
+        """Reads the tokens that were added to the request since the last call."""
         ...
 
     def propose(self, drafted: tuple[int, ...], max_tokens: int) -> DraftSpan | None:
-        """Drafts 1 to `max_tokens` tokens after the request's tokens and `drafted`. Returns None if it finds none."""
+        """Guesses up to `max_tokens` tokens that follow the request's tokens and the draft tokens `drafted`.
+
+        Returns None if this drafter has no guess.
+        """
         ...
 
 
 class DraftConstraint(Protocol):
-    """The draft tokens that the grammar of a request allows. Its methods change nothing."""
+    """Tells which draft tokens the grammar of a request allows. The methods change nothing."""
 
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
-        """Returns the next tokens as long as the grammar allows only one text.
+        """Returns up to `max_tokens` next tokens that the grammar forces: no other text is allowed.
 
-        Spells that text in as few tokens as possible.
+        If several token sequences give this text, returns the one with the longest tokens. Returns no token if nothing
+        is forced.
         """
         ...
 
     def allowed_length(self, token_ids: tuple[int, ...]) -> int:
-        """Returns how many of these tokens the grammar allows next, in this order."""
+        """Returns how many of `token_ids`, from the first on, the grammar allows as the next tokens of the answer."""
         ...

@@ -1,13 +1,13 @@
-"""Decides how many draft tokens of each request a step verifies, by estimates of what they gain and what they cost.
+"""Decides how many draft tokens of each request a step verifies, from their estimated gain and cost.
 
-A step generates one token for each request, and one more for each accepted draft token. The likeliest draft tokens of
-the batch are taken first, as many as give the most tokens per second. A draft token is never likelier than the one
-before it, so each request gets a prefix of its draft.
+A step generates one token for each request, and one more for each accepted draft token. Each token that a step computes
+is one row of its batch. The likeliest draft tokens of the batch are taken first, as many as give the most tokens per
+second. A draft token is never likelier than the one before it, so each request gets a prefix of its draft.
 Source: the marginal gains of vLLM's adaptive verification, applied to every number of rows.
 
-Owns the estimate of a step's duration: a weighted linear fit of seconds over rows. Its slope is the present cost of one
-more row. A step loses its weight over about two hundred later steps, so the fit follows growing contexts.
-If the number of rows has hardly varied, the fixed part of a step is assumed to cost as much as eight rows.
+Owns the estimate of a step's duration: a weighted linear fit of seconds over rows. The slope of this line is the
+current cost of one more row. A step loses its weight over about two hundred later steps, so the fit follows growing
+contexts. If the number of rows has hardly varied, the fixed part of a step is assumed to cost as much as eight rows.
 The standard error is added to the slope, because an estimate that is too low would cause useless drafts.
 """
 
@@ -16,27 +16,29 @@ from dataclasses import dataclass
 from math import sqrt
 
 _LEAST_GAIN = 0.1
-"""Drafts must raise the tokens per second by at least this fraction. The estimates are not more exact than that."""
+"""The least gain in tokens per second, as a fraction, for which drafts are verified. The estimates are not more exact
+than that.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """The draft tokens that one step verifies."""
+    """How many draft tokens one step verifies for each request, and the expected gain from them."""
 
     lengths: tuple[int, ...]
-    """The number of draft tokens to verify, by request."""
+    """The number of draft tokens that the step verifies for each request."""
     gain: float
-    """The expected gain in tokens per second, as a fraction; 0 without drafts."""
+    """The expected relative rise of tokens per second. 0.1 means 10 % more than without drafts."""
 
 
 def budget_drafts(
     survivals: Sequence[Sequence[float]], seconds: Callable[[int], float], spare_rows: int
 ) -> DraftBudget:
-    """Returns how many tokens of each draft to verify, at most `spare_rows` in all.
+    """Returns how many draft tokens of each request the step should verify, at most `spare_rows` in all.
 
-    `survivals` holds, for each request that generates a token in this step, the probability that each of its draft
-    tokens is accepted. The probabilities of one request never rise. `seconds` returns the duration of a step by its
-    number of rows. Prompt chunks in the same step are ignored.
+    `survivals` has one list for each request that generates a token in this step: the probability that each of its
+    draft tokens is accepted. The probabilities in a list never rise. `seconds` returns the duration of a step from its
+    number of rows (the tokens that it computes). Prompt chunks in the same step are ignored.
     """
     ranked = sorted(((chance, index) for index, chances in enumerate(survivals) for chance in chances), reverse=True)
     num_rows = len(survivals)
@@ -58,7 +60,7 @@ _SMOOTHING = 0.2
 
 
 _LEAST_RATIO = 2.0
-"""The least ratio of a draft's gain to the time to choose it. It is above 1 because learning takes time too."""
+"""The least ratio of a draft's gain to the time to choose it. The ratio is above 1 because learning takes time too."""
 
 
 _LONGEST_PAUSE = 64
@@ -66,7 +68,7 @@ _LONGEST_PAUSE = 64
 
 
 class DraftBackoff:
-    """Pauses drafting while it costs more than it gains; each pause is twice as long as the one before."""
+    """Pauses drafting while drafts take more time than they save. Each pause is twice as long as the one before."""
 
     def __init__(self) -> None:
         self._gain = 0.2
@@ -74,15 +76,16 @@ class DraftBackoff:
         self._cost = 0.0
         """Average time to choose drafts, as a fraction of a step's time."""
         self._pause = 0
-        """Steps of the present pause."""
+        """The length of the present pause, in steps."""
         self._steps_left = 0
         self._batch_size = 0
         """Requests in the batch when the pause began."""
 
     def should_draft(self, num_requests: int) -> bool:
-        """Returns whether to draft in this step.
+        """Returns whether to draft in this step, which generates tokens for `num_requests` requests.
 
-        Call it once a step. The pause ends if the batch shrinks to half its size.
+        Call it once a step. A pause ends early if the number of requests falls to half of what it was when the pause
+        began.
         """
         if 2 * num_requests <= self._batch_size:
             self._pause = self._steps_left = self._batch_size = 0
@@ -90,8 +93,10 @@ class DraftBackoff:
         return self._steps_left == 0
 
     def record(self, num_requests: int, gain: float, cost: float) -> None:
-        """Records a step's drafts: the expected gain in tokens, and the time to choose them, both as fractions of the
-        step.
+        """Records what drafting for one step has given and cost.
+
+        `gain` is the expected number of additional tokens, as a fraction of the tokens without drafts. `cost` is the
+        time to choose the drafts, as a fraction of the step's duration.
         """
         self._gain += _SMOOTHING * (gain - self._gain)
         self._cost += _SMOOTHING * (cost - self._cost)
@@ -113,7 +118,10 @@ _SHARED_ROWS = 8
 
 
 class StepCost:
-    """Estimates the seconds of a step by its number of rows. Callers use only ratios of these estimates."""
+    """Estimates the duration of a step from its number of rows (the tokens that it computes).
+
+    Callers must use only ratios of these estimates, because before the first measurement their unit is arbitrary.
+    """
 
     def __init__(self) -> None:
         self._weight = 0.0
@@ -124,12 +132,17 @@ class StepCost:
         self._scatter = 0.0
 
     def seconds(self, num_rows: int) -> float:
-        """Returns the expected seconds of a step of `num_rows`. They are above zero, and never fall as rows grow."""
+        """Returns the expected duration, in seconds, of a step that computes `num_rows` tokens.
+
+        The result is above zero, and never falls when `num_rows` grows.
+        """
         return max(self._mean_seconds + self.slope * (num_rows - self._mean_rows), 0.05 * self._mean_seconds)
 
     @property
     def slope(self) -> float:
-        """Returns the seconds of one more row, between zero and the mean seconds per row."""
+        """The seconds by which one more token makes a step longer. Between zero and the mean seconds per token of a
+        step.
+        """
         doubt = (1 + 0.05 * self._mean_rows) ** 2  # in squared rows; a smaller variance is too little to fit a slope
         most = self._mean_seconds / self._mean_rows
         guess = self._mean_seconds / (self._mean_rows + _SHARED_ROWS)
@@ -142,7 +155,7 @@ class StepCost:
         return sqrt(unexplained / (max(self._weight, 1.0) * (self._variance + doubt)))
 
     def record(self, num_rows: int, seconds: float) -> None:
-        """Records the duration of a step of `num_rows`."""
+        """Records that a step that computed `num_rows` tokens took `seconds`."""
         if seconds <= 0:
             return
         if self._weight:

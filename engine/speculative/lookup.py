@@ -1,14 +1,14 @@
 """Drafts the tokens that followed the request's last tokens in an earlier text, and keeps the texts to search.
 
-PromptLookup searches the request's own prompt and answer. AnswerLookup searches earlier answers of the request's cache
-scope: the requests of one domain (usually one tenant) under one adapter or mixture.
+PromptLookup searches the request's own prompt and answer. AnswerLookup searches earlier answers of the same cache
+scope: the requests of one domain (usually one tenant) with the same adapters.
 
 Owns the earlier answers, within a limit in bytes: a full scope drops its oldest answers, and a full cache drops the
 least recently used scope. Owns an index of each text: for a few lengths n, the position after the latest occurrence of
 each sequence of n tokens (n-gram). Indexing 100,000 tokens takes milliseconds, and each new token a microsecond.
 Invariant: a scope finds only its own answers, so the speed of an answer reveals nothing about other tenants.
-Source: prompt lookup (Saxena 2023), with the latest match instead of the first; several lengths replace the suffix
-tree of SuffixDecoding (Oliaro et al. 2024).
+Source: prompt lookup (Saxena 2023), but with the latest match instead of the first. SuffixDecoding (Oliaro et al. 2024)
+finds matches with a suffix tree. Here, n-grams of several lengths do this.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,9 @@ from graftwork.engine.core.prefix_keys import CacheScope
 from graftwork.engine.speculative.draft import DraftSource, DraftSpan
 
 NGRAM_LENGTHS = (8, 3)
-"""The lengths n, longest first. Eight tokens are seldom equal by chance. Three also find recent repetitions."""
+"""The lengths n of the n-grams, longest first. Eight tokens are rarely equal by chance. Three also find recent
+repetitions.
+"""
 
 
 LONGEST_MATCH = 32
@@ -27,17 +29,18 @@ LONGEST_MATCH = 32
 
 
 BYTES_PER_TOKEN = 2 * 160
-"""Memory of one token: its n-gram tuples and positions, and their entries in two dictionaries."""
+"""The bytes that are counted for one token: its n-gram tuples and positions, and their entries in two dictionaries."""
 
 
 _FEW = 8
-"""Up to this many tokens are added faster one by one than all at once from slices of the list."""
+"""The number of tokens up to which adding them one by one is faster than all at once from slices of the list."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixMatch:
-    """The `match_length` tokens before `position` equal the last tokens of the text; 3, 8, 16 or 32, the most that are
-    equal.
+    """A position in an indexed text. The `match_length` tokens before it equal the last tokens of the request.
+
+    `match_length` is 3, 8, 16 or 32. It is the largest of these lengths for which the tokens were found to be equal.
     """
 
     position: int
@@ -45,14 +48,17 @@ class SuffixMatch:
 
 
 class SuffixIndex:
-    """The n-grams of a growing list. An n-gram is added once a token follows it."""
+    """Finds earlier occurrences of n-grams (n consecutive tokens) in a growing list of tokens.
+
+    An n-gram is added to the index when the list contains the token after it.
+    """
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens
         self._following: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in NGRAM_LENGTHS}
 
     def enter(self, start: int, first: int, end: int) -> None:
-        """Adds the n-grams within tokens[start:end] that are followed by a token of tokens[first:end]."""
+        """Adds to the index each n-gram in tokens[start:end] whose next token is in tokens[first:end]."""
         for length, following in self._following.items():
             begin = max(first, start + length)
             if end - begin < _FEW:
@@ -63,9 +69,9 @@ class SuffixIndex:
             following.update(zip(zip(*columns, strict=True), range(begin, end), strict=True))
 
     def find(self, tail: Sequence[int]) -> SuffixMatch | None:
-        """Returns the latest occurrence of the longest known n-gram that ends `tail`.
+        """Returns the latest place in the indexed list where the last tokens of `tail` occur; None if there is none.
 
-        `tail` has up to LONGEST_MATCH tokens.
+        Looks for as many equal tokens as possible. `tail` has up to LONGEST_MATCH tokens.
         """
         for length, following in self._following.items():
             if len(tail) < length:
@@ -87,7 +93,7 @@ class SuffixIndex:
 
 
 _SCOPE_FRACTION = 8
-"""One scope takes at most an eighth of the cache."""
+"""The divisor of the cache's size that limits one scope: a scope takes at most an eighth of the cache."""
 
 
 @dataclass(slots=True)
@@ -123,7 +129,11 @@ class _Answers:
 
 
 class AnswerCache:
-    """Answers by scope. Only the engine loop's thread may use it."""
+    """Keeps earlier answers, so that later requests with the same cache scope can draft from them.
+
+    Requests with the same cache scope have the same domain (usually one tenant) and adapters. Only the thread of the
+    engine's loop may use this class.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_tokens = max_bytes // BYTES_PER_TOKEN
@@ -136,13 +146,13 @@ class AnswerCache:
 
     @property
     def scopes(self) -> tuple[CacheScope, ...]:
-        """Returns all scopes, the least recently used first."""
+        """All cache scopes (pairs of domain and adapters) that have stored answers, the least recently used first."""
         return tuple(self._answers)
 
     def remember(self, scope: CacheScope, adapter_digests: Iterable[str], answer: Sequence[int]) -> None:
-        """Stores an answer, which may begin with a few tokens of the prompt.
+        """Stores the tokens of an answer for later requests with the same cache scope (domain and adapters).
 
-        Stores only the end of an answer that is too long.
+        `answer` may begin with the last few tokens of the prompt. If it is too long, only its last tokens are stored.
         """
         most = self._max_tokens // _SCOPE_FRACTION
         answer = answer[-most:] if most else ()
@@ -160,7 +170,11 @@ class AnswerCache:
             self._forget(next(iter(self._answers)))
 
     def propose(self, scope: CacheScope, tail: Sequence[int], max_tokens: int) -> DraftSpan | None:
-        """Returns the tokens that followed the longest known suffix of `tail`, in the latest answer that contains it."""
+        """Guesses up to `max_tokens` tokens that follow `tail`, from the stored answers of one cache scope.
+
+        Finds the latest place where the last tokens of `tail` occur in these answers, and returns the tokens after it.
+        Returns None if there is no such place.
+        """
         answers = self._answers.get(scope)
         match = None if answers is None else answers.index.find(tail)
         if answers is None or match is None:
@@ -169,7 +183,7 @@ class AnswerCache:
         return DraftSpan(DraftSource.CACHE, match.match_length, tuple(following))
 
     def forget_adapter(self, digest: str) -> None:
-        """Drops every scope that uses this adapter."""
+        """Drops all stored answers that were generated with the adapter `digest`."""
         for scope in [scope for scope, answers in self._answers.items() if digest in answers.adapter_digests]:
             self._forget(scope)
 
@@ -177,7 +191,7 @@ class AnswerCache:
         self._num_tokens -= len(self._answers.pop(scope).tokens)
 
     def check_integrity(self) -> None:
-        """Asserts that the token counts are right and within the limit."""
+        """Checks that the number of stored tokens is counted correctly and within the limit."""
         assert self._num_tokens == sum(len(answers.tokens) for answers in self._answers.values())
         assert self._num_tokens <= self._max_tokens
 
@@ -187,7 +201,9 @@ _TOKENS_PER_STEP = 16384
 
 
 class PromptLookup:
-    """Finds quoted tool results, edited files and repeated calls."""
+    """Drafts from the request's own prompt and answer. This helps when the answer quotes tool results, edits files or
+    repeats calls.
+    """
 
     def __init__(self, token_ids: list[int]) -> None:
         """`token_ids` is the request's own list, which grows."""
@@ -209,7 +225,7 @@ class PromptLookup:
 
 
 class AnswerLookup:
-    """Finds answers that repeat an earlier one of the same domain and adapters."""
+    """Drafts from earlier answers to requests of the same domain (usually one tenant) with the same adapters."""
 
     def __init__(self, token_ids: list[int], scope: CacheScope, cache: AnswerCache) -> None:
         """`token_ids` is the request's own list, which grows."""
@@ -218,7 +234,7 @@ class AnswerLookup:
         self._cache = cache
 
     def observe(self) -> None:
-        """Does nothing: an answer enters the cache when its request ends."""
+        """Does nothing, because an answer is added to the cache only when its request ends."""
 
     def propose(self, drafted: tuple[int, ...], max_tokens: int) -> DraftSpan | None:
         return self._cache.propose(self._scope, _tail(self._token_ids, drafted), max_tokens)

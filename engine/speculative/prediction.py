@@ -1,9 +1,9 @@
 """Drafts from the client's prediction of the answer, which OpenAI's `prediction` field contains.
 
-Owns a cursor: the position in the prediction that the answer has reached.
-When the answer differs from the prediction, the cursor stops after the wrong predicted token. It moves once the last
-few tokens of the answer occur in the prediction: to the nearest such place ahead, or else to the last such place
-before. So drafting resumes right after a passage that the answer omits, adds, changes or moves.
+Owns a cursor: the position in the prediction that the answer has reached. When a token of the answer differs from the
+prediction, the cursor stops after the wrong predicted token. Later the last few tokens of the answer may occur in the
+prediction again. Then the cursor moves behind them: to the nearest such position ahead, or else to the last such
+position before. So drafting continues right after a passage that the answer omits, adds, changes or moves.
 """
 
 from bisect import bisect_left
@@ -11,22 +11,24 @@ from bisect import bisect_left
 from graftwork.engine.speculative.draft import DraftSource, DraftSpan
 
 _RESYNC_LENGTHS = (4, 2)
-"""How many last tokens of the answer must occur in the prediction to move the cursor. Four are tried before two."""
+"""The numbers of last tokens of the answer that must occur in the prediction to move the cursor. Four are tried before
+two.
+"""
 
 
 class PredictionFollower:
-    """The cursor of one request in its prediction."""
+    """Finds which position in the client's prediction one request's answer has reached, and drafts the tokens after it."""
 
     def __init__(self, token_ids: list[int], prediction: tuple[int, ...]) -> None:
         """`token_ids` is the request's own list, which grows; so far it holds the prompt."""
         self.num_matched = 0
-        """Tokens of the prediction that are part of the answer, each counted once."""
+        """The number of tokens of the prediction that are part of the answer, each counted once."""
         self._token_ids = token_ids
         self._num_prompt = self._num_seen = len(token_ids)
         self._prediction = prediction
         self._cursor = 0
         self._run = 0
-        """How many tokens at the end of the answer match the prediction without a gap."""
+        """The number of tokens at the end of the answer that match the prediction one after another."""
         self._matched_to = 0
         """The position in the prediction before which no more tokens are counted."""
         self._counted_to = self._num_prompt
@@ -35,7 +37,7 @@ class PredictionFollower:
 
     @property
     def num_unmatched(self) -> int:
-        """Tokens of the prediction that are not part of the answer."""
+        """The number of tokens of the client's prediction that are not part of the answer."""
         return len(self._prediction) - self.num_matched
 
     def observe(self) -> None:
@@ -72,9 +74,9 @@ class PredictionFollower:
         return False
 
     def _count(self, num_tokens: int, end: int) -> None:
-        """Counts those of the `num_tokens` tokens before `end` that were not counted.
+        """Adds to `num_matched` those of the `num_tokens` tokens before `end` that were not counted before.
 
-        They equal the tokens before the cursor.
+        These tokens equal the tokens before the cursor in the prediction.
         """
         self.num_matched += max(0, min(num_tokens, self._cursor - self._matched_to, end - self._counted_to))
         self._matched_to = max(self._matched_to, self._cursor)

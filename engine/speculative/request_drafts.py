@@ -22,7 +22,9 @@ _PRIORS: dict[DraftSource, tuple[float, ...]] = {
     DraftSource.SESSION: (0.2, 0.25, 0.4, 0.5, 0.7, 0.8, 0.85),
     DraftSource.CACHE: (0.2, 0.25, 0.4, 0.5, 0.7, 0.8, 0.85),
 }
-"""Acceptance rates by bucket of match length: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32 and more."""
+"""The acceptance rates before any observation, by bucket of match length: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32
+and more.
+"""
 
 
 _ENGINE_MEMORY = 400
@@ -37,7 +39,11 @@ _PRIOR_WEIGHT = 8
 
 
 class AcceptanceRates:
-    """The acceptance rate of each source and bucket, as a running average."""
+    """Measures how often draft tokens are accepted. Each rate is a running average.
+
+    There is one rate for each source of draft tokens and each range of match lengths. The match length is how many
+    tokens right before the draft also occur in the source.
+    """
 
     def __init__(self, inherited: "AcceptanceRates | None" = None) -> None:
         self._inherited = inherited
@@ -49,11 +55,17 @@ class AcceptanceRates:
         self._memory = _ENGINE_MEMORY if inherited is None else _REQUEST_MEMORY
 
     def rate(self, source: DraftSource, match_length: int) -> float:
-        """Returns the probability that a draft token after such a match is accepted if all draft tokens before it were."""
+        """Returns the probability that a draft token is accepted if all draft tokens before it were accepted.
+
+        `source` is the token's source. `match_length` is how many tokens right before the draft also occur in this
+        source.
+        """
         return self._rates[source][_bucket(match_length)]
 
     def survival(self, draft: Draft) -> list[float]:
-        """Returns, for each token of a draft, the probability that it and all tokens before it are accepted."""
+        """Returns one probability for each token of a draft: that this token and all draft tokens before it are
+        accepted.
+        """
         chances: list[float] = []
         chance = 1.0
         for span in draft.spans:
@@ -64,7 +76,10 @@ class AcceptanceRates:
         return chances
 
     def record(self, source: DraftSource, match_length: int, *, is_accepted: bool) -> None:
-        """Records one verified draft token, here and in the rates from which these were inherited."""
+        """Records whether one verified draft token was accepted.
+
+        The rates of a request also pass this on to the rates of the engine.
+        """
         bucket = _bucket(match_length)
         counts, rates = self._counts[source], self._rates[source]
         counts[bucket] = min(counts[bucket] + 1, self._memory)
@@ -82,14 +97,14 @@ NO_DRAFT = Draft()
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counts of draft tokens, of one request or of all requests."""
+    """How many draft tokens were verified and accepted, for one request or for all requests."""
 
     drafted: int = 0
-    """Draft tokens that were verified."""
+    """The number of draft tokens that steps have verified."""
     accepted: int = 0
-    """Draft tokens that became part of the answer."""
+    """The number of draft tokens that became part of the answer."""
     forced: int = 0
-    """Accepted draft tokens that a grammar dictated."""
+    """The number of accepted draft tokens that a grammar forced."""
 
     def add(self, other: "DraftCounts") -> None:
         self.drafted += other.drafted
@@ -99,27 +114,30 @@ class DraftCounts:
 
 @dataclass(slots=True, eq=False)
 class RequestDrafts:
-    """The drafters of one request, the most trusted first."""
+    """Makes the drafts (guessed next tokens) of one request.
+
+    `lookups` are the drafters that guess tokens, the most trusted one first.
+    """
 
     token_ids: list[int]
-    """The request's own list, which grows; read only."""
+    """The request's own list of tokens. The list grows, and is only read here."""
     stop_token_ids: frozenset[int]
-    """The answer ends with one of these, and so does a draft."""
+    """The tokens that end the answer. A draft ends after the first of them."""
     rates: AcceptanceRates
     lookups: tuple[Drafter, ...]
     prediction: PredictionFollower | None = None
-    """The member of `lookups` that follows the client's prediction; None without a prediction."""
+    """The drafter in `lookups` that drafts from the client's prediction; None without a prediction."""
     constraint: DraftConstraint | None = None
     counts: DraftCounts = field(default_factory=DraftCounts)
     draft: Draft = NO_DRAFT
-    """The present draft. The next step verifies a prefix of it."""
+    """The draft that was chosen last. The next step verifies its first tokens."""
 
     def propose(self, max_tokens: int) -> list[float]:
-        """Chooses a draft of up to `max_tokens` tokens and keeps it in `draft`.
+        """Chooses a draft of up to `max_tokens` tokens and stores it in `draft`.
 
-        Tokens that the grammar forces come first. After them, each lookup proposes a continuation, and the one with the
-        most expected accepted tokens is used. Returns one probability for each draft token: that it and all draft tokens
-        before it are accepted.
+        Tokens that the grammar forces come first. After them, each drafter in `lookups` guesses further tokens. The
+        guess with the most expected accepted tokens is used. Returns one probability for each draft token: that this
+        token and all draft tokens before it are accepted.
         """
         for drafter in self.lookups:
             drafter.observe()
@@ -145,9 +163,10 @@ class RequestDrafts:
         return draft if self.constraint is None else draft.first(self.constraint.allowed_length(draft.token_ids))
 
     def learn(self, num_verified: int, num_taken: int) -> DraftCounts:
-        """Compares the draft with the last `num_taken` tokens of the request, which a step has just added.
+        """Compares the draft with the `num_taken` tokens that a step has just appended to the request.
 
-        If no draft token was verified, still compares the first one, to learn whether it was right.
+        The step verified the first `num_verified` draft tokens. If it verified none, the first draft token is still
+        compared, to learn whether it was right. Returns the counts of this step.
         """
         added = self.token_ids[len(self.token_ids) - num_taken :]
         drafted = [(span, token) for span in self.draft.spans for token in span.token_ids]
@@ -166,7 +185,9 @@ class RequestDrafts:
         return news
 
     def report(self) -> DraftReport:
-        """Returns the totals, at the end of the request."""
+        """Returns the request's total counts of draft tokens and of predicted tokens. Call it at the end of the
+        request.
+        """
         if self.prediction is not None:
             self.prediction.observe()
         return DraftReport(

@@ -1,4 +1,4 @@
-"""Tenants, keys, quotas, the usage ledger, the audit log and idempotency keys."""
+"""Creates the tables of tenants, API keys, quotas, usage, audit entries and idempotency keys."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Adapters, their versions and aliases, and the ledger of artifacts."""
+"""Creates the tables of adapters, of their versions and aliases, and of the digests of stored files."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Sessions, their turns, the tree of checkpoints and items, ledgers of tool calls, and events."""
+"""Creates the tables of sessions, turns, checkpoints, items, tool calls and events."""
 
 import sqlalchemy as sa
 from alembic import op

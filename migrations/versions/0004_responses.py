@@ -1,4 +1,7 @@
-"""Responses: which sessions belong to them, what a history opens with, and what was asked for."""
+"""Creates the table of responses.
+
+Adds the kind of a session, and the digest of a checkpoint's instructions and tools.
+"""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What each turn was made with, and until when a tool's output is expected."""
+"""Adds what each turn was made with (weights, template, sampling), and the time at which a tool's output is due."""
 
 import sqlalchemy as sa
 from alembic import op

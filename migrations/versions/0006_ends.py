@@ -1,4 +1,7 @@
-"""What sweeps look up: when sessions end by their own retention, and how old responses are."""
+"""Adds the time at which a session's own retention ends.
+
+Also adds indexes for the searches for old sessions and old responses.
+"""
 
 import sqlalchemy as sa
 from alembic import op

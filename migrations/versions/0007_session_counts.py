@@ -1,4 +1,4 @@
-"""An index for the count of sessions by status."""
+"""Adds an index for counting sessions by status."""
 
 from alembic import op
 

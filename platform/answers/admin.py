@@ -1,6 +1,11 @@
-"""Defines the answers of `/v1/admin` and of `/v1/quota`."""
+"""Defines the answers of `/v1/admin` and of `/v1/quota`.
 
-from typing import Any, Literal
+Owns the names, units and range of a tenant's limits. The server, the SDK and the command line take them from `Quota`.
+"""
+
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import ConfigDict, Field
 
 from graftwork.platform.answers.base import Answer, absent
 
@@ -37,8 +42,41 @@ class TenantKey(Answer):
     key: str | None = absent()
 
 
+MAX_LIMIT = 2**53
+"""The largest limit. Every JSON reader keeps integers up to this number exactly."""
+
+Limit = Annotated[int | None, Field(ge=0, le=MAX_LIMIT)]
+
+
 class Quota(Answer):
-    """A tenant's limits. Null means no limit."""
+    """A tenant's limits. Null means no limit, and 0 allows nothing."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    requests_per_minute: Limit = None
+    """Inference requests in any span of 60 seconds."""
+    tokens_per_minute: Limit = None
+    """Prompt and completion tokens in any span of 60 seconds. Cached tokens count too."""
+    max_concurrent_requests: Limit = None
+    """Answers that are generated at the same time: a request with n choices counts n times."""
+    max_adapters: Limit = None
+    """Adapters that the tenant may keep."""
+    max_adapter_bytes: Limit = None
+    """Bytes of all versions of all the tenant's adapters together."""
+    max_adapter_rank: Limit = None
+    """The largest rank of an adapter."""
+    max_sessions: Limit = None
+    """Open sessions."""
+    max_device_kv_bytes: Limit = None
+    """Bytes of cached KV on the device. Above it, the tenant's own pages are offloaded. No request is refused."""
+    max_host_kv_bytes: Limit = None
+    """Bytes of cached KV on the host. Above it, the tenant's own pages move to the disk. No request is refused."""
+    monthly_tokens: Limit = None
+    """Tokens per calendar month in UTC. Spent tokens and those of running requests together never pass this limit."""
+
+
+class QuotaLimits(TypedDict, total=False):
+    """The limits of `Quota` as keyword arguments. A test checks that the names are the same."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None

@@ -25,12 +25,12 @@ class Answer(BaseModel):
 
     @property
     def raw(self) -> Mapping[str, Any]:
-        """Return the JSON from which the SDK read this answer. It includes unknown fields."""
+        """The JSON from which the SDK read this answer. It includes unknown fields."""
         return self._raw
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Self:
-        """Make an answer from JSON without validation. A value of an unexpected type stays as it is."""
+        """Makes an answer from JSON without validation. A value of an unexpected type stays as it is."""
         values = {
             name: _converted(field.annotation, data[name]) if name in data else _empty(field.annotation)
             for name, field in cls.model_fields.items()
@@ -41,7 +41,7 @@ class Answer(BaseModel):
         return answer
 
     def body(self) -> dict[str, Any]:
-        """Return this answer as a dict that is ready for JSON."""
+        """Returns this answer as a dict that is ready for JSON."""
         return self.model_dump(mode="json")
 
     def __eq__(self, other: object) -> bool:
@@ -49,7 +49,7 @@ class Answer(BaseModel):
 
 
 def absent() -> Any:
-    """Declare a field that the JSON leaves out if the field is None."""
+    """Declares a field that the JSON leaves out if the field is None."""
     return Field(default=None, exclude_if=_is_none)
 
 
@@ -64,7 +64,7 @@ class Page(Answer, Generic[T]):
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        """Return the name of a page class, such as `AdapterList` for a page of `Adapter`. OpenAPI shows this name."""
+        """Returns the name of a page class, such as `AdapterList` for a page of `Adapter`. OpenAPI shows this name."""
         return f"{params[0].__name__}List"
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # pydantic iterates over the fields
@@ -87,7 +87,7 @@ def _is_none(value: object) -> bool:
 
 
 def _converted(hint: Any, value: Any) -> Any:
-    """Convert `value` to the type `hint` if it fits. If not, return it unchanged."""
+    """Converts `value` to the type `hint` if it fits. If not, returns it unchanged."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return _converted(next(each for each in arguments if each is not type(None)), value)
@@ -101,7 +101,7 @@ def _converted(hint: Any, value: Any) -> Any:
 
 
 def _empty(hint: Any) -> Any:
-    """Return the empty value for a required field that the JSON lacks: 0, an empty text, an empty container or None."""
+    """Returns the empty value for a required field that the JSON lacks: 0, empty text, an empty container or None."""
     origin = get_origin(hint)
     if origin in (tuple, dict, list):
         return origin()

@@ -76,7 +76,7 @@ class ChatCompletion(Answer):
 
     @property
     def text(self) -> str:
-        """Return the text of the first choice. It is empty if the choice only calls tools."""
+        """The text of the first choice; empty if the choice only calls tools."""
         return (self.choices[0].message.content or "") if self.choices else ""
 
 
@@ -127,5 +127,5 @@ class ChatCompletionChunk(Answer):
 
     @property
     def text(self) -> str:
-        """Return the text that this chunk adds to the first choice."""
+        """The text that this chunk adds to the first choice."""
         return (self.choices[0].delta.content or "") if self.choices else ""

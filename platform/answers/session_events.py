@@ -120,5 +120,5 @@ _CLASS_BY_TYPE: Mapping[str, type[SessionEvent]] = {
 
 
 def read_session_event(data: Mapping[str, Any]) -> SessionEvent:
-    """Make an event from its JSON. The event's type selects the class."""
+    """Makes an event from its JSON. The event's type selects the class."""
     return _CLASS_BY_TYPE.get(str(data.get("type")), SessionEvent).read(data)

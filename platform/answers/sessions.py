@@ -98,7 +98,7 @@ class Item(Answer):
 
     @property
     def text(self) -> str:
-        """Return the text of a message. `content` may be a string or parts. Items of other types have no text."""
+        """The text of a message. `content` may be a string or parts. Items of other types have no text."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content or () if isinstance(part, ContentPart))
@@ -162,7 +162,7 @@ class Turn(Answer):
 
     @property
     def text(self) -> str:
-        """Return the text of all messages of the turn."""
+        """The text of all messages of the turn."""
         return "".join(item.text for item in self.output if item.type == "message")
 
 

@@ -38,7 +38,7 @@ class Usage(Answer):
 
     @property
     def cached_share(self) -> float:
-        """Return the part of the prompt that came from the cache, from 0 to 1."""
+        """The part of the prompt that came from the cache, from 0 to 1."""
         cached = self.prompt_tokens_details.cached_tokens
         return cached / self.prompt_tokens if self.prompt_tokens else 0.0
 

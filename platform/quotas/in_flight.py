@@ -1,9 +1,9 @@
-"""Bounds the answers that one gateway has in flight, so that a request that the engine must refuse is refused at once.
+"""Limits the answers that a gateway has in flight, to refuse at once what the engine would refuse later.
 
-Counts are those of this gateway alone, and exact for it: an answer counts from before its prompt is read until the
-engine is done with it. The engine remains the authority, because it also serves other gateways.
+Owns the counts of this gateway. Never counts the answers of other gateways; the engine counts all of them, and may
+still refuse a request. An answer has a place here from before its prompt is read until the engine has ended it.
 
-    take ──► keep ──► release     a job was started; it releases the places at its end
+    take ──► keep ──► release     a job was started, and releases the places at its end
          └─► release              the request failed before
 """
 
@@ -21,7 +21,10 @@ _LONGEST_S = 60.0
 
 
 class ThroughputEstimate:
-    """The average time between two finished requests. From it a refused client learns when to try again."""
+    """Estimates the average time from the end of one request to the end of the next.
+
+    If the queue is full, a client is told to try again after this time.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -29,7 +32,7 @@ class ThroughputEstimate:
         self._seconds_between = 1.0
 
     def record_finished(self) -> None:
-        """Records that a request has finished now."""
+        """Records that a request finishes at the time of this call."""
         now = self._clock.monotonic()
         if self._last_finished_at is not None:
             gap = now - self._last_finished_at
@@ -37,12 +40,12 @@ class ThroughputEstimate:
         self._last_finished_at = now
 
     def retry_after_s(self) -> float:
-        """Returns the seconds until a full queue is likely to have room for one more request."""
+        """Returns how many seconds a client should wait before it tries again to send a request to a full queue."""
         return min(max(self._seconds_between, _SHORTEST_S), _LONGEST_S)
 
 
 class HeldPlaces:
-    """The places of one request. Leaving the `with` block releases them, unless a job has kept them."""
+    """The places of one request. The end of the `with` block releases them, unless `keep` was called before."""
 
     def __init__(self, bound: "InFlightBound", tenant_id: TenantId, answers: int) -> None:
         self._bound = bound
@@ -51,11 +54,11 @@ class HeldPlaces:
         self._is_kept = False
 
     def keep(self) -> None:
-        """Keeps the places until `release`. The caller has started a job that calls it."""
+        """Keeps the places after the `with` block, until `release` is called."""
         self._is_kept = True
 
     def release(self) -> None:
-        """Frees the places. Later calls change nothing."""
+        """Frees the places. Further calls do nothing."""
         answers, self._answers = self._answers, 0
         if answers:
             self._bound.give_back(self._tenant_id, answers)
@@ -71,20 +74,21 @@ class HeldPlaces:
 
 
 class InFlightBound:
-    """Counts the answers in flight of each tenant. Use it from one event loop."""
+    """Counts the answers that each tenant has in flight. Use it in one event loop only."""
 
     def __init__(self, clock: Clock, max_total: int | None, max_tenant: int | None) -> None:
-        """The limits are what the engine takes at one time, over all tenants and of one. None sets no limit."""
+        """`max_total` and `max_tenant` are the most answers of all tenants and of one tenant. None sets no limit."""
         self._max_total = max_total
         self._max_tenant = max_tenant
         self._held: Counter[TenantId] = Counter()
         self._throughput = ThroughputEstimate(clock)
 
     def take(self, tenant_id: TenantId, answers: int) -> HeldPlaces:
-        """Takes a place for each answer of a request, or none.
+        """Takes one place for each answer of a request.
 
-        Raises InvalidRequest if one tenant can never have as many answers at a time. Raises CapacityContended if the
-        tenant has too many in flight, or if all places are taken and no tenant has taken more of them.
+        Raises InvalidRequest if one tenant can never have so many places. Raises CapacityContended, with the time to
+        retry, if the tenant has too many answers in flight, or if all places are taken and no tenant has more than this
+        one. After an error no place is taken.
         """
         held = self._held[tenant_id]
         if self._max_tenant is not None and answers > self._max_tenant:
@@ -101,7 +105,7 @@ class InFlightBound:
         return HeldPlaces(self, tenant_id, answers)
 
     def give_back(self, tenant_id: TenantId, answers: int) -> None:
-        """Frees places. Only HeldPlaces calls it."""
+        """Frees places. Only HeldPlaces calls this method."""
         self._held[tenant_id] -= answers
         if not self._held[tenant_id]:
             del self._held[tenant_id]

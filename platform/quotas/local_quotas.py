@@ -1,7 +1,7 @@
-"""Keeps the use of limits in this process. The counts are exact for one gateway, and are lost when it ends.
+"""Counts how much of its limits each tenant has used, in this process.
 
-Owns, for each tenant, the log of the last minute and the requests that run now.
-A check and its count are atomic, because there is no await between them.
+The counts are exact for one gateway, and are lost when it ends. Owns, for each tenant, the log of the last minute and
+the requests that run now. Invariant: a check and its count are atomic, because there is no await between them.
 """
 
 from collections import OrderedDict
@@ -22,7 +22,7 @@ class _Entry:
 
 
 class _TenantWindow:
-    """One tenant's log of the last minute, oldest first, and the tokens that its running requests have reserved."""
+    """The log of one tenant's last minute, oldest first, and the tokens that its running requests have reserved."""
 
     def __init__(self) -> None:
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -35,7 +35,7 @@ class _TenantWindow:
         return sum(self.held_by_id.values())
 
     def drop_old(self, now: float) -> None:
-        """Drop the entries that are older than a minute."""
+        """Drops the entries that are older than a minute."""
         while self.entries:
             entry_id, entry = next(iter(self.entries.items()))
             if entry.at + WINDOW_S > now:
@@ -75,7 +75,7 @@ class _TenantWindow:
         return Standing(len(self.entries), self.window_tokens, empty_in_s)
 
     def check_integrity(self) -> None:
-        """Check that the running sum equals the sum of the entries, and that the log is in order."""
+        """Checks that the running sum equals the sum of the entries, and that the log is in order."""
         entries = list(self.entries.values())
         assert self.window_tokens == sum(entry.tokens for entry in entries)
         assert self.answers_by_id.keys() == self.held_by_id.keys()
@@ -97,14 +97,14 @@ class _TenantWindow:
         return waits
 
     def _until_count(self, count: int, now: float) -> float | None:
-        """Returns the seconds until at most `count` entries are left."""
+        """Returns the seconds until at most `count` entries are left; None if `count` is negative."""
         if count < 0:
             return None
         last_to_leave = list(self.entries.values())[len(self.entries) - count - 1]
         return last_to_leave.at + WINDOW_S - now
 
     def _until_tokens(self, tokens: int, now: float) -> float | None:
-        """Returns the seconds until the entries have at most `tokens` tokens in all."""
+        """Returns the seconds until the entries have at most `tokens` tokens in all; None if `tokens` is negative."""
         if tokens < 0:
             return None
         left_tokens = self.window_tokens
@@ -135,7 +135,7 @@ class LocalReservation:
 
 
 class LocalQuotaKeeper:
-    """A `QuotaKeeper` for one gateway."""
+    """Implements QuotaKeeper for one gateway, in its own memory."""
 
     def __init__(self, clock: Clock, ledger: TokenLedger) -> None:
         self._clock = clock
@@ -159,10 +159,10 @@ class LocalQuotaKeeper:
         return reservation
 
     async def close(self) -> None:
-        """Nothing needs to be closed."""
+        """Does nothing, because this keeper has no connections."""
 
     def check_integrity(self) -> None:
-        """Check every tenant's window."""
+        """Checks every tenant's window."""
         for window in self._window_by_tenant.values():
             window.check_integrity()
 

@@ -1,58 +1,44 @@
 """Defines a tenant's limits and the errors that refuse requests above them, and checks the monthly token budget.
 
-Owns the names of the limits and the form of the `x-ratelimit-*` headers. Counts nothing: quota keepers count.
+Owns how limits are read, and the form of the `x-ratelimit-*` headers. Counts nothing: quota keepers count.
 Invariant: the tokens that the ledger says are spent, plus the tokens of running requests, never pass the budget.
 
 The order of steps ensures this. A reservation first adds its tokens to the tokens of running requests and gets their
 sum. Then it reads the ledger. A request is written to the ledger before its reservation is settled. So every other
-request is in the sum, or in the ledger, or comes later and counts this one. For a moment it may be counted twice, but
-it is never missed.
+request is in the sum, or in the ledger, or comes later and counts this one. For a moment a request may be counted
+twice, but no request is missed.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, Self
 
+from pydantic import ConfigDict
+
+from graftwork.platform.answers import admin as answers
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import BudgetSpent, LimitExceeded, ValidationFailed
 from graftwork.platform.ids import TenantId
 
 WINDOW_S = 60.0
-"""Per-minute limits hold in every span of this length, not only in calendar minutes."""
+"""The length in seconds of the span for which per-minute limits hold. They hold in every such span, not only in
+calendar minutes.
+"""
 
 
-_MAX_LIMIT = 2**53
+class Quota(answers.Quota):
+    """The limits of a tenant. A missing limit is no limit."""
 
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """What a tenant may use. None is no limit; 0 allows nothing."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    """Prompt and completion tokens together, cached ones included."""
-    max_concurrent_requests: int | None = None
-    """Answers that are generated at one time: a request with n choices counts n times."""
-    max_adapters: int | None = None
-    max_adapter_bytes: int | None = None
-    """All versions of all its adapters together."""
-    max_adapter_rank: int | None = None
-    max_sessions: int | None = None
-    max_device_kv_bytes: int | None = None
-    """Bytes of cached KV on the device. Above it, the tenant's own pages are offloaded. No request is refused."""
-    max_host_kv_bytes: int | None = None
-    monthly_tokens: int | None = None
-    """Tokens per calendar month in UTC. Spent tokens and those of running requests together never pass this limit."""
+    model_config = ConfigDict(extra="forbid")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
         """Makes a quota from a request's body. Raises ValidationFailed with the name of a wrong or unknown limit."""
-        names = {limit.name for limit in fields(cls)}
         checked: dict[str, int | None] = {}
         for name, value in values.items():
-            if name not in names:
+            if name not in cls.model_fields:
                 raise ValidationFailed(f"There is no limit named {name!r}.", param=name, code="unknown_field")
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not _fits(value)):
                 raise ValidationFailed(f"{name} must be a whole number from 0 to 2^53, or null.", param=name)
@@ -61,17 +47,17 @@ class Quota:
 
     def as_mapping(self) -> dict[str, int | None]:
         """Returns every limit by its name."""
-        return asdict(self)
+        return self.model_dump()
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How much of the last minute's limits one tenant had used when a reservation was decided."""
+    """The use of one tenant's limits in the last minute, at the time when a reservation was decided."""
 
     requests: int
     tokens: int
     empty_in_s: float
-    """Returns the seconds until no request of the last minute counts any more, if no further request comes."""
+    """The seconds until no request of the last minute counts any more, if no further request comes."""
 
     def headers(self, quota: Quota) -> dict[str, str]:
         """Returns the headers `x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limits that exist."""
@@ -127,11 +113,11 @@ def go_duration(seconds: float) -> str:
 
 
 def _fits(value: int) -> bool:
-    return 0 <= value <= _MAX_LIMIT
+    return 0 <= value <= answers.MAX_LIMIT
 
 
 class TokenLedger(Protocol):
-    """Knows what a tenant has spent."""
+    """Reads how many tokens a tenant has spent."""
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
         """Returns the prompt and completion tokens of the requests that were recorded at `start` or later."""
@@ -145,14 +131,17 @@ class Refundable(Protocol):
 
 
 class MonthlyBudget:
-    """Refuses reservations that would overspend a month."""
+    """Refuses reservations that exceed a tenant's tokens of the month."""
 
     def __init__(self, ledger: TokenLedger, clock: Clock) -> None:
         self._ledger = ledger
         self._clock = clock
 
     async def check(self, tenant_id: TenantId, quota: Quota, tokens_in_flight: int, reservation: Refundable) -> None:
-        """Check a reservation whose tokens are already in `tokens_in_flight`. Raises BudgetSpent after refunding it."""
+        """Checks a reservation whose tokens are already in `tokens_in_flight`.
+
+        Raises BudgetSpent after refunding it.
+        """
         if quota.monthly_tokens is None:
             return
         kept = False

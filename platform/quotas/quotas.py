@@ -1,11 +1,11 @@
 """Defines the quota keeper: a request's use is reserved before the work, and settled or refunded after it.
 
-    reserve ──► settle(actual)   the request was served; what it did not use is given back
-            └─► refund()         the request was not served; as if it had never been asked for
+    reserve ──► settle(actual)   the request was served; reserved tokens that it did not use are given back
+            └─► refund()         the request was not served, and counts as if it had never been reserved
 
-Invariants, also with many requests at once: no span of 60 seconds has more requests or tokens than the limit (tokens
-as estimated, then as settled), the limit of running requests is never passed, and no month has more tokens than its
-limit. A refused reservation takes nothing.
+Invariants, also with many requests at once: no span of 60 seconds has more requests or tokens than the limit (tokens as
+estimated, then as settled). The limit of running requests is never passed. No month has more tokens than its limit. A
+refused reservation takes nothing.
 """
 
 from typing import Protocol
@@ -43,7 +43,7 @@ class QuotaKeeper(Protocol):
     async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1) -> Reservation:
         """Reserves one request, its tokens and a place of `max_concurrent_requests` for each of its answers.
 
-        It gets all of them, or nothing.
+        Reserves all of them or nothing.
 
         Raises LimitExceeded with the exact seconds after which an equal request fits. Raises BudgetSpent if the
         month's tokens do not suffice.
@@ -51,5 +51,5 @@ class QuotaKeeper(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the connections. Open reservations end by themselves, after `SLOT_LIFE_S` at most."""
+        """Closes the connections. Open reservations end by themselves, after `SLOT_LIFE_S` at most."""
         ...

@@ -1,4 +1,4 @@
-"""Keeps the use of limits in Redis. The counts are exact over any number of gateways.
+"""Counts how much of its limits each tenant has used, in Redis. The counts are exact over any number of gateways.
 
 One Lua script (quotas.lua) checks and counts in one step, by Redis's own time, so that gateways' clocks do not matter.
 A running request holds a slot (it counts as running). The slots of a gateway that dies end after `SLOT_LIFE_S`.
@@ -36,7 +36,7 @@ class _Script:
         self._clock = clock
 
     async def __call__(self, verb: str, tenant_id: TenantId, entry_id: str, *arguments: str) -> object:
-        """Run `verb` on one tenant's keys. Raises Unavailable when Redis does not answer."""
+        """Runs `verb` on one tenant's keys. Raises Unavailable when Redis does not answer."""
         keys = [f"{self._prefix}quota:{{{tenant_id}}}:{name}" for name in _KEY_NAMES]
         now = "" if self._clock is None else _microseconds(self._clock.monotonic())
         fixed = [verb, now, _microseconds(WINDOW_S), _microseconds(SLOT_LIFE_S), entry_id]
@@ -76,7 +76,7 @@ class RedisReservation:
 
 
 class RedisQuotaKeeper:
-    """A `QuotaKeeper` for many gateways."""
+    """Implements QuotaKeeper for many gateways, which share one Redis."""
 
     def __init__(
         self, redis_url: str, prefix: str, clock: Clock, ledger: TokenLedger, *, window_clock: Clock | None = None
@@ -106,7 +106,7 @@ class RedisQuotaKeeper:
         return reservation
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Closes every connection."""
         await self._redis.aclose()
 
 

@@ -18,14 +18,14 @@ from graftwork.platform.tenancy import repository
 
 ANSWER_LIFE_S = 24 * 3600.0
 ATTEMPT_LIFE_S = 600.0
-"""Seconds after which an attempt without an answer counts as dead. Then the key is free again."""
+"""Seconds after which an attempt without an answer counts as failed. Then the key is free again."""
 
 _MAX_KEY_CHARACTERS = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The right to do the work of one key."""
+    """The right to run the request of one key."""
 
     owner: str
     key: str
@@ -41,7 +41,7 @@ class StoredReply:
 
 
 class IdempotencyStore:
-    """The keys in use. They are in SQL, so every gateway sees them."""
+    """Owns all keys in use. The keys are in SQL, so every gateway sees them."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -78,7 +78,7 @@ class IdempotencyStore:
         return _reply(request_digest, *held)
 
     async def complete(self, attempt: Attempt, status: int, body: bytes) -> None:
-        """Store the answer. A caller that sends the request again gets it."""
+        """Stores the answer. A caller that sends the request again gets this answer."""
         async with self._database.write() as session:
             values = {"status": status, "body": body}
             await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values)
@@ -89,7 +89,7 @@ class IdempotencyStore:
             await repository.free_idempotency_key(session, attempt.owner, attempt.key, attempt.claim)
 
     async def sweep(self) -> int:
-        """Delete every key that is free again, and return how many were deleted."""
+        """Deletes every key that is free again, and returns how many were deleted."""
         now = self._clock.now()
         async with self._database.write() as session:
             return await repository.drop_lapsed_idempotency_keys(

@@ -37,7 +37,7 @@ class KeyParts:
 
     @property
     def plaintext(self) -> str:
-        """Returns the whole key. Show it once; never store or log it."""
+        """The whole key. Show it once; never store or log it."""
         return f"{self.kind}_{self.public_id}_{self.secret}"
 
 
@@ -66,7 +66,7 @@ def parse_key(token: str) -> KeyParts | None:
 def hash_key(key: KeyParts, pepper: bytes) -> bytes:
     """Returns the hash that is stored for a key, 32 bytes.
 
-    It covers the public id, so a hash copied to another row does not match.
+    The hash covers the public id, so a hash copied to another row does not match.
     """
     return hmac.digest(pepper, b"graftwork key\0" + key.plaintext.encode(), hashlib.sha256)
 

@@ -1,6 +1,7 @@
-"""The usage ledger: one row for each request, added once and never changed.
+"""Records usage in a ledger: one row for each request, added once and never changed.
 
-Owns the record of who used what. It knows no prices and deletes nothing: the rows of a deleted tenant stay.
+Owns the record of who used what. Knows no prices and deletes nothing: the rows of a deleted tenant stay.
+
 Invariant: recording a request again, by its id, changes nothing.
 """
 
@@ -13,7 +14,7 @@ __all__ = ["UsageEvent", "UsageGroup", "UsageMeter", "UsageSummary"]
 
 
 class UsageMeter:
-    """The ledger. Monthly budgets read it as their `TokenLedger`."""
+    """Writes and reads the usage ledger. Monthly budgets read it as their `TokenLedger`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -26,10 +27,9 @@ class UsageMeter:
     async def summarise(
         self, tenant_id: TenantId | None, start: float, end: float, group_by: UsageGroup = UsageGroup.DAY
     ) -> list[UsageSummary]:
-        """Returns the usage of each group in the time [start, end), in the order of the groups, with the group None
-        last.
+        """Returns the usage of each group in the time [start, end), in seconds since the Unix epoch.
 
-        If `tenant_id` is None, sums over all tenants.
+        The groups are sorted; the group None is last. If `tenant_id` is None, sums over all tenants.
         """
         async with self._database.read() as session:
             summaries = await repository.sum_usage(session, tenant_id, start, end, group_by)

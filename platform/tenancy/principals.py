@@ -1,7 +1,7 @@
 """Defines principals: who sends a request (a tenant or the administrator), and what the sender may do.
 
-Owns the permission to act for a tenant, a `TenantScope`. It is made in this module only, so a statement that requires
-one runs only for an authenticated tenant, or for an administrator. Never holds a secret.
+Owns TenantScope, the permission to act for a tenant. Only this module makes one, so a statement that requires one runs
+only for an authenticated tenant, or for an administrator. Never holds a secret.
 """
 
 import hashlib
@@ -18,24 +18,24 @@ TenantScope = NewType("TenantScope", TenantId)
 
 
 class Scope(StrEnum):
-    """What a key may be used for."""
+    """The permissions that a key may have."""
 
     INFERENCE = "inference"
-    """Completions, sessions and everything they need."""
+    """Allows a key to use completions, sessions and everything that these need."""
     ADAPTERS = "adapters"
-    """Publishing, promoting and deleting adapters; reading them needs no scope."""
+    """Allows a key to publish, promote and delete adapters. Reading adapters needs no scope."""
     USAGE = "usage"
-    """Reading the tenant's usage and quota."""
+    """Allows a key to read the tenant's usage and quota."""
 
 
 ALL_SCOPES = frozenset(str(scope) for scope in Scope)
 SERVICE_TIERS = ("flex", "default", "priority")
-"""Lowest first. The names are those of `engine.request.ServiceTier`."""
+"""The service tiers, lowest first. The names are those of `engine.core.requests.ServiceTier`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A tenant's key that was just authenticated."""
+    """The sender of a request, who was authenticated by a tenant's key."""
 
     tenant_id: TenantId
     tenant_name: str
@@ -69,7 +69,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class AdminPrincipal:
-    """The holder of the admin key. It may run the platform, but not inference."""
+    """The holder of the admin key, who may manage the platform but not use inference."""
 
     name: str = "admin"
 

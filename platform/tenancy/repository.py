@@ -77,7 +77,7 @@ async def change_tenant(session: WriteSession, tenant_id: TenantId, changes: Map
 
 
 async def delete_belongings(session: WriteSession, tenant_id: TenantId) -> None:
-    """Remove a tenant's keys, quota and stored answers; its usage and audit entries stay."""
+    """Removes a tenant's keys, quota and stored answers. The tenant's usage and audit entries stay."""
     await session.execute(delete(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id))
     await session.execute(delete(QuotaRow).where(QuotaRow.tenant_id == tenant_id))
     await session.execute(delete(IdempotencyRow).where(IdempotencyRow.owner == tenant_id))
@@ -109,7 +109,10 @@ async def find_key(session: ReadSession, tenant_id: TenantId, key_id: KeyId) -> 
 
 
 async def find_key_holder(session: ReadSession, public_id: str) -> tuple[ApiKey, Tenant] | None:
-    """Returns a key and its tenant. No tenant scope is needed, because this statement finds out the tenant."""
+    """Returns a key and its tenant; None if no key has this public id.
+
+    Needs no tenant scope, because this statement finds out the tenant.
+    """
     statement = (
         select(ApiKeyRow, TenantRow)
         .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
@@ -134,7 +137,7 @@ async def change_key(session: WriteSession, tenant_id: TenantId, key_id: KeyId, 
 
 async def find_quota(session: ReadSession, tenant_id: TenantId) -> Quota | None:
     row = await session.get(QuotaRow, tenant_id)
-    return Quota(**{limit: getattr(row, limit) for limit in Quota().as_mapping()}) if row else None
+    return Quota(**{limit: getattr(row, limit) for limit in Quota.model_fields}) if row else None
 
 
 async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) -> None:
@@ -146,7 +149,7 @@ async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) ->
 
 
 async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
-    """Add a request to the ledger. Returns False if it was there."""
+    """Adds a request to the ledger. Returns False, and changes nothing, if the request was added before."""
     values = {name: getattr(event, name) for name in UsageRow.__table__.columns.keys()}  # noqa: SIM118
     return await _insert_once(session, UsageRow, values)
 
@@ -205,22 +208,27 @@ async def list_audit_entries(session: ReadSession, page: PageRequest) -> Page[Au
 
 
 async def claim_idempotency_key(session: WriteSession, values: Mapping[str, Any]) -> bool:
-    """Claim a free key for this attempt. Returns False if another attempt holds it."""
+    """Claims a free key for this attempt. Returns False if another attempt holds it."""
     return await _insert_once(session, IdempotencyRow, values)
 
 
 async def drop_lapsed_idempotency_key(
     session: WriteSession, owner: str, key: str, answered_before: float, begun_before: float
 ) -> None:
-    """Free a key if its answer is from before `answered_before`, or if it has no answer and its attempt began before
-    `begun_before`.
+    """Frees a key if its answer is from before `answered_before`.
+
+    Without an answer, frees the key if its attempt began before `begun_before`.
     """
     mine = and_(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     await session.execute(delete(IdempotencyRow).where(mine, _has_lapsed(answered_before, begun_before)))
 
 
 async def drop_lapsed_idempotency_keys(session: WriteSession, answered_before: float, begun_before: float) -> int:
-    """Free all keys of all owners whose answer or attempt is too old, as above. Returns how many were freed."""
+    """Frees all keys of all owners whose answer is from before `answered_before`, or whose attempt has no answer and
+    began before `begun_before`.
+
+    Returns how many were freed.
+    """
     lapsed = delete(IdempotencyRow).where(_has_lapsed(answered_before, begun_before))
     return cast(CursorResult[Any], await session.execute(lapsed)).rowcount
 
@@ -234,12 +242,12 @@ async def find_idempotency_key(session: ReadSession, owner: str, key: str) -> Id
 async def answer_idempotency_key(
     session: WriteSession, owner: str, key: str, claim: str, values: Mapping[str, Any]
 ) -> None:
-    """Store an answer, if this attempt still holds the key."""
+    """Stores an answer, if this attempt still holds the key."""
     await session.execute(update(IdempotencyRow).where(*_attempt(owner, key, claim)).values(**values))
 
 
 async def free_idempotency_key(session: WriteSession, owner: str, key: str, claim: str) -> None:
-    """Free the key, if this attempt still holds it and has stored no answer."""
+    """Frees the key, if this attempt still holds it and has stored no answer."""
     await session.execute(delete(IdempotencyRow).where(*_attempt(owner, key, claim), IdempotencyRow.status.is_(None)))
 
 
@@ -271,7 +279,7 @@ async def _page(session: ReadSession, statement: Select[Row], row: type[Row], pa
 
 
 async def _insert_once(session: WriteSession, row: type[Base], values: Mapping[str, Any]) -> bool:
-    """Insert a row, unless its primary key exists. Returns whether it was inserted."""
+    """Inserts a row, unless its primary key exists. Returns whether the row was inserted."""
     insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
     result = await session.execute(insert(row).values(**values).on_conflict_do_nothing())
     return cast(CursorResult[Any], result).rowcount == 1

@@ -42,7 +42,7 @@ def read_or_make(path: Path, make: Callable[[], str]) -> str:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Write `text` to `path`, unless another process did so first."""
+    """Writes `text` to `path`, unless another process did so first."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -1,4 +1,7 @@
-"""The platform's tables. Times are seconds since the Unix epoch; ids are prefixed text that sorts by time."""
+"""Defines the platform's SQL tables.
+
+Times are seconds since the Unix epoch; ids are prefixed text that sorts by time.
+"""
 
 from typing import Any
 
@@ -22,7 +25,7 @@ class TenantRow(Base):
 
 
 class ApiKeyRow(Base):
-    """A key. It is found by its public id and checked by the hash of the whole key."""
+    """A key. The server finds it by its public id, and checks it by the hash of the whole key."""
 
     __tablename__ = "api_keys"
 
@@ -39,7 +42,7 @@ class ApiKeyRow(Base):
 
 
 class QuotaRow(Base):
-    """A tenant's limits. A null is no limit; without a row there are no limits."""
+    """A tenant's limits. NULL means no limit. A tenant without a row has no limits."""
 
     __tablename__ = "quotas"
 
@@ -74,11 +77,11 @@ class UsageRow(Base):
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     at: Mapped[float] = mapped_column(Float)
     day: Mapped[str] = mapped_column(String(10))
-    """The date of `at` in UTC. It is stored, because the two databases round times differently."""
+    """The date of `at` in UTC. The date is stored, because the two databases round times differently."""
 
 
 class AuditRow(Base):
-    """One act of an administrator; rows are only ever added."""
+    """One act of an administrator. Rows are added, and never changed or deleted."""
 
     __tablename__ = "audit_entries"
 

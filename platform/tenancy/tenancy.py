@@ -22,6 +22,7 @@ from graftwork.platform.tenancy import repository
 from graftwork.platform.tenancy.keys import KeyKind, KeyParts, hash_key, make_key, matches, parse_key, with_new_secret
 from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, AdminPrincipal, Principal
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
+from graftwork.platform.tenancy.wrong_keys import WrongKeyLimit
 
 _MAX_NAME_CHARACTERS = 200
 
@@ -30,7 +31,7 @@ _LAST_USED_STEP_S = 60.0  # `last_used_at` is written at most this often, so tha
 
 
 class Tenancy:
-    """The register of tenants. `actor` names the administrator in the audit log."""
+    """Changes and reads tenants, keys and quotas. `actor` names the administrator in the audit log."""
 
     def __init__(self, database: Database, pepper: bytes, clock: Clock) -> None:
         self._database = database
@@ -86,7 +87,7 @@ class Tenancy:
         return await self._change_tenant(tenant_id, {"status": TenantStatus.ACTIVE}, "tenant.resumed", actor)
 
     async def delete_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> None:
-        """Remove the tenant with its keys and quota; its usage and audit entries stay. Raises NotFound."""
+        """Deletes the tenant with its keys and quota. The tenant's usage and audit entries stay. Raises NotFound."""
         async with self._database.write() as session:
             await _hold_tenant(session, tenant_id)
             await repository.change_tenant(session, tenant_id, {"status": str(TenantStatus.DELETED)})
@@ -104,7 +105,8 @@ class Tenancy:
         expires_at: float | None = None,
         actor: str = "admin",
     ) -> tuple[ApiKey, str]:
-        """Make a key. Returns it with its plaintext, which is never shown again. With `scopes` None it has all scopes.
+        """Makes a key. Returns it with its plaintext, which is never shown again. If `scopes` is None, the key has all
+        scopes.
 
         Raises NotFound or ValidationFailed.
         """
@@ -130,15 +132,15 @@ class Tenancy:
         return key, parts.plaintext
 
     async def list_keys(self, tenant_id: TenantId, page: PageRequest = FIRST_PAGE) -> Page[ApiKey]:
-        """Returns the tenant's keys, also revoked ones. Raises NotFound for an unknown tenant."""
+        """Returns the tenant's keys, including revoked keys. Raises NotFound for an unknown tenant."""
         async with self._database.read() as session:
             await _tenant(session, tenant_id)
             return await repository.list_keys(session, tenant_id, page)
 
     async def rotate_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> tuple[ApiKey, str]:
-        """Gives a key a new secret and returns its plaintext.
+        """Gives a key a new secret and returns its plaintext. The old secret is refused at once.
 
-        The old secret is refused at once. Raises NotFound or Conflict.
+        Raises NotFound, or Conflict if the key is revoked.
         """
         async with self._database.write() as session:
             key = await _hold_key(session, tenant_id, key_id)
@@ -162,7 +164,10 @@ class Tenancy:
         return revoked
 
     async def authenticate(self, token: str) -> Principal:
-        """Find the tenant of a key. Raises NotAuthenticated, or NotPermitted if the tenant is suspended."""
+        """Returns the principal of a tenant's key.
+
+        Raises NotAuthenticated, or NotPermitted if the tenant is suspended.
+        """
         parts = parse_key(token)
         if parts is None or parts.kind is not KeyKind.TENANT:
             raise _wrong_key()
@@ -201,7 +206,7 @@ class Tenancy:
             return await repository.list_audit_entries(session, page)
 
     async def _prove(self, session: ReadSession, parts: KeyParts) -> tuple[ApiKey, Tenant]:
-        """Check a key's secret and return the key with its tenant.
+        """Checks a key's secret and returns the key with its tenant.
 
         Takes the same time for an unknown key as for a wrong secret.
         """
@@ -231,7 +236,7 @@ async def _tenant(session: ReadSession, tenant_id: TenantId) -> Tenant:
 
 
 async def _hold_tenant(session: WriteSession, tenant_id: TenantId) -> Tenant:
-    """Lock the tenant's row until the transaction ends, so that rows that belong to it may be written."""
+    """Locks the tenant's row until the transaction ends, so that rows that belong to it may be written."""
     return _existing(await repository.hold_tenant(session, tenant_id), tenant_id)
 
 
@@ -286,27 +291,38 @@ def _checked_time(at: float | None) -> float | None:
 
 
 class Authenticator:
-    """Turns a bearer token into the principal that holds it."""
+    """Turns a bearer token into the principal that holds it.
 
-    def __init__(self, tenancy: Tenancy, admin_key: str) -> None:
+    `address` is the client's address: an address that sends many wrong keys is slowed down (see `wrong_keys.py`).
+    """
+
+    def __init__(self, tenancy: Tenancy, admin_key: str, wrong_keys: WrongKeyLimit) -> None:
         self._tenancy = tenancy
         self._admin_digest = _digest(admin_key)
+        self._wrong_keys = wrong_keys
 
-    async def authenticate(self, token: str) -> Principal:
-        """Authenticate a tenant's key.
+    async def authenticate(self, token: str, address: str) -> Principal:
+        """Authenticates a tenant's key.
 
-        Raises NotAuthenticated; NotPermitted for the admin key and for suspended tenants.
+        Raises NotAuthenticated or LimitExceeded; NotPermitted for the admin key and for suspended tenants.
         """
         if self._is_admin(token):
             raise NotPermitted("The admin key cannot be used here; use a tenant's key.", code="wrong_key_kind")
-        return await self._tenancy.authenticate(token)
+        await self._wrong_keys.check(address, token)
+        try:
+            principal = await self._tenancy.authenticate(token)
+        except NotAuthenticated:
+            self._wrong_keys.note_wrong(address, token)
+            raise
+        self._wrong_keys.note_right(token)
+        return principal
 
-    async def authenticate_admin(self, token: str) -> AdminPrincipal:
-        """Authenticate the admin key. Raises NotAuthenticated; NotPermitted for a tenant's key."""
+    async def authenticate_admin(self, token: str, address: str) -> AdminPrincipal:
+        """Authenticates the admin key. Raises NotAuthenticated or LimitExceeded; NotPermitted for a tenant's key."""
         if self._is_admin(token):
             return AdminPrincipal()
         try:
-            await self._tenancy.authenticate(token)
+            await self.authenticate(token, address)
         except NotAuthenticated as error:
             raise NotAuthenticated("This admin key is not valid; check that it was copied whole.") from error
         raise NotPermitted("A tenant's key cannot be used here; use the admin key.", code="wrong_key_kind")

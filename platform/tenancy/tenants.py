@@ -19,11 +19,11 @@ class TenantStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A customer of the platform. It sees nothing but what it owns."""
+    """A customer of the platform. A tenant can see only its own objects."""
 
     id: TenantId
     name: str
-    """A name for people. It need not be unique."""
+    """A name for people. Two tenants may have the same name."""
     status: TenantStatus
     weight: float
     service_tier_ceiling: str
@@ -48,7 +48,7 @@ class ApiKey:
 
     @property
     def redacted(self) -> str:
-        """Returns the form in which the key may be shown: `gw_<public id>_…`."""
+        """The form in which the key may be shown: `gw_<public id>_…`."""
         return redacted(self.public_id)
 
     def is_expired(self, now: float) -> bool:
@@ -57,13 +57,13 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Who did what to whom. It holds no secret."""
+    """An entry of the audit log: which administrator did what, and to which tenant. It holds no secret."""
 
     id: str
     at: float
     actor: str
     action: str
-    """`tenant.created`, `key.rotated`, …"""
+    """The kind of action: `tenant.created`, `key.rotated`, …"""
     tenant_id: TenantId
     target: str
     """The id of the changed object."""
@@ -71,21 +71,21 @@ class AuditEntry:
 
 
 class UsageGroup(StrEnum):
-    """What a summary is grouped by."""
+    """The ways in which a summary of usage may be grouped."""
 
     DAY = "day"
-    """Calendar days in UTC, as `2026-11-20`."""
+    """Groups by calendar day in UTC, as `2026-11-20`."""
     ADAPTER = "adapter"
-    """`name@version`; None is the base model."""
+    """Groups by `name@version` of the adapter; None is the base model."""
     SESSION = "session"
-    """None is work outside sessions."""
+    """Groups by session; None is work outside sessions."""
     KEY = "key"
     TENANT = "tenant"
 
 
 @dataclass(frozen=True, slots=True)
 class UsageEvent:
-    """What one request used."""
+    """The usage of one request."""
 
     request_id: RequestId
     tenant_id: TenantId
@@ -97,7 +97,7 @@ class UsageEvent:
     session_id: SessionId | None
     prompt_tokens: int
     cached_tokens: int
-    """The part of the prompt that was not computed."""
+    """The part of the prompt that was found in the cache."""
     completion_tokens: int
     at: float
     outcome: str = "completed"
@@ -111,7 +111,7 @@ class UsageEvent:
 
 @dataclass(frozen=True, slots=True)
 class UsageSummary:
-    """The sum of some requests."""
+    """The usage of a group of requests, added up."""
 
     group: str | None
     requests: int

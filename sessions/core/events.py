@@ -1,9 +1,9 @@
-"""Defines the events of sessions, which are numbered without a gap.
+"""Defines the events of a session (text, tool calls, the end of a turn), and the feed from which readers get them.
 
-Owns the shapes of events, and the feed that wakes the readers of a running turn.
-Never stores anything: an event is added to a feed after it is stored.
-Invariant: a feed holds the newest events in order, each once. A slow reader reads older events from the store, so no
-reader can slow down a turn or fill the memory.
+Owns the shapes of events, and the feed of each running turn. Never stores anything: the store saves an event first, and
+only then is the event added to the feed.
+Invariant: the events of a session are numbered from 1 without gaps. A feed holds only the newest events, in order. A
+slow reader reads older events from the store, so no reader can slow down a turn or fill the memory.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _DELTA_TYPES = frozenset({EventType.OUTPUT_TEXT_DELTA, EventType.TOOL_CALL_ARGUM
 
 @dataclass(frozen=True, slots=True)
 class EventDraft:
-    """An event without a number."""
+    """An event that has no number yet."""
 
     type: EventType
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class EventDraft:
 
 @dataclass(frozen=True, slots=True)
 class SessionEvent:
-    """An event in the form for the store and for clients."""
+    """A numbered event of a session. The store and the clients get it in this form."""
 
     session_id: SessionId
     turn_id: TurnId
     seq: int
-    """The number of the event, counted from 1 in each session."""
+    """The number of the event. Each session counts its events from 1."""
     type: EventType
     fields: Mapping[str, Any]
 
@@ -69,7 +69,11 @@ class SessionEvent:
 
 
 def turn_created(cache: Mapping[str, Any] | None) -> EventDraft:
-    """Returns the first event of every turn. `cache` is None if the turn ended before the engine admitted it."""
+    """Returns the draft of the first event of a turn.
+
+    `cache` counts the prompt's tokens by cache tier; it is None if the turn ended before the engine admitted the
+    prompt.
+    """
     return EventDraft(EventType.TURN_CREATED, {"cache": cache})
 
 
@@ -92,7 +96,10 @@ def tool_call_done(call_id: CallId, name: str, arguments: str) -> EventDraft:
 def number_events(
     drafts: Sequence[EventDraft], session_id: SessionId, turn_id: TurnId, last_seq: int
 ) -> tuple[SessionEvent, ...]:
-    """Returns the drafts as numbered events. The last event gets the number `last_seq`."""
+    """Returns the drafts as numbered events.
+
+    The numbers are consecutive, and the last event gets the number `last_seq`.
+    """
     first = last_seq - len(drafts) + 1
     return tuple(
         SessionEvent(session_id, turn_id, seq, draft.type, draft.fields) for seq, draft in enumerate(drafts, first)
@@ -100,9 +107,10 @@ def number_events(
 
 
 def add_draft(drafts: list[EventDraft], draft: EventDraft, num_fixed: int = 0) -> None:
-    """Appends a draft to `drafts`, or joins it to the last one if both are deltas of the same text.
+    """Appends `draft` to the list `drafts`.
 
-    The first `num_fixed` drafts stay as they are.
+    If the last draft is a delta of the same text or tool call, joins both into one.
+    The first `num_fixed` drafts are never changed.
     """
     if len(drafts) > num_fixed and _continues(drafts[-1], draft):
         delta = drafts[-1].fields["delta"] + draft.fields["delta"]
@@ -117,7 +125,7 @@ def _continues(earlier: EventDraft, later: EventDraft) -> bool:
 
 
 class EventFeed:
-    """The newest stored events of one running turn, for readers in this process."""
+    """The newest stored events of one running turn, kept in memory for readers in this process."""
 
     def __init__(self, last_seq: int, max_events: int = _FEED_EVENTS) -> None:
         self._events: deque[SessionEvent] = deque(maxlen=max_events)
@@ -127,7 +135,7 @@ class EventFeed:
         self.is_closed = False
 
     def publish(self, events: Sequence[SessionEvent]) -> None:
-        """Adds stored events, and wakes the readers."""
+        """Adds stored events, and wakes the readers. The first event must have the number `last_seq` + 1."""
         for event in events:
             assert event.seq == self.last_seq + 1
             self._events.append(event)
@@ -135,19 +143,22 @@ class EventFeed:
         self._wake()
 
     def close(self) -> None:
-        """Marks the turn as ended. Readers find events that are missing here in the store."""
+        """Marks the turn as ended, and wakes the readers. The store has the events that the feed no longer holds."""
         self.is_closed = True
-        self._wake()
+        self._changed.set()
 
     def after(self, seq: int) -> tuple[SessionEvent, ...] | None:
-        """Returns the events whose number is above `seq`; None if the feed does not have all of them."""
+        """Returns the events whose number is above `seq`. Returns None if the feed no longer holds all of them."""
         first = self._events[0].seq if self._events else self.last_seq + 1
         if seq + 1 < first:
             return None
         return tuple(islice(self._events, max(0, seq + 1 - first), None))
 
     def next_change(self) -> asyncio.Event:
-        """Returns an asyncio event that the next `publish` or `close` sets. Call this before you read the feed."""
+        """Returns an asyncio event that the next `publish` or `close` sets.
+
+        Call this method before you read the feed. Otherwise you can miss a change.
+        """
         return self._changed
 
     def _wake(self) -> None:

@@ -2,7 +2,7 @@
 
 Owns the shapes of `message`, `function_call` and `function_call_output`, and their form in a prompt.
 Never encodes or stores anything.
-Invariant: an item never changes. To edit a history, a client rewinds it to a checkpoint.
+Invariant: an item never changes. To replace items, a client rewinds the session to an earlier checkpoint.
 """
 
 import json
@@ -16,8 +16,8 @@ from graftwork.platform.ids import CallId, ItemId, TurnId, new_id
 from graftwork.sessions.text.messages import ROLES, Message, PartRules, ToolCall, read_content
 
 _MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status"})
-_INPUT_ROLES = ("user", "system", "developer", "assistant")
-_TEXT_PARTS = ("input_text", "output_text", "text")
+INPUT_ROLES = ("user", "system", "developer", "assistant")
+TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class ItemType(StrEnum):
@@ -30,7 +30,7 @@ class ItemType(StrEnum):
 class Item:
     """One item of a history: a message, a tool call or a tool's output.
 
-    `body` is its JSON for clients, with `id` and `type`.
+    `body` is the item's JSON as clients see it, with `id` and `type`.
     """
 
     item_id: ItemId
@@ -39,13 +39,16 @@ class Item:
 
     @property
     def call_id(self) -> CallId:
-        """The id of the call that this item makes or answers. Messages have none."""
+        """The id of the tool call that this item makes or answers.
+
+        A message has no call id: do not read this property of a message.
+        """
         assert self.type is not ItemType.MESSAGE
         return CallId(self.body["call_id"])
 
     @property
     def text(self) -> str:
-        """The text of a message, with one line for each of its content parts."""
+        """The texts of a message's content parts, joined with line breaks. Only messages have this property."""
         assert self.type is ItemType.MESSAGE
         return "\n".join(part["text"] for part in self.body["content"])
 
@@ -56,7 +59,10 @@ def item_from_body(body: dict[str, Any]) -> Item:
 
 
 def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | None = None) -> Item:
-    """Makes a message with one part for each text. `incomplete`: the answer reached its token limit."""
+    """Makes a message item with one content part for each text.
+
+    `incomplete` is True if the token limit cut off the answer. `item_id` is a new id by default.
+    """
     spoken = role == "assistant"
     parts = [
         {"type": "output_text", "text": text, "annotations": []} if spoken else {"type": "input_text", "text": text}
@@ -69,21 +75,24 @@ def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | 
 def function_call(
     call_id: CallId, name: str, arguments: str, *, incomplete: bool = False, item_id: ItemId | None = None
 ) -> Item:
-    """Makes a tool call. `arguments` is JSON text; if `incomplete`, the call reached the token limit and may be cut."""
+    """Makes a tool call item. `arguments` is JSON text.
+
+    `incomplete` is True if the answer reached its token limit; the arguments may then be cut off.
+    """
     status = "incomplete" if incomplete else "completed"
     fields = {"status": status, "call_id": call_id, "name": name, "arguments": arguments}
     return _item(ItemType.FUNCTION_CALL, fields, item_id)
 
 
 def function_call_output(call_id: CallId, output: str) -> Item:
-    """Makes the item of a tool's output."""
+    """Makes the item with the output of a tool call."""
     return _item(ItemType.FUNCTION_CALL_OUTPUT, {"status": "completed", "call_id": call_id, "output": output})
 
 
 def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """Returns the items of a turn's input: a text, or a list of messages.
+    """Reads the input of a turn, a text or a list of messages, and returns its items.
 
-    Raises ValidationFailed with the field's name.
+    Raises ValidationFailed, with the name of the wrong field.
     """
     if isinstance(raw, str):
         return (message("user", _text(raw, param)),)
@@ -93,7 +102,10 @@ def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def parse_output(raw: object, param: str) -> str:
-    """Returns a tool's output as text: a text is unchanged, other values become JSON text. Raises ValidationFailed."""
+    """Returns a tool's output as text. A text stays unchanged; another value becomes JSON text.
+
+    Raises ValidationFailed if the value has no JSON form, or if the text is not valid Unicode.
+    """
     if isinstance(raw, str):
         return _text(raw, param)
     try:
@@ -119,7 +131,7 @@ def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
 
 
 def answer_message_id(turn_id: TurnId) -> ItemId:
-    """Returns the item id of a turn's answer text. Readers of events need it before the item is stored."""
+    """Returns the item id of a turn's answer text. Readers of events need this id before the item is stored."""
     return ItemId("msg_" + turn_id.removeprefix("turn_"))
 
 
@@ -143,17 +155,17 @@ def _parse_message(raw: object, param: str) -> Item:
         raise ValidationFailed(f"{param}.type must be 'message', not {type_!r}.", param=f"{param}.type")
     _refuse_unknown_fields(raw, _MESSAGE_FIELDS, param)
     role = raw.get("role")
-    if role not in _INPUT_ROLES:
-        raise ValidationFailed(f"{param}.role must be one of {', '.join(_INPUT_ROLES)}.", param=f"{param}.role")
+    if role not in INPUT_ROLES:
+        raise ValidationFailed(f"{param}.role must be one of {', '.join(INPUT_ROLES)}.", param=f"{param}.role")
     return message(role, *_content_texts(raw.get("content"), f"{param}.content"))
 
 
 def _refuse_part(_: object, param: str) -> ValidationFailed:
-    return ValidationFailed(f"{param}.type must be one of {', '.join(_TEXT_PARTS)}.", param=f"{param}.type")
+    return ValidationFailed(f"{param}.type must be one of {', '.join(TEXT_PARTS)}.", param=f"{param}.type")
 
 
 _PARTS = PartRules(
-    text_fields=dict.fromkeys(_TEXT_PARTS, "text"),
+    text_fields=dict.fromkeys(TEXT_PARTS, "text"),
     error=ValidationFailed,
     refusal=_refuse_part,
     known_fields=frozenset({"type", "text", "annotations", "logprobs"}),

@@ -1,7 +1,9 @@
-"""Defines the lease of a session. It allows one writer at a time for the session's running turn.
+"""Defines the lease of a session: the right of one process to write the session's running turn.
 
-Owns the lease as a value, and the heartbeat that renews it. Never writes: the store checks the lease of each write.
-A process that takes over a session raises its epoch. Then writes with the old epoch change nothing.
+Owns the lease as a value, and the loop that renews the lease. Never writes to the database: the store does that, and it
+checks the lease at each write.
+Invariant: a session has one writer at a time. A process that takes over a session raises the session's epoch (a
+counter). From then on, writes with the old epoch are refused.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from graftwork.platform.tenancy.principals import TenantScope
 
 
 class LeaseLost(Conflict):
-    """Raised to a writer whose session another process has taken over. The writer must stop."""
+    """Raised if another process has taken over the session. The caller must stop writing the turn."""
 
     default_code = "lease_lost"
 
@@ -26,7 +28,7 @@ class LeaseLost(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class SessionLease:
-    """The right to write the events and the outcome of one turn."""
+    """The right to write the events and the outcome of one turn. `owner` is the process that holds this right."""
 
     session_id: SessionId
     scope: TenantScope
@@ -36,10 +38,13 @@ class SessionLease:
 
 
 class LeaseKeeper(Protocol):
-    """The store that holds the leases."""
+    """The interface of the store that holds the leases."""
 
     async def renew(self, lease: SessionLease) -> bool:
-        """Renews the lease, and returns whether a cancel is requested. Raises LeaseLost or Unavailable."""
+        """Renews the lease, and returns whether a client has asked to cancel the turn.
+
+        Raises LeaseLost if another process has taken over the session, and Unavailable if the database does not answer.
+        """
         ...
 
 
@@ -48,9 +53,10 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 async def keep_alive(lease: SessionLease, keeper: LeaseKeeper, interval_s: float, pause: Pause = asyncio.sleep) -> None:
-    """Renews the lease every `interval_s` until a cancel is requested. Raises LeaseLost.
+    """Renews the lease every `interval_s` seconds, and returns when a client has asked to cancel the turn.
 
-    Skips a renewal that cannot reach the store. The next renewal shows whether the lease is still valid.
+    Raises LeaseLost.
+    Skips a renewal if the store does not answer. The next renewal shows whether the lease is still valid.
     """
     cancel_requested = False
     while not cancel_requested:

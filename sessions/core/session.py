@@ -1,17 +1,17 @@
-"""Defines the state of a session, and the rules for its changes.
+"""Defines the state of a session, and the rules for its changes. Never stores anything.
 
-                   turn                     answered without calls
-        idle ───────────────► running ───────────────► idle
-         ▲                     │  ▲   answered with calls
-         │ failed, cancelled:  │  │  ┌──────────────► awaiting_tool
-         └─ back to what the ──┘  └──┘                     │
-            head says              last missing output ◄───┘
-        idle, awaiting_tool ── suspend ─► suspended ── turn, tool outputs ─► as without the suspend
-        any but running ── close ─► closed (read-only)
-        closed, or unused, for longer than its time to live ─► expired (no client can read it)
+    status                    what happens                                new status
+    idle                      a user's turn starts                        running
+    awaiting_tool             the last missing tool output arrives        running
+    running                   the model answers without tool calls        idle
+    running                   the model answers with tool calls           awaiting_tool
+    running                   the turn fails or is cancelled              as before the turn (idle or awaiting_tool)
+    idle, awaiting_tool       a client suspends the session               suspended
+    suspended                 a turn starts, or a tool output arrives     as without the suspension
+    all except running        a client closes the session                 closed (read-only)
+    all except running        the time to live has passed                 expired (no client can read it)
 
-Owns these rules. Never stores anything.
-Invariant: a session that is neither running nor closed awaits tools exactly if its head ends in calls.
+Invariant: at rest, a session awaits tools exactly if its latest checkpoint ends with tool calls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,8 @@ class SessionStatus(StrEnum):
     SUSPENDED = "suspended"
     CLOSED = "closed"
     EXPIRED = "expired"
-    """The session is past its time to live. Only the rows that it shares with its forks are left."""
+    """The session's time to live has passed. Its rows are deleted, except for the rows that it shares with its forks.
+"""
 
 
 class SessionKind(StrEnum):
@@ -42,9 +43,15 @@ class SessionKind(StrEnum):
 
     SESSION = "session"
     RESPONSES = "responses"
-    """A response chain: never listed or counted, and deleted with its last response."""
+    """A chain of responses outside a conversation. It is deleted with its last response.
+
+    Lists of sessions and limits of open sessions leave it out.
+    """
     CONVERSATION = "conversation"
-    """A conversation of the Responses API: clients read it by its id. It is never listed or counted."""
+    """A conversation of the Responses API. Clients can read it by its id.
+
+    Lists of sessions and limits of open sessions leave it out.
+    """
 
 
 class TurnStatus(StrEnum):
@@ -57,7 +64,10 @@ class TurnStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """The settings of a session's turns, in chat.completions' forms. A turn may override some of them."""
+    """The settings of a session's turns, in the forms of OpenAI's chat completions.
+
+    A turn may override some of them.
+    """
 
     instructions: str | None = None
     tools: tuple[ToolDefinition, ...] = ()
@@ -73,26 +83,29 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCall:
-    """A line of the ledger: a tool call at the end of a checkpoint, and its output when a client has sent it."""
+    """A tool call at the end of a checkpoint, with its output if a client has sent one.
+
+    These calls together are the ledger of a session.
+    """
 
     checkpoint_id: CheckpointId
     position: int
-    """The index of the call within its checkpoint, from 0."""
+    """The index of the call among the calls of its checkpoint, from 0."""
     call_id: CallId
     name: str
     arguments: str
     output: str | None = None
     turn_id: TurnId | None = None
-    """The latest turn that used the output."""
+    """The latest turn whose prompt contains the output; None if no turn has used it."""
     deadline_at: float | None = None
-    """The latest time at which the client expects the output, in Unix seconds. A later output is accepted too."""
+    """The time until which the client expects to send the output, in Unix seconds. A later output is accepted too."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSession:
     """A session as it was read from the store: its row, and its ledger.
 
-    The ledger lists the tool calls at the session's head, with their outputs.
+    The ledger lists the tool calls at the session's head (its latest checkpoint), with their outputs.
     """
 
     session_id: SessionId
@@ -104,17 +117,21 @@ class AgentSession:
     created_at: float
     updated_at: float
     retention_s: float | None = None
-    """Time to live in seconds, counted from the close, or from the last use of an open session.
+    """The session's own time to live in seconds.
 
-    None: a closed session has the service's default, and an open session has no limit. 0: a closed session ends at
-    once, and an open session has no limit.
+    It counts from the close, or from the last use while the session is open.
+    If None, a closed session has the service's default. If 0, a closed session ends at once. In both cases, an open
+    session has no limit.
     """
     head_id: CheckpointId | None = None
     origin_id: CheckpointId | None = None
-    """The checkpoint of another session where this one was forked."""
+    """The checkpoint of another session from which this session was forked; None if this session is not a fork."""
     forked_from: SessionId | None = None
     epoch: int = 0
-    """Rises with each change of the head, the model or the lease, so that a turn planned earlier is refused."""
+    """A counter that rises with each change of the head, the model or the lease.
+
+    A turn that was planned with an older epoch is refused.
+    """
     running_turn_id: TurnId | None = None
     lease_owner: str | None = None
     lease_expires_at: float | None = None
@@ -124,21 +141,27 @@ class AgentSession:
     closed_at: float | None = None
     kind: SessionKind = SessionKind.SESSION
     ledger: tuple[LedgerCall, ...] = ()
-    """The calls at the end of the head, in the model's order."""
+    """The tool calls at the end of the head (the latest checkpoint), in the order in which the model made them."""
 
     @property
     def resting_status(self) -> SessionStatus:
-        """The session's status while no turn runs. It depends on the head."""
+        """The session's status while no turn runs.
+
+        It is awaiting_tool if the latest checkpoint ends with tool calls, and idle otherwise.
+        """
         return SessionStatus.AWAITING_TOOL if self.ledger else SessionStatus.IDLE
 
     @property
     def awaited_call_ids(self) -> tuple[CallId, ...]:
-        """The calls of the head that have no output yet."""
+        """The ids of the tool calls at the session's head that have no output yet."""
         return tuple(call.call_id for call in self.ledger if call.output is None)
 
     @property
     def ends_at(self) -> float | None:
-        """The end of the session's own time to live; None if it has none, and while a turn runs."""
+        """The time at which the session's own time to live is over, in Unix seconds.
+
+        It is None while a turn runs, and for a session without its own limit.
+        """
         if self.retention_s is None or self.status is SessionStatus.RUNNING:
             return None
         if self.closed_at is not None:
@@ -146,7 +169,10 @@ class AgentSession:
         return self.updated_at + self.retention_s if self.retention_s else None
 
     def is_over(self, now: float, retention_s: float) -> bool:
-        """Returns whether the session's time to live has passed. `retention_s` is the default for closed sessions."""
+        """Returns whether the session's time to live has passed at `now`, in Unix seconds.
+
+        `retention_s` is the default time to live of closed sessions, in seconds.
+        """
         if self.status is SessionStatus.EXPIRED:
             return True
         ends_at = self.ends_at
@@ -155,12 +181,12 @@ class AgentSession:
         return ends_at is not None and ends_at <= now
 
     def check_open(self) -> None:
-        """Checks that the session is not closed. Raises Conflict if it is."""
+        """Raises Conflict if the session is closed."""
         if self.status is SessionStatus.CLOSED:
             raise Conflict("The session is closed: it can be read, not changed.", code="session_closed")
 
     def check_at_rest(self) -> None:
-        """Checks that no turn runs and that the session is not closed. Raises Conflict otherwise."""
+        """Raises Conflict if a turn runs or the session is closed."""
         self.check_open()
         if self.status is SessionStatus.RUNNING:
             raise Conflict(
@@ -170,7 +196,10 @@ class AgentSession:
             )
 
     def check_head(self, if_head: str | None) -> None:
-        """Checks that the head is `if_head`; None accepts any head. Raises Conflict otherwise."""
+        """Raises Conflict if the session's latest checkpoint (its head) is not `if_head`.
+
+        None accepts any checkpoint.
+        """
         if if_head is not None and if_head != self.head_id:
             raise Conflict(
                 f"The session's head is {self.head_id or 'still empty'}, not {if_head}: read its items, then send the "
@@ -181,7 +210,11 @@ class AgentSession:
             )
 
     def check_takes_turn(self, if_head: str | None) -> None:
-        """Checks that a user's turn may start now, on the head `if_head`. Raises Conflict otherwise."""
+        """Raises Conflict if a user's turn cannot start now.
+
+        This is so if a turn runs, if the session is closed or awaits tool outputs, or if the session's latest
+        checkpoint is not `if_head`. None as `if_head` accepts any checkpoint.
+        """
         self.check_at_rest()
         self.check_head(if_head)
         if self.ledger:
@@ -195,33 +228,36 @@ class AgentSession:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn, running or ended."""
+    """One turn of a session, running or ended."""
 
     turn_id: TurnId
     session_id: SessionId
     status: TurnStatus
     parent_id: CheckpointId | None
-    """The head when the turn started."""
+    """The session's head (its latest checkpoint) when the turn started; None for the first turn."""
     first_seq: int
     """The number of the turn's first event."""
     input: tuple[Item, ...]
     created_at: float
     checkpoint_id: CheckpointId | None = None
     output: tuple[Item, ...] = ()
-    """The model's answer; empty for a turn without a checkpoint."""
+    """The items of the model's answer; empty for a turn without a checkpoint."""
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
     cache: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
     finished_at: float | None = None
     made_with: Mapping[str, Any] | None = None
-    """Digests of the weights, template and tokenizer, and the sampling. None for turns of older versions."""
+    """The sampling, and the digests of the weights, the chat template and the tokenizer that made the answer.
+
+    It is None for turns that an older version of the server stored.
+    """
 
 
 def seed_history(session: AgentSession, items: Sequence[Item]) -> tuple[Turn, Checkpoint]:
     """Returns the first turn and checkpoint of a new session that starts with `items`.
 
-    The next turn encodes the items.
+    The checkpoint has no token ids yet: the session's next turn encodes the items.
     """
     turn_id, checkpoint_id = TurnId(new_id("turn")), CheckpointId(new_id("ckp"))
     turn = Turn(
@@ -255,15 +291,16 @@ def seed_history(session: AgentSession, items: Sequence[Item]) -> tuple[Turn, Ch
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """The output of one call, as a client sent it."""
+    """The output of one tool call, as a client sent it."""
 
     call_id: CallId
     output: str
 
 
 def new_outputs(stored: Mapping[CallId, str | None], outputs: Sequence[ToolOutput]) -> tuple[ToolOutput, ...]:
-    """Returns the outputs that are not stored yet, each once. `stored` maps each call to its output or to None.
+    """Returns the outputs that are not stored yet, one for each call.
 
+    `stored` maps each call to its output, or to None.
     Raises Conflict if an output differs from the stored output, or from another output for the same call.
     """
     fresh: dict[CallId, ToolOutput] = {}

@@ -1,8 +1,9 @@
 """Defines a session's history as token ids: a chain of checkpoints, each with the ids that its turn added.
 
-Owns how a prompt is built: the stored ids of the history, then the ids of the new items.
-Never stores anything, and never encodes a stored history again unless its opening (instructions, tools) changes.
-Invariant: the stored ids since the last change of the opening are exactly the prompt and answer that made the head.
+Owns how a prompt is built: the stored ids of the history, then the ids of the new items. Never stores anything. Encodes
+a stored history again only if its opening (the instructions and tools) has changed.
+Invariant: the stored ids since the last change of the opening are exactly the tokens of the last turn's prompt and
+answer.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from graftwork.sessions.core.items import Item, prompt_messages
 from graftwork.sessions.text.messages import Message
 
 ToolDefinition = dict[str, Any]
-"""A tool in chat.completions' form."""
+"""A tool in the form of OpenAI's chat completions."""
 
 
 class TurnEncoder(Protocol):
@@ -34,27 +35,28 @@ class TurnEncoder(Protocol):
         ...
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Encodes what `new` messages add after an answer.
+        """Encodes the text that the messages `new` add after the answer `assistant`.
 
-        `closed` says if the answer ends with an end-of-sequence token.
+        `closed` says whether the answer ends with an end-of-sequence token.
         """
         ...
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
-        """Returns whether these tokens of an answer end with an end-of-sequence token."""
+        """Returns whether the tokens of an answer end with an end-of-sequence token."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A stored point of a history. `token_ids` are the ids that its turn added: prompt ids, then generated ids.
+    """The stored state of a history after one turn.
 
-    If the turn has another opening than its parent, `token_ids` holds the whole history, encoded again.
+    `token_ids` holds the ids that the turn added: prompt ids, then generated ids. If the turn's opening (instructions
+    and tools) differs from its parent's, `token_ids` holds the whole history, encoded again.
     """
 
     checkpoint_id: CheckpointId
     session_id: SessionId
-    """The session whose turn made the checkpoint. Forks share the checkpoint."""
+    """The session whose turn made the checkpoint. Forks of the session share the checkpoint."""
     parent_id: CheckpointId | None
     turn_id: TurnId
     depth: int
@@ -62,7 +64,8 @@ class Checkpoint:
     num_items: int
     """The number of items from the start of the history up to this checkpoint."""
     num_answer_items: int
-    """How many of the checkpoint's last items the model generated: at most one text, then the answer's calls."""
+    """How many of the checkpoint's last items the model generated: at most one message, then the answer's tool calls.
+"""
     num_tokens: int
     """The number of tokens from the start of the history up to this checkpoint."""
     token_ids: tuple[int, ...]
@@ -71,45 +74,52 @@ class Checkpoint:
     awaits_tools: bool
     created_at: float
     opening: str | None = None
-    """The digest of the opening. None for checkpoints of older versions, which could not change it."""
+    """The digest of the instructions and tools of the turn.
+
+    It is None for checkpoints of an older server version, in which a session could not change its instructions and
+    tools.
+    """
 
 
 UNENCODED = "unencoded"
-"""The digest of the opening of a checkpoint that has items but no token ids."""
+"""The value of `Checkpoint.opening` for a checkpoint that has items but no token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The start of a session's prompt, before the first message."""
+    """The start of a session's prompt, before the first message: the instructions and the tools."""
 
     instructions: str | None
     tools: tuple[ToolDefinition, ...]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the instructions and tools."""
+        """The SHA-256 of the instructions and tools, in hexadecimal."""
         text = json.dumps([self.instructions, self.tools], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The history up to `head`. Empty for a new session."""
+    """A session's history up to the checkpoint `head`. A new session has an empty history."""
 
     token_ids: tuple[int, ...]
     head: Checkpoint | None
     head_items: tuple[Item, ...]
-    """The items of the head: its turn's input, then the answer.
+    """The items of the last turn: its input, then the answer.
 
     If `must_encode_all`, the items of the whole history.
     """
     opening: str | None = None
-    """The digest of the next checkpoint's opening."""
+    """The digest of the instructions and tools that the next checkpoint stores."""
     must_encode_all: bool = False
-    """Whether the opening has changed, so that the whole history must be encoded again."""
+    """Whether the instructions or tools have changed, so that the whole history must be encoded again."""
 
     def encode_next(self, encoder: TurnEncoder, opening: Opening, new_items: Sequence[Item]) -> tuple[int, ...]:
-        """Returns the token ids that `new_items` and the start of the next answer add to this history."""
+        """Returns the token ids that `new_items` and the start of the next answer add to this history.
+
+        If the history is empty or `must_encode_all`, returns the ids of the whole prompt.
+        """
         if self.head is None or self.must_encode_all:
             instructions = (Message("system", opening.instructions),) if opening.instructions is not None else ()
             return encoder.encode_messages(
@@ -124,7 +134,10 @@ EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())
 
 
 def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
-    """Returns the joined token ids of a chain of checkpoints, oldest first, since the last change of the opening."""
+    """Joins the token ids of checkpoints, which come oldest first.
+
+    Returns the ids since the last change of the opening (the instructions and tools).
+    """
     token_ids: list[int] = []
     opening: str | None = None
     for checkpoint in chain:

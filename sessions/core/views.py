@@ -1,4 +1,4 @@
-"""Makes the JSON bodies of sessions and turns, and of their token and cache figures.
+"""Makes the JSON bodies of sessions and turns, with their token counts and cache figures.
 
 Owns these bodies for all routes and events in which they appear. Never computes new figures.
 """
@@ -24,7 +24,10 @@ def session_answer(session: AgentSession, base_name: str) -> answers.SessionStat
 def session_change_answer(
     session: AgentSession, base_name: str, given_up_tokens: int, given_up_bytes: int | None
 ) -> answers.ChangedSession:
-    """Returns the body of a changed session, with the tokens and bytes of KV that the new adapter cannot use."""
+    """Returns the body of a changed session.
+
+    `given_up_tokens` and `given_up_bytes` measure the KV that the session's new adapter cannot use.
+    """
     given_up = answers.GivenUpKv(tokens=given_up_tokens, bytes=given_up_bytes)
     return answers.ChangedSession(**_session_fields(session, base_name), kv_given_up=given_up)
 
@@ -86,7 +89,7 @@ def item_answer(item: Item) -> answers.Item:
 
 
 def awaited_calls(turn: Turn) -> list[Item]:
-    """Returns the calls at the end of a turn that need an output. A call that the token limit cut off needs none."""
+    """Returns the tool calls of a turn that need an output. A call that the token limit cut off needs no output."""
     if turn.status is not TurnStatus.AWAITING_TOOL:
         return []
     return [item for item in turn.output if item.type is ItemType.FUNCTION_CALL]
@@ -100,7 +103,7 @@ def _pending_call(item: Item) -> answers.PendingCall:
 def given_outputs_answer(
     session: AgentSession, outputs: Sequence[ToolOutput], missing: Collection[CallId]
 ) -> answers.GivenOutputs:
-    """Returns the stored outputs of a session's last calls, and the calls without an output."""
+    """Returns the stored outputs of a session's last tool calls, and the calls that have no output."""
     return answers.GivenOutputs(
         session_id=session.session_id,
         status=session.status.value,
@@ -143,7 +146,10 @@ def _prompt_tokens(cache: CacheReport) -> dict[str, int]:
 
 
 def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
-    """Returns the figures of draft tokens. It has OpenAI's two figures only if the client sent a prediction."""
+    """Returns the counts of draft tokens.
+
+    The counts of the client's own prediction are present only if one of its tokens was accepted or rejected.
+    """
     was_predicted = bool(drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens)
     return figures.CompletionTokensDetails(
         drafted_tokens=drafts.drafted_tokens,
@@ -155,7 +161,10 @@ def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
 
 
 def lease_answer(memory: SessionMemory | None, now: float) -> answers.Lease | None:
-    """Returns how long the device keeps a session's pages; None without a lease."""
+    """Returns how long the device keeps a session's KV pages while tools run.
+
+    Returns None if the engine gave no such lease.
+    """
     if memory is None or memory.lease_s is None:
         return None
     return answers.Lease(tier="device", seconds=round(memory.lease_s, 3), until=now + memory.lease_s)
@@ -164,7 +173,8 @@ def lease_answer(memory: SessionMemory | None, now: float) -> answers.Lease | No
 def session_cache_answer(session: AgentSession, memory: SessionMemory | None, now: float) -> answers.SessionCache:
     """Returns the tokens and bytes of a session's history on each cache tier.
 
-    `memory` is None if the engine does not answer. A token counts on the nearest tier that has it, bytes on every tier.
+    Each token counts once, on the fastest tier that has it; bytes count on every tier. If `memory` is None (the engine
+    did not answer), the tokens are the counts of the last turn.
     """
     last: Mapping[str, Any] = session.last_cache or {}
     if memory is None:
@@ -189,9 +199,9 @@ def session_cache_answer(session: AgentSession, memory: SessionMemory | None, no
 
 
 def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemory | None) -> answers.Prefetch:
-    """Returns the result of a prefetch.
+    """Returns the result of a prefetch. `num_tokens` is the length of the history.
 
-    `num_tokens` is the history's length; `memory` is None if the engine does not answer.
+    `memory` is None if the engine did not answer.
     """
     held = 0 if memory is None else memory.device_tokens + memory.host_tokens + memory.disk_tokens
     return answers.Prefetch(
@@ -203,13 +213,13 @@ def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemor
 
 
 def completed_fields(checkpoint_id: CheckpointId, usage: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
-    """Returns the fields of `turn.completed`."""
+    """Returns the fields of the event `turn.completed`."""
     return {"checkpoint_id": checkpoint_id, "usage": usage, "finish_reason": finish_reason}
 
 
 def awaiting_fields(
     checkpoint_id: CheckpointId, usage: Mapping[str, Any], call_ids: list[str], lease: answers.Lease | None
 ) -> dict[str, Any]:
-    """Returns the fields of `turn.awaiting_tool`."""
+    """Returns the fields of the event `turn.awaiting_tool`."""
     told = None if lease is None else lease.body()
     return {"call_ids": call_ids, "lease": told, "checkpoint_id": checkpoint_id, "usage": usage}

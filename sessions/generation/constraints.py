@@ -1,10 +1,11 @@
-"""Reads the fields that set an answer's format, and turns tools, tool choice and format into one grammar.
+"""Turns the tools, the tool choice and the output format of a request into one grammar.
 
-The format's fields are `response_format`, `regex`, `grammar` and `structural_tag`; a request has at most one of them.
-The grammar accepts text with well-formed calls in it, only calls, or either calls or an answer of the format.
-Owns the shapes of these fields, and the checks of all schemas, which run before quota is reserved. An error names the
-field and the place in its schema. With `strict: true`, a schema keyword that cannot be enforced is refused. Otherwise
-the keyword is ignored, and its place is reported. Never compiles a grammar: the engine does.
+The format comes from `response_format`, `regex`, `grammar` or `structural_tag`; a request has at most one of them. The
+grammar accepts text with well-formed tool calls in it, only calls, or either calls or an answer in the format.
+Owns the shapes of these fields, and the checks of all schemas. The checks run before quota is reserved, and an error
+names the field and the place in its schema. If a field has `strict: true`, a schema keyword that cannot be enforced is
+refused. Otherwise the keyword is ignored, and its place is reported.
+Never compiles a grammar: the engine does that.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The one format that a request asks for."""
+    """The output format that a request asks for."""
 
     kind: GrammarKind
     param: str
@@ -51,7 +52,10 @@ class ResponseFormat:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormatFields:
-    """The fields as the client sent them. None and empty values request no format."""
+    """The fields of a request that can ask for an output format, as the client sent them.
+
+    None and empty values ask for no format.
+    """
 
     response_format: Any = None
     regex: str | None = None
@@ -59,7 +63,10 @@ class ResponseFormatFields:
     structural_tag: str | Mapping[str, Any] | None = None
 
     def read(self) -> ResponseFormat | None:
-        """Returns the requested format; None for free text. Raises InvalidRequest."""
+        """Returns the requested format; None for free text.
+
+        Raises InvalidRequest for wrong values, or if two fields are set.
+        """
         found = read_response_format(self.response_format)
         for name, kind in _FIELDS.items():
             if not (value := getattr(self, name)):
@@ -108,7 +115,7 @@ _KEPT_CHECKS = 4096
 
 
 _MAX_GAPS = 64
-"""How many places with keywords that cannot be enforced are reported for one schema."""
+"""The most places with unenforceable keywords that are reported for one schema."""
 
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -119,7 +126,7 @@ _GRAMMAR_CODES = ("grammar_", "unsupported_grammar")
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraints:
-    """The constraints that a request puts on its output, in the shapes of chat.completions."""
+    """The fields that constrain the output of a request, in the shapes of OpenAI's chat completions."""
 
     tools: Sequence[ToolDefinition] = ()
     tool_choice: Any = None
@@ -135,10 +142,16 @@ class OutputGrammar:
     param: str
     """The request field that asked for this grammar."""
     unenforced: tuple[str, ...] = ()
-    """Places of schema keywords that the grammar ignores, each as field name, `#`, and JSON pointer into the schema."""
+    """The places of schema keywords that the grammar ignores.
+
+    Each is the field's name, `#`, and a JSON pointer into the schema.
+    """
 
     def name_field(self, error: InvalidRequest) -> InvalidRequest:
-        """Returns an engine's error about this grammar, with the name of the field that the client sent."""
+        """Returns the engine's error with the request field that asked for this grammar.
+
+        Returns an error about something else unchanged.
+        """
         if not error.code.startswith(_GRAMMAR_CODES):
             return error
         return InvalidRequest(error.message, param=self.param, code=error.code)
@@ -146,12 +159,12 @@ class OutputGrammar:
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """How an output is constrained and parsed."""
+    """The constraint on an output, and how the output is parsed."""
 
     grammar: OutputGrammar | None = None
     """The grammar; None allows any text."""
     calls_tools: bool = False
-    """Whether the output is parsed for tool calls."""
+    """Whether the parser looks for tool calls in the output."""
     parallel_tool_calls: bool = True
 
 
@@ -160,9 +173,10 @@ FREE_OUTPUT = OutputPlan()
 
 
 class ConstraintPlanner:
-    """Plans the outputs of one model. Thread-safe. Large schemas take time to read, so call it outside the event loop.
+    """Plans the outputs of one model. All methods are thread-safe.
 
-    Caches the checks of recent schemas, because a session sends the same ones with every turn.
+    Large schemas take time to read, so call `plan` on a worker thread and not on the event loop. Caches the checks of
+    recent schemas, because a session sends the same schemas with every turn.
     """
 
     def __init__(self, tool_call_format: ToolCallFormat = HERMES) -> None:
@@ -173,8 +187,9 @@ class ConstraintPlanner:
         self._owner = ""
 
     def of(self, owner: str) -> "ConstraintPlanner":
-        """Returns this planner for one tenant. It finds only the tenant's own checks in the cache, so that the time of
-        a check tells nothing of other tenants.
+        """Returns a planner for one tenant, with the same cache.
+
+        It finds only the tenant's own results there. So the time of a check says nothing about other tenants.
         """
         planner = copy(self)
         planner._owner = owner

@@ -1,8 +1,8 @@
 """Defines the events of one generation, after its tokens have become text and tool calls.
 
-The order is PromptAdmitted, then any number of TextDelta and calls, then GenerationFinished. An error may be raised at
-any point. A call is ToolCallStarted, then any number of ToolCallArgumentsDelta, then ToolCallFinished. Calls never
-overlap.
+The first event is PromptAdmitted. Text deltas and tool calls follow in any number, and GenerationFinished is the last.
+A tool call is ToolCallStarted, then any number of ToolCallArgumentsDelta, then ToolCallFinished. Calls never overlap.
+An error can end the events at any point.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ StopReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of text; never empty."""
+    """The next piece of the answer's text; never empty."""
 
     text: str
     logprobs: tuple[OutputTokenLogprobs, ...] = ()
@@ -27,7 +27,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted:
-    """The model calls a tool. The arguments follow."""
+    """The model has begun a tool call. The arguments come in later events."""
 
     call_id: CallId
     index: int
@@ -46,7 +46,7 @@ class ToolCallArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFinished:
-    """A tool call has ended. Holds the whole call."""
+    """The end of a tool call, with the whole call."""
 
     call_id: CallId
     index: int
@@ -54,7 +54,10 @@ class ToolCallFinished:
     arguments: str
     """All pieces of the arguments, joined: JSON as the model wrote it."""
     complete: bool
-    """Whether the arguments are a JSON object. False if the answer ended inside them, or if their JSON is wrong."""
+    """Whether the arguments are a JSON object.
+
+    It is False if the answer ended inside them, or if their JSON is wrong.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,10 @@ class GenerationFinished:
 
     reason: StopReason
     token_ids: tuple[int, ...]
-    """All tokens that the model generated and the engine cached, with stop tokens, stop strings and call markers."""
+    """All tokens that the model generated and the engine cached.
+
+    Includes stop tokens, and the tokens of stop strings and call markers.
+    """
     text: str
     """All text deltas joined."""
     tool_calls: tuple[ToolCallFinished, ...]
@@ -77,7 +83,7 @@ class GenerationFinished:
 
     @property
     def unsent_logprobs(self) -> tuple[OutputTokenLogprobs, ...]:
-        """Returns the log-probabilities that no text delta contained."""
+        """The log-probabilities that no text delta contained."""
         return (self.logprobs or ())[self.num_logprobs_sent :]
 
     @property

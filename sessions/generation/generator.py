@@ -1,10 +1,10 @@
-"""Runs and meters one generation. Chat completions, completions, messages and session turns all use it.
+"""Runs one generation and measures it. Chat completions, completions, messages and session turns all use this module.
 
     EngineClient.generate ──► times, counts ──► OutputParser ──► text and tool calls
 
-Owns the engine's stream. The engine cancels the request if `events` is closed early or a stop string is found.
-Never stores anything, and never renders a prompt.
-Invariant: tokens are counted when the engine sends them, even if the reader never takes their text.
+Owns the stream of engine events. Never stores anything, and never renders a prompt. The engine cancels the request if
+the caller closes `events` early, or if the answer contains a stop string.
+Invariant: a token is counted when the engine sends it, even if the caller never reads its text.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue, and how to read the output."""
+    """One prompt to continue, with the rules for sampling and reading the output."""
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
@@ -83,7 +83,7 @@ class GenerationRequest:
     """The session that the prompt continues."""
     kv_limits: KvLimits = NO_KV_LIMITS
     prediction_token_ids: tuple[int, ...] = ()
-    """The expected answer. It changes the speed, never the output."""
+    """The token ids of the answer that the client expects. They change the speed, never the output."""
     grammar: OutputGrammar | None = None
     """The grammar that the answer must match."""
 
@@ -102,7 +102,7 @@ class Generator:
     public_prefixes: PublicPrefixes = NO_PUBLIC_PREFIXES
 
     def start(self, request: GenerationRequest) -> "Generation":
-        """Returns a generation. It sends its request when `events` is first read."""
+        """Returns a generation. Its request is sent when the caller first reads `events`."""
         return Generation(self, request)
 
 
@@ -112,13 +112,17 @@ class Generation:
     def __init__(self, generator: Generator, request: GenerationRequest) -> None:
         self.request = request
         self.cache: CacheReport | None = None
-        """Where the prompt's KV came from; None until the prompt has left the engine's queue."""
+        """The prompt's tokens by the cache tier that had their KV; None until the prompt has left the engine's queue.
+"""
         self.completion_tokens = 0
-        """Tokens that the engine has generated so far. After the end, only tokens of the answer."""
+        """The number of tokens that the engine has generated so far.
+
+        After the end, tokens after a stop string do not count.
+        """
         self.drafts = DraftReport()
         """The counts of draft tokens, reported when the engine finishes; empty for a cancelled generation."""
         self.prompt_computed = asyncio.Event()
-        """Set by the first token, or at the end of a generation without tokens."""
+        """Is set when the first token arrives, or when a generation ends without tokens."""
         self._generator = generator
         self._telemetry = generator.telemetry
         self._now = generator.clock.monotonic
@@ -131,9 +135,9 @@ class Generation:
         return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """Sends the request and yields its events, in the order that `events.py` describes. Call it once.
+        """Sends the request and yields its events, in the order that the module `events` describes.
 
-        Raises InvalidRequest. Can also raise every error of the engine.
+        Call this method once. Raises InvalidRequest. Can also raise every error of the engine.
         """
         try:
             parser = OutputParser(self._generator.tokenizer, self._rules())

@@ -1,7 +1,6 @@
 """Returns the log-probabilities of an answer's tokens together with the text in which each token begins.
 
-Owns the log-probabilities of tokens whose text is still held back.
-Never computes a probability; the engine reports them.
+Owns the log-probabilities of tokens whose text was not sent yet. Never computes a probability: the engine does that.
 Invariant: a streamed answer has the same log-probabilities as a whole one. Stop tokens, and tokens whose whole text is
 in a stop string, have no log-probabilities, because they are not part of the text.
 """
@@ -42,7 +41,7 @@ class LogprobCollector:
         self.logprobs: list[OutputTokenLogprobs] = []
         """The log-probabilities of all tokens so far, in order."""
         self.num_taken = 0
-        """How many entries of `logprobs` `take_for` has returned."""
+        """How many entries of `logprobs` the method `take_for` has returned."""
         self._num_characters = 0
         """The number of characters of text for which log-probabilities were returned."""
 
@@ -53,7 +52,7 @@ class LogprobCollector:
         self.logprobs.append(OutputTokenLogprobs(chosen, top, offset))
 
     def take_for(self, text: str) -> tuple[OutputTokenLogprobs, ...]:
-        """Returns the log-probabilities of the tokens that begin in the next piece of text."""
+        """Returns the log-probabilities of the tokens that begin in `text`, the next piece of the answer."""
         first = self.num_taken
         self._num_characters += len(text)
         while self.num_taken < len(self.logprobs) and self.logprobs[self.num_taken].offset < self._num_characters:

@@ -1,10 +1,10 @@
-"""Reads one answer token by token: text, stop strings and tool calls.
+"""Reads one answer token by token, and splits it into text and tool calls. Ends the answer at a stop string.
 
     token -> Detokenizer -> tool call parser -> text outside of calls -> StopStrings -> space before a call -> TextDelta
                                              -> calls ------------------------------------------------------> ToolCall…
 
-Owns all text that is held back between tokens. Can detect the end of the answer before the engine does.
-Invariant: stop strings are searched in plain text only, never inside or across calls.
+Owns all text that is held back between tokens. The parser can find the end of the answer before the engine does.
+Invariant: stop strings are searched in plain text only, never inside or across tool calls.
 White space before a call is dropped, because chat templates write their own white space there.
 """
 
@@ -52,7 +52,7 @@ class OutputParser:
     """Reads one answer. Every method changes the parser's state."""
 
     def __init__(self, tokenizer: TextTokenizer, rules: OutputRules) -> None:
-        """Raises InvalidRequest for an empty stop string."""
+        """Makes the parser of one answer. Raises InvalidRequest for an empty stop string."""
         self.token_ids: list[int] = []
         """All tokens of the answer, with stop tokens."""
         self.is_over = False
@@ -94,11 +94,14 @@ class OutputParser:
         return events
 
     def finish(self) -> list[OutputEvent]:
-        """Returns the events of the text that was held back. Call it after the last token."""
+        """Returns the events for the text that was held back. Call this method after the last token."""
         return self._with_logprobs(self._flush())
 
     def finished(self, engine_reason: FinishReason | None, cache: CacheReport) -> GenerationFinished:
-        """Returns the last event. `engine_reason` is None if the engine was stopped before it finished."""
+        """Returns the last event.
+
+        `engine_reason` is None if the request was cancelled before the engine finished it.
+        """
         logprobs = self._logprobs
         if logprobs is not None and self._stop_string is not None:
             logprobs.drop_rest()

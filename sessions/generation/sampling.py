@@ -1,8 +1,8 @@
 """Reads the sampling fields of every API, and converts them to the engine's parameters.
 
 Owns the one pydantic model of these fields, for chat completions, completions, messages, responses and sessions.
-Ranges and descriptions come from the engine's `SamplingParams`. This module has only the rules for how the API
-spells the fields. Never owns the size of a vocabulary or of a context: the caller passes both sizes.
+Ranges and descriptions come from the engine's `SamplingParams`. This module has only the rules for how the API spells
+the fields. Never owns the size of a vocabulary or of a context: the caller passes both sizes.
 """
 
 import math
@@ -40,7 +40,10 @@ _STOP_SCHEMA = {
     ]
 }
 
-StopStrings = Annotated[list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_STOP_STRINGS)]
+StopStrings = Annotated[
+    list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS, json_schema_extra={"minLength": 1})]],
+    Field(max_length=MAX_STOP_STRINGS),
+]
 
 LogitBias = Annotated[
     tuple[tuple[int, float], ...] | None,
@@ -56,9 +59,12 @@ LogitBias = Annotated[
 """A JSON object that maps token ids, written as text, to numbers."""
 
 
-def _number(name: str) -> Any:
-    """Returns the pydantic field of a number, with the range and the description of the engine's parameter."""
-    bounds: dict[str, Any] = RANGES[name].bounds()
+def described_number(name: str, **narrower: float) -> Any:
+    """Returns the pydantic field of a number, with the range and the description of the engine's parameter.
+
+    `narrower` are bounds of an API that are narrower than the engine's, under the names of pydantic's `Field`.
+    """
+    bounds: dict[str, Any] = {**RANGES[name].bounds(), **narrower}
     return Field(description=DESCRIPTIONS[name], **bounds)
 
 
@@ -76,15 +82,15 @@ class SamplingFields(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    max_tokens: Annotated[int | None, _number("max_tokens")] = None
-    temperature: Annotated[float | None, _number("temperature")] = None
-    top_p: Annotated[float | None, _number("top_p")] = None
+    max_tokens: Annotated[int | None, described_number("max_tokens")] = None
+    temperature: Annotated[float | None, described_number("temperature")] = None
+    top_p: Annotated[float | None, described_number("top_p")] = None
     top_k: Annotated[
         int | None, Field(ge=-1, le=1 << 30, description="Keep only the k likeliest tokens; -1 and 0 keep all.")
     ] = None
-    min_p: Annotated[float | None, _number("min_p")] = None
+    min_p: Annotated[float | None, described_number("min_p")] = None
     seed: Annotated[int | None, Field(ge=-(1 << 63), lt=1 << 64, description=DESCRIPTIONS["seed"])] = None
-    min_tokens: Annotated[int | None, _number("min_tokens")] = None
+    min_tokens: Annotated[int | None, described_number("min_tokens")] = None
     ignore_eos: Annotated[bool | None, _described("ignore_eos")] = None
     stop: Annotated[
         StopStrings | None,
@@ -95,10 +101,12 @@ class SamplingFields(BaseModel):
         list[Annotated[int, Field(ge=0)]] | None,
         Field(max_length=MAX_STOP_TOKENS, description=DESCRIPTIONS["stop_token_ids"]),
     ] = None
-    presence_penalty: Annotated[float | None, _number("presence_penalty")] = None
-    frequency_penalty: Annotated[float | None, _number("frequency_penalty")] = None
-    repetition_penalty: Annotated[float | None, _number("repetition_penalty")] = None
-    logit_bias: LogitBias = None
+    presence_penalty: Annotated[float | None, described_number("presence_penalty")] = None
+    frequency_penalty: Annotated[float | None, described_number("frequency_penalty")] = None
+    repetition_penalty: Annotated[float | None, described_number("repetition_penalty")] = None
+    logit_bias: Annotated[
+        LogitBias, Field(description="Maps token ids, written as text, to numbers that are added to their logits.")
+    ] = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -123,12 +131,12 @@ class SamplingFields(BaseModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Returns how many of the likeliest tokens to report for each chosen token; None to report none."""
+        """How many of the likeliest tokens to report for each chosen token; None to report none."""
         return None
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens that the request wants; None if it does not say."""
+        """The most tokens that the answer may have; None if the request sets no limit."""
         return self.max_tokens
 
     def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
@@ -160,12 +168,24 @@ _SPELLED_ALIKE = {field.name for field in fields(SamplingParams)} & set(Sampling
 """Fields whose value is passed to the engine unchanged."""
 
 
+NEUTRAL_VALUES: Mapping[str, bool | int] = {"logprobs": False, "top_logprobs": 0, "n": 1}
+"""Maps sampling fields that sessions know, but do not support, to the one value that they accept. It has no effect."""
+
+
+def _with_neutral_values(schema: dict[str, Any]) -> None:
+    for name, neutral in NEUTRAL_VALUES.items():
+        schema["properties"][name] = {
+            "anyOf": [{"const": neutral}, {"type": "null"}],
+            "description": "Sessions do not support this field. The only value has no effect.",
+        }
+
+
 class SessionSampling(SamplingFields):
     """The `sampling` of a session or of a turn; unknown fields are refused."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_with_neutral_values)
 
-    max_completion_tokens: Annotated[int | None, _number("max_tokens")] = None
+    max_completion_tokens: Annotated[int | None, described_number("max_tokens")] = None
 
     @property
     def token_limit(self) -> int | None:
@@ -174,7 +194,7 @@ class SessionSampling(SamplingFields):
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """How many tokens an answer may have."""
+    """How many tokens an answer may have, and how many the quota reserves for it."""
 
     max_tokens: int
     expected_tokens: int
@@ -182,9 +202,9 @@ class TokenBudget:
 
 
 def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, param: str) -> TokenBudget:
-    """Returns the budget of an answer: the requested tokens, or all tokens of the context that the prompt does not use.
+    """Returns the budget of an answer: `asked` tokens, or all tokens of the context that the prompt does not use.
 
-    Raises ContextLengthExceeded with both numbers if they do not fit. `param` is the field of the prompt.
+    Raises ContextLengthExceeded, which names the field `param`, if prompt and answer are longer than the context.
     """
     if prompt_tokens + (asked or 1) <= context_tokens:
         left = context_tokens - prompt_tokens

@@ -1,6 +1,6 @@
 """Accounts for the tokens of a request: the quota reservation, the usage row and the metrics.
 
-Owns the order in which a request is reserved, recorded and settled.
+Owns the order of the steps: reserve quota, record the usage, settle the reservation.
 Never generates anything, and never computes a price.
 Invariant: the usage row is written before the reservation is settled, so no token is missing from both.
 """
@@ -46,7 +46,7 @@ class Usage:
 
     @property
     def prompt_tokens_by_tier(self) -> dict[str, int]:
-        """Where the prompt's KV came from, under the names that the metrics use."""
+        """The prompt's tokens by the cache tier that had their KV, under the names that the metrics use."""
         return {
             "device": self.cache.device_tokens,
             "host": self.cache.host_tokens,
@@ -61,7 +61,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The fields of a usage row besides the tokens."""
+    """The fields of a usage row except for the token counts: the request, its principal, its model and its session."""
 
     request_id: RequestId
     principal: Principal
@@ -72,7 +72,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Opens an account for each request of a gateway."""
+    """Opens an account for each request of a gateway, and reserves the tenant's quota for it."""
 
     quota_of: Callable[[TenantId], Awaitable[Quota]]
     quotas: QuotaKeeper
@@ -82,9 +82,10 @@ class Accounting:
     in_flight: InFlightBound
 
     def take_places(self, tenant_id: TenantId, answers: int = 1) -> HeldPlaces:
-        """Takes a place in this gateway for each answer of a request, before any work is done for it.
+        """Takes a place for each answer of a request. Call it before any other work for the request.
 
-        Raises CapacityContended at once if the engine has no room for them.
+        Raises CapacityContended if the engine has no room for so many answers of the tenant, and InvalidRequest if it
+        never has.
         """
         try:
             return self.in_flight.take(tenant_id, answers)
@@ -104,7 +105,7 @@ class Accounting:
 
 
 class RequestAccount:
-    """Records and charges the usage of one request. It is closed once.
+    """Records and charges the usage of one request. Settle a request once, by `close` or by `settle`.
 
     In all methods, `usage` is None if the engine admitted no prompt. `outcome` is `completed`, `failed` or `cancelled`.
     """
@@ -113,38 +114,46 @@ class RequestAccount:
         self.reservation = reservation
         self._accounting = accounting
         self._charge = charge
+        self._is_recorded = False
+
+    def row(self, usage: Usage | None, outcome: str) -> UsageEvent | None:
+        """Returns the usage row, for a caller that stores it in its own transaction and then calls `count`."""
+        if usage is None:
+            return None
+        charge = self._charge
+        return UsageEvent(
+            request_id=charge.request_id,
+            tenant_id=charge.principal.tenant_id,
+            key_id=charge.principal.key_id,
+            model=charge.model.requested,
+            adapter=charge.model.adapter_label,
+            session_id=charge.session_id,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            at=self._accounting.clock.now(),
+            outcome=outcome,
+        )
+
+    def count(self, usage: Usage | None, outcome: str) -> None:
+        """Counts the usage in the metrics. Call it once the usage row is stored."""
+        self._is_recorded = True
+        if usage is not None:
+            telemetry, tenant_id = self._accounting.telemetry, self._charge.principal.tenant_id
+            telemetry.count_tokens(tenant_id, usage.prompt_tokens_by_tier, usage.completion_tokens)
+            telemetry.count_request(tenant_id, outcome)
 
     async def record(self, usage: Usage | None, outcome: str) -> None:
-        """Writes the usage row and counts the usage in the metrics. A second call changes nothing.
+        """Writes the usage row, and adds the usage to the metrics. A second call for the same request changes nothing.
 
         Raises Unavailable if the database does not answer.
         """
-        if usage is None:
-            return
-        accounting, charge = self._accounting, self._charge
-        principal = charge.principal
-        is_new = await accounting.ledger.record(
-            UsageEvent(
-                request_id=charge.request_id,
-                tenant_id=principal.tenant_id,
-                key_id=principal.key_id,
-                model=charge.model.requested,
-                adapter=charge.model.adapter_label,
-                session_id=charge.session_id,
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-                at=accounting.clock.now(),
-                outcome=outcome,
-            )
-        )
-        if is_new:
-            telemetry = accounting.telemetry
-            telemetry.count_tokens(principal.tenant_id, usage.prompt_tokens_by_tier, usage.completion_tokens)
-            telemetry.count_request(principal.tenant_id, outcome)
+        row = self.row(usage, outcome)
+        if row is not None and not self._is_recorded and await self._accounting.ledger.record(row):
+            self.count(usage, outcome)
 
     async def close(self, usage: Usage | None, outcome: str) -> None:
-        """Records the usage, then settles the reservation, even if recording fails."""
+        """Records the usage if it is not recorded, then settles the reservation, even if recording fails."""
         try:
             await self.record(usage, outcome)
         finally:
@@ -160,5 +169,5 @@ class RequestAccount:
 
 
 def kv_limits(quota: Quota) -> KvLimits:
-    """Returns the limits of a quota that the engine enforces."""
+    """Returns the limits of a tenant's KV memory in bytes, on the device and on the host. The engine enforces them."""
     return KvLimits(quota.max_device_kv_bytes, quota.max_host_kv_bytes)

@@ -1,7 +1,8 @@
 """Creates, reads, changes and deletes the conversations of the Responses API.
 
-A conversation is a session: each response in it moves the session's head. After a conversation is deleted, clients can
-still read and continue its responses. The conversation's rows are deleted with its last response.
+A conversation is stored as a session, and each response in the conversation is a turn of this session.
+Never runs a response. After a conversation is deleted, clients can still read and continue its responses. The rows of
+the conversation are deleted with its last response.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ class ConversationService:
     ) -> AgentSession:
         """Creates a conversation that starts with `items`. Each later response in the conversation names its own model.
 
-        Raises ValidationFailed if a call in `items` has no output.
+        Raises ValidationFailed if a tool call in `items` has no output.
         """
         check_outputs(items, (), "items")
         kind = SessionKind.CONVERSATION

@@ -1,4 +1,4 @@
-"""Converts a turn's events to the events of the Responses API.
+"""Converts the events of a turn to the events of the Responses API.
 
     turn.created ──► response.in_progress
     text ──────────► output_item.added, content_part.added, output_text.delta … .done, content_part.done, item.done
@@ -7,7 +7,7 @@
 
 Owns the sequence numbers, and the output so far. Reads only the turn's events, so a client that reads a response again
 gets the same numbers.
-Invariant: items are closed in the order in which they were opened, and all are closed before the last event.
+Invariant: an item is closed before the next item is opened, and all items are closed before the last event.
 """
 
 import json
@@ -38,13 +38,13 @@ class ResponseEvents:
         """The white space after a call. It is dropped unless text follows."""
 
     def begin(self) -> list[Event]:
-        """Returns the events before the turn's first event."""
+        """Returns the events that come before the turn's first event."""
         if not self._record.is_background:
             return [self._lifecycle("response.created", IN_PROGRESS)]
         return [self._lifecycle("response.created", QUEUED), self._lifecycle("response.queued", QUEUED)]
 
     def read(self, event: SessionEvent) -> list[Event]:
-        """Converts one event of the turn. The event must not be the terminal one."""
+        """Converts one event of the turn. Pass every event except the turn's last one, which `end` replaces."""
         fields = event.fields
         match event.type:
             case EventType.TURN_CREATED:
@@ -60,7 +60,7 @@ class ResponseEvents:
                 return list(self._end_call(fields["arguments"]))
 
     def end(self, turn: Turn) -> list[Event]:
-        """Returns the last events. Call it after the turn's end was stored."""
+        """Returns the last events of the response. Call this method after the end of the turn is stored."""
         status = final_status(turn)
         events = [] if self.output or status not in ("completed", "incomplete") else list(self._open_message())
         events += self._close("completed" if status == "completed" else "incomplete")

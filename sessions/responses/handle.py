@@ -1,7 +1,7 @@
-"""Gives access to one response, for the request that creates or reads the response.
+"""Gives a request access to the one response that it creates or reads.
 
-Owns the end of a request: `release` cancels a response that does not run in the background, and deletes a response that
-must not be stored. Never writes the response's turn.
+Owns what happens at the end of that request: `release` cancels a response that does not run in the background, and
+deletes a response that must not be stored. Never writes the turn that makes the response.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -31,7 +31,7 @@ class ResponseHandle:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Schema keywords that the grammar ignores."""
+        """The places of schema keywords that the grammar of this response ignores."""
         return self._turn.unenforced
 
     async def admitted(self) -> None:
@@ -47,7 +47,10 @@ class ResponseHandle:
             raise
 
     async def events(self, after: int = -1) -> AsyncGenerator[Event]:
-        """Yields the events with numbers above `after`. Raises Unavailable if the turn's end cannot be read."""
+        """Yields the response's events with sequence numbers above `after`, until the response ends.
+
+        Raises Unavailable if the turn's end cannot be read.
+        """
         reading = ResponseEvents(self.record)
         has_ended = False
         for event in reading.begin():
@@ -64,7 +67,7 @@ class ResponseHandle:
             raise Unavailable("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
 
     async def result(self) -> dict[str, Any]:
-        """Waits for the response's end, and returns its body."""
+        """Waits for the end of the response, and returns its body."""
         body: dict[str, Any] = {}
         async with aclosing(self.events()) as events:
             async for event in events:
@@ -72,7 +75,7 @@ class ResponseHandle:
         return body
 
     async def body(self, session: AgentSession) -> dict[str, Any]:
-        """Returns the present body of the response. The caller has read `session` just before."""
+        """Returns the present body of the response. The caller must have read `session` just before."""
         turn = await self._turn.stored()
         if turn.status is not TurnStatus.RUNNING:
             return await self.result()
@@ -84,9 +87,9 @@ class ResponseHandle:
         return response_body(self.record, QUEUED)
 
     async def release(self) -> None:
-        """Ends the client's request: cancels the response unless it runs in the background.
+        """Ends the client's request. Cancels the response, unless it runs in the background, and waits for its end.
 
-        Deletes the response unless it must be stored.
+        Then deletes the response if it must not be stored. Does nothing for a background response.
         """
         if self.record.is_background:
             return

@@ -1,8 +1,8 @@
 """Reads the `input` of a response, or the `items` of a conversation, into items of a history.
 
-Owns the list of supported items and fields. Refuses all other items and fields, with an error that names them, and
-ignores fields without an effect (`status`, …).
-Never reads the database: the caller passes the calls that still need an output.
+Owns the list of supported items and fields. Refuses an unsupported item with an error that names it. Ignores fields
+that have no effect, for example `status`.
+Never reads the database: the caller passes the tool calls that still need an output.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,25 +10,35 @@ from typing import Any
 
 from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.ids import CallId
-from graftwork.sessions.core.items import Item, ItemType, function_call, function_call_output, message, parse_output
+from graftwork.sessions.core.items import (
+    INPUT_ROLES,
+    Item,
+    ItemType,
+    function_call,
+    function_call_output,
+    message,
+    parse_output,
+)
 from graftwork.sessions.text.messages import PartRules, read_content
 
-_ROLES = ("user", "system", "developer", "assistant")
-_MAX_ITEMS = 4096
-_MAX_CALL_ID_CHARACTERS = 64
+MAX_INPUT_ITEMS = 4096
+MAX_CALL_ID_CHARACTERS = 64
 
 
 def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """Returns the items of a list, or a text as a user's message. Raises ValidationFailed with the field's name."""
+    """Returns the items of a list. A text becomes one message of the user.
+
+    Raises ValidationFailed, with the name of the wrong field.
+    """
     if isinstance(raw, str):
         return (message("user", raw),)
-    if not isinstance(raw, Sequence) or not 0 < len(raw) <= _MAX_ITEMS:
-        raise ValidationFailed(f"{param} must be a text or a list of 1 to {_MAX_ITEMS} items.", param=param)
+    if not isinstance(raw, Sequence) or not 0 < len(raw) <= MAX_INPUT_ITEMS:
+        raise ValidationFailed(f"{param} must be a text or a list of 1 to {MAX_INPUT_ITEMS} items.", param=param)
     return tuple(_read_item(entry, f"{param}[{index}]") for index, entry in enumerate(raw))
 
 
 def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str = "input") -> None:
-    """Checks that each call in `awaited` or in `items` has exactly one output after it.
+    """Checks that each tool call in `awaited` or in `items` has exactly one output after it.
 
     Raises ValidationFailed if not.
     """
@@ -65,8 +75,8 @@ def _read_item(raw: object, param: str) -> Item:
 
 def _read_message(raw: Mapping[str, Any], param: str) -> Item:
     role = raw.get("role")
-    if role not in _ROLES:
-        raise ValidationFailed(f"{param}.role must be one of {', '.join(_ROLES)}.", param=f"{param}.role")
+    if role not in INPUT_ROLES:
+        raise ValidationFailed(f"{param}.role must be one of {', '.join(INPUT_ROLES)}.", param=f"{param}.role")
     return message(role, *_texts(raw.get("content"), f"{param}.content"))
 
 
@@ -113,8 +123,8 @@ def _texts(content: object, param: str) -> list[str]:
 
 def _call_id(raw: Mapping[str, Any], param: str) -> CallId:
     call_id = _text(raw, "call_id", param)
-    if not 0 < len(call_id) <= _MAX_CALL_ID_CHARACTERS:
-        limit = f"{param}.call_id must have 1 to {_MAX_CALL_ID_CHARACTERS} characters."
+    if not 0 < len(call_id) <= MAX_CALL_ID_CHARACTERS:
+        limit = f"{param}.call_id must have 1 to {MAX_CALL_ID_CHARACTERS} characters."
         raise ValidationFailed(limit, param=f"{param}.call_id")
     return CallId(call_id)
 

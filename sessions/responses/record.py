@@ -1,5 +1,6 @@
-"""Defines the values of a response of the Responses API: a new response, and a response that has started.
+"""Defines a response of the Responses API as a value, before and after it has started.
 
+Never reads or writes the database.
 Invariant: a response is one turn of a session, and its id is the turn's id with another prefix.
 """
 
@@ -16,15 +17,15 @@ _RESPONSE, _TURN = "resp_", "turn_"
 
 @dataclass(frozen=True, slots=True)
 class NewResponse:
-    """The fields of a new response, not yet checked against the database."""
+    """The fields of a response that a client asks for. They are not yet checked against the database."""
 
     model: str
     items: tuple[Item, ...]
-    """The new items: messages, tool calls that the client sends again, and outputs of calls."""
+    """The new input items: messages, tool calls that the client sends again, and outputs of tool calls."""
     settings: SessionSettings
     """All settings. A response inherits none from the previous response."""
     echo: Mapping[str, Any]
-    """The fields of the request that the response's body repeats."""
+    """The request's fields that the response's body repeats."""
     is_stored: bool = True
     is_background: bool = False
     previous_response_id: str | None = None
@@ -33,7 +34,7 @@ class NewResponse:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRecord:
-    """A stored response, without the turn that makes its answer."""
+    """A stored response, without its answer. The answer is stored with the turn."""
 
     turn_id: TurnId
     session_id: SessionId
@@ -54,5 +55,5 @@ class ResponseRecord:
 
 
 def turn_of(response_id: str) -> TurnId:
-    """Returns the id of a response's turn."""
+    """Returns the id of the turn that makes a response: the response id with the prefix of turn ids."""
     return TurnId(_TURN + response_id.removeprefix(_RESPONSE))

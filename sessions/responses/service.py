@@ -1,7 +1,9 @@
-"""Creates, reads, cancels and deletes responses for the routes.
+"""Creates, reads, cancels and deletes responses for the routes. A response is a turn of a session.
 
-A response is a turn of a session. This module owns the choice of the session: the conversation, the previous response's
-session, a fork of that session if another response has continued it, or a new session. Never uses HTTP types.
+Owns the choice of the session: the session of the conversation, or of the previous response. If another response has
+already continued the previous one, uses a fork of that session. Without a conversation or previous response, makes a
+new session.
+Never uses HTTP types, and never writes a turn.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,7 +29,7 @@ from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.settings import checked_settings
 
 RETENTION_S = 30 * 86_400.0
-"""The seconds that a response is kept, the same as at OpenAI. A conversation keeps the response's items longer."""
+"""How long a response is kept, in seconds: 30 days, as at OpenAI. A conversation keeps the response's items longer."""
 _SWEPT_AT_ONCE = 100
 
 
@@ -37,14 +39,17 @@ class ResponseService:
     def __init__(
         self, database: Database, sessions: SessionService, clock: Clock, retention_s: float = RETENTION_S
     ) -> None:
-        """`retention_s`: seconds that a response is kept."""
+        """`retention_s` is the time that a response is kept, in seconds."""
         self._sessions = sessions
         self._store = ResponseStore(database)
         self._clock = clock
         self._retention_s = retention_s
 
     async def sweep(self) -> int:
-        """Deletes the responses past their time to live, with their rows, and returns how many were deleted."""
+        """Deletes the responses that are older than their time to live, and returns how many.
+
+        Also deletes the sessions that only these responses used.
+        """
         num_gone = 0
         while found := await self._store.find_older(self._clock.now() - self._retention_s, _SWEPT_AT_ONCE):
             for scope, record in found:
@@ -53,7 +58,7 @@ class ResponseService:
         return num_gone
 
     async def create(self, principal: Principal, new: NewResponse) -> ResponseHandle:
-        """Starts a response. `ResponseHandle.release` deletes it later if it must not be stored.
+        """Starts a response. If the response must not be stored, `ResponseHandle.release` deletes it at the end.
 
         Can raise InvalidRequest, ValidationFailed, NotFound, Conflict or LimitExceeded. After an error no row is left.
         """
@@ -74,25 +79,28 @@ class ResponseService:
         return self._handle(principal, record, await self._sessions.find_turn(principal, record.turn_id))
 
     async def get(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """Reads a stored response. Raises NotFound."""
+        """Returns the body of a stored response. Raises NotFound."""
         handle = await self.find(principal, response_id)
         session = await self._sessions.loader.load_any(principal.scope(), handle.record.session_id)
         return await handle.body(session)
 
     async def cancel(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """Cancels a response. Does nothing if it has ended. Raises NotFound."""
+        """Cancels a response, and returns its body. A response that has ended stays unchanged. Raises NotFound."""
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
         return await self.get(principal, response_id)
 
     async def delete(self, principal: Principal, response_id: str) -> None:
-        """Deletes a response. Its items stay while later responses or a conversation use them. Raises NotFound."""
+        """Deletes a response, and cancels it if it runs.
+
+        Its items stay while later responses or a conversation use them. Raises NotFound.
+        """
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
         await self._delete(principal.scope(), record)
 
     async def input_items(self, principal: Principal, response_id: str, page: PageRequest) -> Page[Item]:
-        """Reads one page of the response's own input. Raises NotFound."""
+        """Reads one page of the items that this response's request sent. Raises NotFound."""
         turn = await self._turn(principal, await self._load(principal, response_id))
         return page_of(turn.input, page, lambda item: item.item_id)
 
@@ -109,7 +117,7 @@ class ResponseService:
     async def _continue(self, principal: Principal, new: NewResponse, previous_id: str) -> TurnHandle:
         """Starts the turn on the previous response's session.
 
-        If that session's head has moved, or the response is not stored, uses a fork of the session.
+        Uses a fork of that session if another response has continued it, or if the new response must not be stored.
         """
         record, checkpoint_id = await self._previous(principal, previous_id)
         session = await self._sessions.loader.load_any(principal.scope(), record.session_id)
@@ -174,7 +182,7 @@ class ResponseService:
 
 
 def _ends_at(session: AgentSession, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether a response chain ends at `checkpoint_id` and no turn runs on it."""
+    """Returns whether the session only holds responses, runs no turn, and ends with the checkpoint `checkpoint_id`."""
     rests = session.status in (SessionStatus.IDLE, SessionStatus.AWAITING_TOOL)
     return session.kind is SessionKind.RESPONSES and rests and session.head_id == checkpoint_id
 

@@ -1,6 +1,6 @@
-"""Stores responses in the database: the request of each response, under its id.
+"""Stores responses in the database: the request of each response, under the response's id.
 
-Owns the rows and the transactions. Never stores the answer, which is stored with the response's turn.
+Owns the rows and their transactions. Never stores the answer, which is stored with the response's turn.
 """
 
 from sqlalchemy import delete, insert, select
@@ -32,7 +32,7 @@ class ResponseStore:
             )
 
     async def find(self, scope: TenantScope, response_id: str) -> ResponseRecord | None:
-        """Returns a stored response; None if there is none, or if the text cannot be an id."""
+        """Returns a stored response. Returns None if it does not exist, or if the text cannot be an id."""
         if not (response_id.isascii() and response_id.isprintable()):
             return None
         async with self._database.read() as database:
@@ -42,14 +42,17 @@ class ResponseStore:
             return None if row is None else _record(row)
 
     async def find_older(self, before: float, limit: int) -> list[tuple[TenantScope, ResponseRecord]]:
-        """Returns up to `limit` responses of all tenants that are older than `before`, the oldest first."""
+        """Returns up to `limit` responses of all tenants, the oldest first.
+
+        Only responses that were created before `before` (Unix seconds) are returned.
+        """
         statement = select(ResponseRow).where(ResponseRow.created_at < before).order_by(ResponseRow.created_at)
         async with self._database.read() as database:
             rows = await database.scalars(statement.limit(limit))
             return [(scope_of_tenant(AdminPrincipal(), TenantId(row.tenant_id)), _record(row)) for row in rows]
 
     async def delete(self, scope: TenantScope, response_id: str) -> None:
-        """Deletes a response. Its turn stays. Does nothing if there is no such response."""
+        """Deletes a response, but not its turn. Does nothing if the response does not exist."""
         async with self._database.write() as database:
             await database.execute(
                 delete(ResponseRow).where(ResponseRow.id == response_id, ResponseRow.tenant_id == scope)

@@ -1,6 +1,6 @@
 """Makes the JSON bodies of responses and conversations.
 
-Owns the shapes of the bodies, and how a body shows the end of a turn. Never computes new figures.
+Owns the shapes of these bodies, and the status that a response has after its turn. Never computes new figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ def response_body(
 
 
 def final_status(turn: Turn) -> str:
-    """Returns the response's status after its turn.
+    """Returns the status of a response whose turn has ended: `failed`, `cancelled`, `incomplete` or `completed`.
 
-    The status is `completed` if the turn awaits tools, but not if the turn reached its token limit.
+    It is `incomplete` if the answer reached its token limit. A response that awaits tool outputs is `completed`.
     """
     if turn.status in (TurnStatus.FAILED, TurnStatus.CANCELLED):
         return turn.status.value

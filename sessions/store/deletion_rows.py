@@ -1,7 +1,7 @@
-"""Deletes the rows of sessions.
+"""Deletes the rows of sessions. No other module deletes rows of a history.
 
-Owns the SQL statements. The caller applies the rules and opens the transaction. No other module deletes rows of a
-history. A row that a fork or a response still needs is kept. Every statement is limited to one tenant, except the two
+Owns the SQL statements. Never opens a transaction and never decides what to delete: the caller does both.
+Invariant: a row that a fork or a response still needs is kept. Every statement is limited to one tenant, except the two
 searches for sessions to delete.
 """
 
@@ -34,7 +34,10 @@ async def is_used(database: ReadSession, scope: TenantScope, session_id: Session
 
 
 async def find_unused(database: ReadSession, before: float) -> list[tuple[TenantId, SessionId]]:
-    """Finds response chains without a response and without a running turn that are unchanged since `before`."""
+    """Finds sessions of all tenants that were made for a response, but to which no response refers.
+
+    Leaves out sessions that run a turn, that a fork uses, or that have changed since `before` (Unix seconds).
+    """
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
         SessionRow.kind == SessionKind.RESPONSES.value,
         SessionRow.status != SessionStatus.RUNNING.value,
@@ -57,7 +60,7 @@ async def find_session_of_checkpoint(
 
 
 async def delete_unused_session(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Deletes a session that is not used, with all its rows."""
+    """Deletes all rows of a session. The caller must know that no response and no fork uses it."""
     own = select(CheckpointRow.id).where(CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope)
     await database.execute(delete(ItemRow).where(ItemRow.checkpoint_id.in_(own), ItemRow.tenant_id == scope))
     for table in (EventRow, ToolCallRow, CheckpointRow, TurnRow):
@@ -77,9 +80,10 @@ def _is_used() -> ColumnElement[bool]:
 async def find_expired(
     database: ReadSession, now: float, retention_s: float, before: SessionId | None, limit: int
 ) -> list[tuple[TenantId, SessionId]]:
-    """Finds sessions past their time to live, and expired sessions with more rows to delete; newest ids first.
+    """Finds up to `limit` sessions of all tenants that have rows to delete, the newest ids first.
 
-    `before` continues a search. A fork is newer than its origin, so it is found first.
+    These are sessions whose time to live has passed, and expired sessions that still have rows. A fork comes before its
+    origin, because it is newer. `before` is the last id of the previous search.
     """
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
         or_(is_over(now, retention_s), and_(SessionRow.status == SessionStatus.EXPIRED.value, _has_more_to_delete()))
@@ -93,7 +97,7 @@ async def find_expired(
 async def mark_expired(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
     """Marks a session as expired, so that no client can read it, and empties its row.
 
-    Also deletes its ledger and its responses. The caller's transaction has locked the session.
+    Also deletes its stored tool calls and its responses. The caller's transaction must have locked the session.
     """
     await database.execute(
         update(SessionRow)
@@ -124,7 +128,10 @@ async def delete_events(database: WriteSession, scope: TenantScope, session_id: 
 
 
 async def delete_checkpoints(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
-    """Deletes checkpoints that no other session needs, with their items, deepest first, and returns how many."""
+    """Deletes up to `limit` checkpoints that no other session needs, with their items, and returns how many.
+
+    Starts at the end of the history.
+    """
     kept = _kept_checkpoints(scope, session_id)
     statement = (
         select(CheckpointRow.id)
@@ -146,7 +153,7 @@ async def delete_checkpoints(database: WriteSession, scope: TenantScope, session
 
 
 async def delete_turns(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Deletes the turns that have no checkpoint, or whose checkpoint is deleted."""
+    """Deletes the turns of a session that have no checkpoint, or whose checkpoint is deleted."""
     made_checkpoints = select(CheckpointRow.turn_id).where(
         CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope
     )

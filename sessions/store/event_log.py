@@ -1,13 +1,13 @@
-"""Stores the events of all running turns of this process: one commit for many turns.
+"""Stores the events of all running turns of this process. One commit stores the events of many turns.
 
     turn ── put ──► EventStream ┐
     turn ── put ──► EventStream ┼──► EventLog ── one transaction ──► database ──► the feed of each turn
     turn ── put ──► EventStream ┘
 
-Owns the order: an event is stored first and published after that. An event waits at most 20 ms for its commit to begin.
-While a commit runs, events of the next group are collected. Never stores the last events of a turn: they are stored
-with its outcome.
-Invariant: an event keeps its number from the first attempt to store it, so a second attempt stores it once.
+Owns the order: an event is stored first, and published to readers after that. An event waits at most 20 ms for its
+commit to begin. While a commit runs, the events of the next commit are collected. Never stores the last events of a
+turn, which are stored together with the turn's outcome.
+Invariant: an event keeps its number from the first attempt to store it, so a second attempt stores it only once.
 """
 
 import asyncio
@@ -23,30 +23,30 @@ from graftwork.sessions.core.lease import LeaseLost, Pause, SessionLease
 _log = logging.getLogger("graftwork.sessions")
 
 GROUP_WINDOW_S = 0.02
-"""The longest time that an event waits for its commit to begin, unless another commit still runs."""
+"""The longest time in seconds that an event waits for its commit to begin, unless another commit still runs."""
 RETRY_AFTER_S = 0.5
-"""The time between two attempts to reach a database that does not answer."""
+"""The time in seconds between two attempts to reach a database that does not answer."""
 MAX_WAITING_EVENTS = 1024
 """How many events of one turn may wait to be stored. The turn pauses at this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events of one turn for one transaction."""
+    """The events of one turn that are stored in one transaction."""
 
     lease: SessionLease
     events: tuple[SessionEvent, ...]
 
 
 Append = Callable[[Sequence[EventBatch]], Awaitable[Sequence[bool | None]]]
-"""Stores batches in one transaction. Returns for each batch whether a cancel is requested; None if its lease is lost.
+"""A function that stores batches in one transaction. Raises Unavailable if no transaction could begin.
 
-Raises Unavailable if no transaction could begin.
+Returns for each batch whether a client has asked to cancel the turn; None if the turn's lease is lost.
 """
 
 
 class EventLog:
-    """Stores the events of all running turns. Runs a task only while events wait."""
+    """Stores the events of all running turns. Its background task runs only while events wait."""
 
     def __init__(self, append: Append, clock: Clock, pause: Pause) -> None:
         self._append = append
@@ -62,11 +62,14 @@ class EventLog:
         """The commit that runs now."""
 
     def open(self, lease: SessionLease, feed: EventFeed, on_cancel: Callable[[], None]) -> "EventStream":
-        """Opens the stream of a turn that has begun. `on_cancel` is called if a commit finds a cancel request."""
+        """Opens the stream of a turn that has begun.
+
+        `on_cancel` is called if a commit finds that a client has asked to cancel the turn.
+        """
         return EventStream(self, lease, feed, on_cancel)
 
     def add(self, stream: "EventStream") -> None:
-        """Adds the stream's events to the next group."""
+        """Puts the stream's waiting events into the next commit."""
         if not self._waiting:
             self._waiting_since = self._clock.monotonic()
         self._waiting[stream] = None
@@ -74,12 +77,13 @@ class EventLog:
             self._task = asyncio.create_task(self._run())
 
     def discard(self, stream: "EventStream") -> None:
-        """Removes the stream from the next group."""
+        """Removes the stream from the next commit."""
         self._waiting.pop(stream, None)
 
     async def close(self) -> None:
-        """Waits for the commit that runs now and drops what still waits. Call it after all turns have ended.
+        """Waits for the commit that runs now, and drops the events that still wait.
 
+        Call this method after all turns have ended.
         Otherwise a database connection could still be in use when the database closes.
         """
         self._waiting.clear()
@@ -93,7 +97,8 @@ class EventLog:
         try:
             while self._waiting:
                 await self._gather()
-                await self._commit()
+                if self._waiting:  # a turn that ends takes its events out of the group
+                    await self._commit()
         finally:
             self._task = None
 
@@ -138,7 +143,7 @@ def _result(batch: EventBatch, answer: bool | None) -> bool | LeaseLost:
 
 
 class EventStream:
-    """The events of one running turn that wait to be stored. The turn adds events, and the log stores them."""
+    """The events of one running turn that are not stored yet. The turn adds events, and the EventLog stores them."""
 
     def __init__(self, log: EventLog, lease: SessionLease, feed: EventFeed, on_cancel: Callable[[], None]) -> None:
         self.is_closed = False
@@ -162,7 +167,10 @@ class EventStream:
         self._has_failed = asyncio.Event()
 
     async def put(self, draft: EventDraft) -> None:
-        """Adds an event, which is stored soon. First waits while too many events of the turn are not stored."""
+        """Adds an event, which is stored soon. If too many events of the turn are not stored yet, waits first.
+
+        Drops the event if an earlier event could not be stored.
+        """
         await self._has_room.wait()
         if self.error is not None:
             return
@@ -174,13 +182,13 @@ class EventStream:
             self._log.add(self)
 
     async def failure(self) -> None:
-        """Waits until an event could not be stored, then raises `error`."""
+        """Waits until storing an event has failed, then raises `error`. Never returns."""
         await self._has_failed.wait()
         assert self.error is not None
         raise self.error
 
     async def close(self) -> None:
-        """Stops sending events to the store, and waits for the running commit."""
+        """Stops sending events to the store, and waits for a commit that runs now."""
         self.is_closed = True
         self._log.discard(self)
         await self._is_idle.wait()
@@ -190,16 +198,17 @@ class EventStream:
         return tuple(self._waiting)
 
     def begin_attempt(self) -> EventBatch:
-        """Returns all waiting events with their numbers."""
+        """Returns all waiting events with their numbers, for the next commit."""
         self._is_idle.clear()
         self._num_attempted = len(self._waiting)
         self._num_put_attempted = self._num_put
         return EventBatch(self._lease, self._numbered(self._waiting))
 
     def end_attempt(self, result: bool | BaseException) -> None:
-        """Publishes the stored events, or keeps the error.
+        """Publishes the stored events, or keeps the error in `error`.
 
-        `result` says whether a cancel is requested, or is the error.
+        After Unavailable, the events wait for the next attempt.
+        `result` is the error, or says whether a client has asked to cancel the turn.
         """
         self._is_idle.set()
         if isinstance(result, Unavailable):

@@ -1,6 +1,6 @@
-"""Reads and writes the rows of sessions and of their ledgers (a ledger lists a session's tool calls and their outputs).
+"""Reads and writes the rows of sessions and of their ledgers. A ledger lists a session's tool calls and their outputs.
 
-Owns the SQL statements. The caller applies the rules and opens the transaction.
+Owns the SQL statements. Never opens a transaction and never checks a rule: the caller does both.
 Every statement is limited to one tenant, except the count by status and the search for interrupted turns.
 """
 
@@ -23,7 +23,7 @@ from graftwork.sessions.store.tables import SessionRow, ToolCallRow
 
 
 async def insert_session(database: WriteSession, session: AgentSession) -> None:
-    """Stores a new session, without its ledger."""
+    """Stores a new session, without its tool calls."""
     await database.execute(
         insert(SessionRow).values(
             id=session.session_id,
@@ -38,7 +38,7 @@ async def insert_session(database: WriteSession, session: AgentSession) -> None:
 
 
 async def update_session(database: WriteSession, session: AgentSession) -> None:
-    """Stores a changed session, without its ledger. The caller's transaction has locked the session."""
+    """Stores a changed session, without its tool calls. The caller's transaction must have locked the session."""
     await database.execute(
         update(SessionRow)
         .where(SessionRow.id == session.session_id, SessionRow.tenant_id == session.tenant_id)
@@ -49,7 +49,10 @@ async def update_session(database: WriteSession, session: AgentSession) -> None:
 async def find_session(
     database: ReadSession, scope: TenantScope, session_id: str, *, lock: bool = False
 ) -> AgentSession | None:
-    """Finds a session with the tool calls at its head. `lock` blocks other writers until the transaction ends."""
+    """Finds a session, with the tool calls at its latest checkpoint. Returns None if it does not exist.
+
+    `lock` blocks other writers of the session until the transaction ends.
+    """
     statement = select(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
     row = await database.scalar(statement.with_for_update() if lock else statement)
     if row is None:
@@ -61,9 +64,9 @@ async def find_session(
 async def list_sessions(
     database: ReadSession, scope: TenantScope, page: PageRequest, now: float, retention_s: float
 ) -> Page[AgentSession]:
-    """Reads one page of a tenant's sessions by creation time, each with its ledger.
+    """Reads one page of a tenant's sessions, ordered by creation time, each with its tool calls.
 
-    Leaves out sessions of other kinds, and sessions past their time to live.
+    Leaves out conversations, sessions that only hold responses, and sessions whose time to live has passed.
     """
     ascending = page.order is Order.ASCENDING
     statement = select(SessionRow).where(
@@ -82,12 +85,15 @@ async def list_sessions(
 
 
 async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
-    """Locks the tenant, so that two requests cannot both create the last session that its limit allows."""
+    """Locks the tenant's row until the transaction ends.
+
+    Otherwise two requests could both create the last session that the tenant's limit allows.
+    """
     await database.execute(select(TenantRow.id).where(TenantRow.id == scope).with_for_update(key_share=True))
 
 
 async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:
-    """Counts a tenant's open sessions: those that were not closed and have not expired."""
+    """Counts the sessions of a tenant that are neither closed nor expired. `now` is in Unix seconds."""
     ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
     statement = select(func.count()).where(
         SessionRow.tenant_id == scope,
@@ -99,7 +105,10 @@ async def count_open_sessions(database: ReadSession, scope: TenantScope, now: fl
 
 
 async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
-    """Counts the sessions of all tenants by status, without conversations and response chains. Reads only an index."""
+    """Counts the sessions of all tenants by status. Reads only an index.
+
+    Leaves out conversations, and sessions that only hold responses.
+    """
     statement = (
         select(SessionRow.status, func.count())
         .where(SessionRow.kind == SessionKind.SESSION.value, SessionRow.status != SessionStatus.EXPIRED.value)
@@ -109,7 +118,7 @@ async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
 
 
 async def find_interrupted(database: ReadSession, owner: str, now: float) -> list[tuple[TenantId, SessionId, TurnId]]:
-    """Finds running turns whose lease has expired or belongs to `owner`, of all tenants."""
+    """Finds running turns of all tenants whose lease has expired, or whose lease belongs to the process `owner`."""
     statement = select(SessionRow.tenant_id, SessionRow.id, SessionRow.running_turn_id).where(
         SessionRow.status == SessionStatus.RUNNING.value,
         or_(SessionRow.lease_expires_at <= now, SessionRow.lease_owner == owner),
@@ -121,9 +130,11 @@ async def find_interrupted(database: ReadSession, owner: str, now: float) -> lis
 async def extend_leases(
     database: WriteSession, leases: Sequence[SessionLease], expires_at: float, last_seqs: Sequence[int] = ()
 ) -> dict[SessionId, bool]:
-    """Renews leases, and returns for each session whether a cancel is requested. Locks the sessions' rows.
+    """Renews leases until `expires_at` (Unix seconds).
 
-    Leaves out sessions whose lease is lost. `last_seqs`, if given, holds each session's new last event number.
+    Returns for each session whether a client has asked to cancel its turn.
+    The result has no entry for a session whose lease is lost. `last_seqs`, if given, has the new last event number for
+    each lease. Locks the sessions' rows.
     """
     held = tuple_(SessionRow.id, SessionRow.tenant_id, SessionRow.epoch, SessionRow.running_turn_id)
     values: dict[str, Any] = {"lease_expires_at": expires_at}
@@ -144,7 +155,10 @@ async def extend_leases(
 async def insert_ledger(
     database: WriteSession, scope: TenantScope, session_id: SessionId, calls: Sequence[LedgerCall]
 ) -> None:
-    """Opens a session's ledger at a checkpoint with every call unanswered. Replaces an earlier ledger."""
+    """Stores the tool calls of one checkpoint for a session, all without outputs.
+
+    Replaces the calls that are stored for the same session and checkpoint.
+    """
     if not calls:
         return
     await database.execute(
@@ -161,7 +175,7 @@ async def insert_ledger(
 async def find_ledger(
     database: ReadSession, scope: TenantScope, session_id: str, checkpoint_id: str
 ) -> tuple[LedgerCall, ...]:
-    """Finds the calls at the end of a checkpoint, with the outputs that clients sent to this session."""
+    """Finds the tool calls at the end of a checkpoint, with the outputs that clients sent to this session."""
     ledgers = await _ledgers_by_session(database, scope, [session_id], [checkpoint_id])
     return tuple(ledgers.get((session_id, checkpoint_id), ()))
 
@@ -169,7 +183,10 @@ async def find_ledger(
 async def find_answered_calls(
     database: ReadSession, scope: TenantScope, session_id: SessionId, call_ids: Sequence[CallId]
 ) -> list[LedgerCall]:
-    """Finds calls by id at all checkpoints that were the session's head. The call answered latest comes last."""
+    """Finds tool calls of a session by their ids, also calls of earlier turns.
+
+    Calls without an output come first, and the call answered latest comes last.
+    """
     statement = (
         select(ToolCallRow)
         .where(
@@ -185,7 +202,7 @@ async def find_answered_calls(
 async def save_output(
     database: WriteSession, scope: TenantScope, session_id: SessionId, call: LedgerCall, output: str, at: float
 ) -> None:
-    """Stores the output of one call."""
+    """Stores the output of one tool call. `at` is the present time in Unix seconds."""
     await database.execute(_update_call(scope, session_id, call).values(output=output, answered_at=at))
 
 

@@ -2,7 +2,8 @@
 
 Owns every transaction on a session, except the transactions of its running turn. AgentSession has the rules.
 Never starts a turn.
-Invariant: a change of the head, the model or the lease raises the epoch, so that a turn planned earlier is refused.
+Invariant: a change of the head (the latest checkpoint), the model or the lease raises the session's epoch, a counter. A
+turn that was planned with an older epoch is refused.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -34,26 +35,29 @@ from graftwork.sessions.store.turn_store import ledger_of
 
 @dataclass(frozen=True, slots=True)
 class AcceptedOutputs:
-    """A session after tool outputs were stored."""
+    """The result of storing tool outputs: the session, the stored outputs, and what they allow."""
 
     session: AgentSession
     outputs: tuple[ToolOutput, ...]
-    """The stored outputs of the calls in the request, in its order."""
+    """The stored outputs of the calls that the request names, in the order of the request."""
     concerns_head: bool
-    """Whether one of the outputs is for a call at the end of the head."""
+    """Whether one of the outputs is for a tool call at the end of the latest checkpoint."""
     turn_id: TurnId | None
     """The latest turn that used one of the outputs."""
 
     @property
     def may_continue(self) -> bool:
-        """Whether every call of the head has an output, and no turn that uses them runs."""
+        """Whether a turn may start with these outputs.
+
+        This is so if every tool call at the session's latest checkpoint has an output, and no turn runs.
+        """
         waits = self.session.status in (SessionStatus.AWAITING_TOOL, SessionStatus.SUSPENDED)
         return waits and self.concerns_head and not self.session.awaited_call_ids
 
 
 @dataclass(frozen=True, slots=True)
 class SessionChange:
-    """The changes of a PATCH. A field that is None changes nothing."""
+    """The changes that a PATCH request makes to a session. A field that is None changes nothing."""
 
     model: ResolvedModel | None = None
     metadata: Mapping[str, str] | None = None
@@ -63,7 +67,10 @@ class SessionStore:
     """Stores the sessions of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
-        """`retention_s`: seconds that a closed session stays readable if it has no time to live of its own."""
+        """Makes the store.
+
+        `retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own.
+        """
         self._database = database
         self._clock = clock
         self._retention_s = retention_s
@@ -71,9 +78,9 @@ class SessionStore:
     async def create(
         self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
     ) -> AgentSession:
-        """Stores a new session with `items` as its history. Its first turn encodes the items.
+        """Stores a new session with `items` as its history. The session's first turn encodes the items.
 
-        Raises BudgetSpent if the tenant would then have more than `max_sessions` open.
+        Raises BudgetSpent if the tenant would then have more than `max_sessions` open sessions.
         """
         seed = seed_history(session, items) if items else None
         session = session if seed is None else replace(session, head_id=seed[1].checkpoint_id)
@@ -96,19 +103,22 @@ class SessionStore:
             return await session_rows.list_sessions(database, scope, page, self._clock.now(), self._retention_s)
 
     async def count_by_status(self) -> Mapping[SessionStatus, int]:
-        """Counts the sessions of all tenants by status, for metrics. Leaves out conversations and response chains."""
+        """Counts the sessions of all tenants by status, for metrics.
+
+        Leaves out conversations, and sessions that only hold responses.
+        """
         async with self._database.read() as database:
             return await session_rows.count_by_status(database)
 
     async def list_items(self, scope: TenantScope, session: AgentSession, page: PageRequest) -> Page[Item]:
-        """Reads one page of a session's history, up to its head."""
+        """Reads one page of a session's history, up to its latest checkpoint."""
         if session.head_id is None:
             return Page((), has_more=False)
         async with self._database.read() as database:
             return await history_rows.list_items(database, scope, session.head_id, page)
 
     async def head(self, scope: TenantScope, session: AgentSession) -> Checkpoint | None:
-        """Reads the checkpoint at a session's head."""
+        """Reads the session's head, which is its latest checkpoint. Returns None for a session without turns."""
         if session.head_id is None:
             return None
         async with self._database.read() as database:
@@ -117,7 +127,10 @@ class SessionStore:
     async def accept_outputs(
         self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
     ) -> AcceptedOutputs:
-        """Stores the outputs that are new. After an error no output is stored. Can raise NotFound or Conflict."""
+        """Stores the outputs that are not stored yet. After an error no output is stored.
+
+        Raises NotFound or Conflict.
+        """
         wanted = list(dict.fromkeys(given.call_id for given in outputs))
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
@@ -148,9 +161,9 @@ class SessionStore:
         max_sessions: int | None,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Creates sessions that share the history up to checkpoint `at`, or up to the head.
+        """Creates `count` sessions that share the history up to checkpoint `at`; None means the latest checkpoint.
 
-        Can raise NotFound or BudgetSpent.
+        Raises Conflict if the session is closed. Can also raise NotFound or BudgetSpent.
         """
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
@@ -161,7 +174,7 @@ class SessionStore:
         return [_resting(replace(child, ledger=ledger)) for child in children]
 
     async def rewind(self, scope: TenantScope, session_id: str, to: str) -> AgentSession:
-        """Moves the head to any checkpoint of the session. Raises NotFound or Conflict."""
+        """Moves the session back to any of its checkpoints. Raises NotFound, or Conflict if a turn runs."""
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             checkpoint = await self._own_checkpoint(database, scope, session, to)
@@ -171,7 +184,10 @@ class SessionStore:
             return await self._update(database, _resting(moved))
 
     async def change(self, scope: TenantScope, session_id: str, change: SessionChange) -> AgentSession:
-        """Stores the changes of a PATCH. Raises Conflict if they change the model while a turn runs."""
+        """Stores the changes of a PATCH request.
+
+        Raises Conflict if the session is closed, or if the model changes while a turn runs. Can also raise NotFound.
+        """
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
             if change.metadata is not None:
@@ -182,7 +198,10 @@ class SessionStore:
             return await self._update(database, session)
 
     async def suspend(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Suspends a session until its next turn or tool output. Raises Conflict while a turn runs."""
+        """Marks a session as suspended until its next turn or tool output. Does not move its KV: the caller does.
+
+        Raises Conflict while a turn runs. Can also raise NotFound.
+        """
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             return await self._update(database, replace(session, status=SessionStatus.SUSPENDED))
@@ -197,21 +216,28 @@ class SessionStore:
             return await self._update(database, replace(closed, closed_at=self._clock.now()))
 
     async def request_cancel(self, scope: TenantScope, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Asks the process that runs the session's turn to stop it. Does nothing if no turn, or another turn, runs."""
+        """Asks the process that runs the session's turn to stop it.
+
+        Does nothing if no turn runs, or if `turn_id` is given and another turn runs.
+        """
         async with self._locked(scope, session_id) as (database, session):
             if session.status is not SessionStatus.RUNNING or turn_id not in (None, session.running_turn_id):
                 return session
             return await self._update(database, replace(session, cancel_requested=True))
 
     async def hide(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Turns a session into a response chain, which clients cannot list or read as a session."""
+        """Hides a session from clients, which can no longer list it or read it.
+
+        From now on the session only holds responses.
+        """
         async with self._locked(scope, session_id) as (database, session):
             return await self._update(database, replace(session, kind=SessionKind.RESPONSES))
 
     async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
-        """Deletes a response chain that nothing uses, then the chain it was forked from, and so on.
+        """Deletes a session that was made for responses, if no response and no fork uses it.
 
-        Stops at a session that is used, that runs a turn, or that is not a response chain.
+        Then does the same with the session from which it was forked, and so on.
+        Keeps sessions of other kinds, and sessions that run a turn.
         """
         following: SessionId | None = session_id
         while following is not None:
@@ -219,13 +245,20 @@ class SessionStore:
                 following = await self._remove(database, scope, following)
 
     async def find_unused(self, before: float) -> list[tuple[TenantScope, SessionId]]:
-        """Finds response chains of all tenants that nothing uses, unchanged since `before`."""
+        """Finds sessions of all tenants that were made for responses, but that no response and no fork uses.
+
+        Leaves out sessions that have changed since `before` (Unix seconds).
+        """
         async with self._database.read() as database:
             found = await deletion_rows.find_unused(database, before)
         return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
 
     async def _remove(self, database: WriteSession, scope: TenantScope, session_id: SessionId) -> SessionId | None:
-        """Deletes a response chain if nothing uses it, and returns the session that it was forked from."""
+        """Deletes a session that was made for responses, if nothing uses it.
+
+        Returns the session from which it was forked.
+        Returns None if the session stays, or if it was not forked from another session.
+        """
         session = await session_rows.find_session(database, scope, session_id, lock=True)
         if session is None or session.kind is not SessionKind.RESPONSES or session.status is SessionStatus.RUNNING:
             return None
@@ -291,7 +324,10 @@ class SessionStore:
         checkpoint: Checkpoint | None,
         sessions: Sequence[AgentSession],
     ) -> tuple[LedgerCall, ...]:
-        """Opens the ledger of each session with every call of the checkpoint unanswered."""
+        """Stores the tool calls at the end of the checkpoint for each session, all without outputs.
+
+        Returns these calls.
+        """
         if checkpoint is None or not checkpoint.awaits_tools:
             return ()
         ledger = ledger_of(checkpoint, await history_rows.find_items(database, scope, checkpoint.checkpoint_id))
@@ -302,7 +338,10 @@ class SessionStore:
     async def _own_checkpoint(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, checkpoint_id: str | None
     ) -> Checkpoint | None:
-        """Finds a checkpoint in the session's history, or before its fork point. Raises NotFound."""
+        """Finds a checkpoint that the session made, or that it shares with the session from which it was forked.
+
+        Returns None if `checkpoint_id` is None. Raises NotFound for any other checkpoint.
+        """
         if checkpoint_id is None:
             return None
         found = await history_rows.find_checkpoint(database, scope, checkpoint_id)
@@ -316,7 +355,7 @@ class SessionStore:
     async def _known_calls(
         self, database: ReadSession, scope: TenantScope, session: AgentSession, call_ids: Sequence[CallId]
     ) -> dict[CallId, LedgerCall]:
-        """Finds the tool calls with these ids at the session's head and at its earlier heads."""
+        """Finds the tool calls with these ids, at the session's latest checkpoint and at its earlier ones."""
         earlier = await session_rows.find_answered_calls(database, scope, session.session_id, call_ids)
         named = (call for call in session.ledger if call.call_id in call_ids)
         return {call.call_id: call for call in [*earlier, *named]}
@@ -343,7 +382,7 @@ class SessionStore:
         return stored
 
     async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
-        """Reads the session's ledger again, ends a suspension, and returns the stored session."""
+        """Reads the session's tool calls again, ends a suspension, and returns the stored session."""
         assert session.head_id is not None
         ledger = await session_rows.find_ledger(database, scope, session.session_id, session.head_id)
         return await self._update(database, _resting(replace(session, ledger=ledger)))

@@ -1,8 +1,9 @@
 """Defines the tables of sessions: sessions, turns, checkpoints, items, tool calls, events and responses.
 
-Owns the columns. The rules are in other modules. Checkpoints and items form a tree. Their rows are added and never
-changed. Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that
-JSON can. Ids that other packages own, such as tenant ids, are plain strings here.
+Owns the columns. Never contains rules about sessions: they are in `sessions/core/session.py`.
+Invariant: rows of checkpoints and items are added and deleted, but never changed. Checkpoints form a tree.
+Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
+Ids that other packages own, such as tenant ids, are plain strings here.
 """
 
 from typing import Any
@@ -36,7 +37,7 @@ class SessionRow(Base):
     """The session's metadata. SQLAlchemy reserves the name `metadata`."""
     retention_s: Mapped[float | None]
     ends_at: Mapped[float | None]
-    """`AgentSession.ends_at`, indexed for the sweep."""
+    """The value of `AgentSession.ends_at`. It has an index, so that the search for sessions to delete is fast."""
     head_id: Mapped[str | None] = mapped_column(_Id)
     origin_id: Mapped[str | None] = mapped_column(_Id)
     forked_from: Mapped[str | None] = mapped_column(_Id)
@@ -86,7 +87,7 @@ class CheckpointRow(Base):
     num_answer_items: Mapped[int]
     num_tokens: Mapped[int]
     token_ids: Mapped[bytes] = mapped_column(LargeBinary)
-    """The token ids that this turn added, prompt first, as little-endian int32."""
+    """The token ids that this checkpoint's turn added, first those of the prompt, as little-endian int32."""
     closed: Mapped[bool]
     awaits_tools: Mapped[bool]
     opening: Mapped[str | None] = mapped_column(String(64))
@@ -108,7 +109,10 @@ class ItemRow(Base):
 
 
 class ToolCallRow(Base):
-    """A line of a session's ledger, which lists the tool calls at the end of each checkpoint that was its head."""
+    """A tool call at the end of a checkpoint, with its output, for one session. The rows of a session are its ledger.
+
+    Sessions that share a checkpoint each have their own rows.
+    """
 
     __tablename__ = "tool_calls"
     __table_args__ = (Index(None, "session_id", "call_id"),)
@@ -124,7 +128,7 @@ class ToolCallRow(Base):
     answered_at: Mapped[float | None]
     deadline_at: Mapped[float | None]
     turn_id: Mapped[str | None] = mapped_column(_Id)
-    """The latest turn that used the output."""
+    """The latest turn whose prompt contains the output."""
 
 
 class EventRow(Base):
@@ -140,7 +144,10 @@ class EventRow(Base):
 
 
 class ResponseRow(Base):
-    """A response of the Responses API: its turn, and its request. Its id is the turn's id with another prefix."""
+    """A response of the Responses API: its session and its request.
+
+    Its id is the id of its turn with another prefix.
+    """
 
     __tablename__ = "responses"
     __table_args__ = (Index(None, "session_id"), Index(None, "created_at"))

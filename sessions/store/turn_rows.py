@@ -1,7 +1,8 @@
-"""Reads and writes the rows of turns, of their events, and of histories: checkpoints with token ids, and items.
+"""Reads and writes the rows of turns, of their events, and of histories (checkpoints with token ids, and items).
 
-Owns the SQL statements. The caller applies the rules and opens the transaction. Rows of events and of histories are
-added and never changed. Every statement is limited to one tenant.
+Owns the SQL statements. Never opens a transaction and never checks a rule: the caller does both.
+Invariant: this module adds rows of events and of histories, but never changes them. Every statement is limited to one
+tenant.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,14 +40,14 @@ async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
 
 
 async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
-    """Stores how a turn ended. The turn's output is not in this row: it is stored as the items of the checkpoint."""
+    """Stores how a turn ended. The turn's output is not in this row: it is stored as items of the turn's checkpoint."""
     await database.execute(
         update(TurnRow).where(TurnRow.id == turn.turn_id, TurnRow.tenant_id == scope).values(**_changing_columns(turn))
     )
 
 
 async def find_turn(database: ReadSession, scope: TenantScope, turn_id: str) -> Turn | None:
-    """Finds one turn, without its output."""
+    """Finds one turn, without its output. Returns None if the turn does not exist."""
     row = await database.scalar(select(TurnRow).where(TurnRow.id == turn_id, TurnRow.tenant_id == scope))
     return None if row is None else _turn_from_row(row)
 
@@ -72,7 +73,7 @@ async def insert_events(database: WriteSession, events: Iterable[tuple[TenantSco
 async def list_events(
     database: ReadSession, scope: TenantScope, session_id: SessionId, after: int, limit: int
 ) -> tuple[SessionEvent, ...]:
-    """Lists up to `limit` events whose number is above `after`, in order."""
+    """Returns up to `limit` events of a session whose number is above `after`, in order."""
     statement = (
         select(EventRow)
         .where(EventRow.session_id == session_id, EventRow.tenant_id == scope, EventRow.seq > after)
@@ -120,7 +121,7 @@ def _event_from_row(row: EventRow) -> SessionEvent:
 async def insert_checkpoint(
     database: WriteSession, scope: TenantScope, checkpoint: Checkpoint, items: Sequence[Item]
 ) -> None:
-    """Stores a checkpoint and the items that its turn added."""
+    """Stores a checkpoint, and the items that its turn added."""
     await database.execute(
         insert(CheckpointRow).values(
             id=checkpoint.checkpoint_id,
@@ -157,28 +158,28 @@ async def insert_checkpoint(
 
 
 async def find_checkpoint(database: ReadSession, scope: TenantScope, checkpoint_id: str) -> Checkpoint | None:
-    """Finds one checkpoint."""
+    """Finds one checkpoint. Returns None if the checkpoint does not exist."""
     statement = select(CheckpointRow).where(CheckpointRow.id == checkpoint_id, CheckpointRow.tenant_id == scope)
     row = await database.scalar(statement)
     return None if row is None else _checkpoint_from_row(row)
 
 
 async def find_chain(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Checkpoint, ...]:
-    """Finds the checkpoints of a history up to `head_id`, oldest first."""
+    """Finds the checkpoints of the history that ends at the checkpoint `head_id`, oldest first."""
     chain = _chain(scope, head_id)
     statement = select(CheckpointRow).join(chain, CheckpointRow.id == chain.c.id).order_by(CheckpointRow.depth)
     return tuple(_checkpoint_from_row(row) for row in await database.scalars(statement))
 
 
 async def is_in_chain(database: ReadSession, scope: TenantScope, head_id: str, checkpoint_id: str) -> bool:
-    """Returns whether a checkpoint is `head_id` or one of its ancestors."""
+    """Returns whether a checkpoint is `head_id` or one of the checkpoints before it."""
     chain = _chain(scope, head_id)
     found = await database.scalar(select(chain.c.id).where(chain.c.id == checkpoint_id))
     return found is not None
 
 
 async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: str) -> tuple[Item, ...]:
-    """Finds the items that one checkpoint added."""
+    """Finds the items that the turn of one checkpoint added, in order."""
     statement = (
         select(ItemRow.body)
         .where(ItemRow.checkpoint_id == checkpoint_id, ItemRow.tenant_id == scope)
@@ -188,14 +189,14 @@ async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: s
 
 
 async def find_all_items(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
-    """Finds every item of a history, oldest first."""
+    """Finds every item of the history that ends at the checkpoint `head_id`, oldest first."""
     chain = _chain(scope, head_id)
     statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).order_by(ItemRow.position)
     return tuple(item_from_body(body) for body in await database.scalars(statement))
 
 
 async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
-    """Finds every tool output of a history."""
+    """Finds every tool output of the history that ends at the checkpoint `head_id`, oldest first."""
     chain = _chain(scope, head_id)
     statement = (
         select(ItemRow.body)
@@ -207,7 +208,10 @@ async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) 
 
 
 async def list_items(database: ReadSession, scope: TenantScope, head_id: str, page: PageRequest) -> Page[Item]:
-    """Reads one page of a history's items. An unknown `after` begins at the start."""
+    """Reads one page of the items of the history that ends at the checkpoint `head_id`.
+
+    If `page.after` is not the id of an item of this history, the page begins at the start.
+    """
     chain = _chain(scope, head_id)
     ascending = page.order is Order.ASCENDING
     statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id)
@@ -222,7 +226,7 @@ async def list_items(database: ReadSession, scope: TenantScope, head_id: str, pa
 
 
 def _chain(scope: TenantScope, head_id: str) -> CTE:
-    """Returns the ids of a history's checkpoints, walked from its head to its start."""
+    """Returns the ids of a history's checkpoints, from its latest checkpoint back to its first."""
     head = (
         select(CheckpointRow.id, CheckpointRow.parent_id)
         .where(CheckpointRow.id == head_id, CheckpointRow.tenant_id == scope)

@@ -1,8 +1,8 @@
-"""Stores turns in the database: begins them, appends their events, and ends each once.
+"""Stores turns in the database: begins them, appends their events, and ends each of them once.
 
 Owns the transactions of a running turn, and of a turn whose process has stopped. Never calls the engine.
-Invariant: the transaction that completes a turn also moves the head. A turn that fails or is cancelled does not move
-it. Every write names a lease. If the session has another lease, the write changes nothing.
+Invariant: the transaction that completes a turn also moves the session's head to the turn's checkpoint. A turn that
+fails or is cancelled does not move the head. A process must hold the session's lease to write its turn.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,7 +13,9 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
 from graftwork.platform.ids import SessionId, TurnId
+from graftwork.platform.tenancy.metering import UsageEvent
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
+from graftwork.platform.tenancy.repository import add_usage
 from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
 from graftwork.sessions.core.items import Item, ItemType
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
@@ -28,12 +30,15 @@ NO_DEADLINES: Mapping[str, float] = {}
 
 @dataclass(frozen=True, slots=True)
 class TurnOutcome:
-    """How a turn ended. `drafts` are the turn's events that are not stored yet, the terminal event last."""
+    """How a turn ended. `drafts` holds the turn's events that are not stored yet; the last one ends the turn."""
 
     status: TurnStatus
     drafts: Sequence[EventDraft]
     checkpoint: Checkpoint | None = None
-    """The new head; None does not move the head."""
+    """The checkpoint that the turn made, which becomes the session's latest one.
+
+    It is None if the turn made no checkpoint.
+    """
     items: Sequence[Item] = ()
     """The items of the checkpoint: the turn's input, then the answer."""
     finish_reason: str | None = None
@@ -41,7 +46,7 @@ class TurnOutcome:
     cache: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
     deadlines: Mapping[str, float] = field(default_factory=dict)
-    """When a tool's output is expected, in Unix seconds, by the tool's name."""
+    """The time at which the output of each tool is expected, in Unix seconds, by the tool's name."""
     after_seq: int | None = None
     """The number of the event before the first draft; None means the last stored event."""
 
@@ -49,7 +54,10 @@ class TurnOutcome:
 def ledger_of(
     checkpoint: Checkpoint, items: Sequence[Item], deadlines: Mapping[str, float] = NO_DEADLINES
 ) -> tuple[LedgerCall, ...]:
-    """Returns the calls at the end of a checkpoint, all unanswered. `deadlines` maps tool names to Unix seconds."""
+    """Returns the tool calls at the end of a checkpoint, all without outputs.
+
+    `deadlines` maps tool names to Unix seconds.
+    """
     calls = [item for item in items if item.type is ItemType.FUNCTION_CALL]
     if not checkpoint.awaits_tools:
         return ()
@@ -70,10 +78,10 @@ class TurnStore:
     """Stores the turns and events of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, owner: str, lease_s: float) -> None:
-        """`owner` names this process.
+        """`owner` names this process, and `lease_s` is the length of a lease in seconds.
 
-        If the name is the same after a restart, interrupted turns are found at once. Otherwise they are found when
-        their leases expire.
+        If the process has the same name after a restart, its interrupted turns are found at once. Otherwise they are
+        found when their leases expire.
         """
         self._database = database
         self._clock = clock
@@ -81,7 +89,10 @@ class TurnStore:
         self._lease_s = lease_s
 
     async def transcript(self, scope: TenantScope, session: AgentSession, opening: Opening) -> Transcript:
-        """Reads the history that a session's next turn continues. The prompt starts with `opening`."""
+        """Reads the history that a session's next turn continues.
+
+        `opening` has the instructions and tools of the next prompt.
+        """
         if session.head_id is None:
             return replace(EMPTY_TRANSCRIPT, opening=opening.digest)
         async with self._database.read() as database:
@@ -94,7 +105,7 @@ class TurnStore:
         return Transcript((), head, all_items, opening.digest, must_encode_all=True)
 
     async def token_ids(self, scope: TenantScope, session: AgentSession) -> tuple[int, ...]:
-        """Reads the token ids of the history, up to the session's head."""
+        """Reads the token ids of a session's history, up to its head (its latest checkpoint)."""
         if session.head_id is None:
             return ()
         async with self._database.read() as database:
@@ -108,7 +119,10 @@ class TurnStore:
         new_items: Sequence[Item],
         made_with: Mapping[str, Any] | None = None,
     ) -> tuple[SessionLease, Turn]:
-        """Starts a turn. Raises Conflict if the session has changed since it was read as `seen`."""
+        """Starts a turn, and gives this process the lease of the session.
+
+        Raises Conflict if the session has changed since it was read as `seen`.
+        """
         now = self._clock.now()
         async with self._database.write() as database:
             session = await session_rows.find_session(database, scope, seen.session_id, lock=True)
@@ -145,9 +159,10 @@ class TurnStore:
         return SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch), turn
 
     async def append(self, batches: Sequence[EventBatch]) -> Sequence[bool | None]:
-        """Stores events of many turns and renews their leases. Returns for each turn whether a cancel is requested.
+        """Stores events of many turns, and renews their leases. Storing a batch again changes nothing.
 
-        For a turn whose lease is lost, stores nothing and returns None. Storing a batch again changes nothing.
+        Returns for each turn whether a client has asked to cancel it. For a turn whose lease is lost, stores nothing
+        and returns None.
         """
         now = self._clock.now()
         leases = [batch.lease for batch in batches]
@@ -161,27 +176,35 @@ class TurnStore:
         return [held.get(lease.session_id) for lease in leases]
 
     async def renew(self, lease: SessionLease) -> bool:
-        """Renews the lease, and returns whether a cancel is requested. Raises LeaseLost."""
+        """Renews the lease, and returns whether a client has asked to cancel the turn. Raises LeaseLost."""
         async with self._database.write() as database:
             held = await session_rows.extend_leases(database, [lease], self._clock.now() + self._lease_s)
         if lease.session_id not in held:
             raise LeaseLost(lease.session_id)
         return held[lease.session_id]
 
-    async def end(self, lease: SessionLease, outcome: TurnOutcome) -> tuple[SessionEvent, ...]:
-        """Stores how a turn ended, with its last events. Raises LeaseLost."""
+    async def end(
+        self, lease: SessionLease, outcome: TurnOutcome, usage_row: UsageEvent | None = None
+    ) -> tuple[SessionEvent, ...]:
+        """Stores how a turn ended, with its usage row, and returns its last events with their numbers.
+
+        Raises LeaseLost.
+        """
         async with self._database.write() as database:
             session = await session_rows.find_session(database, lease.scope, lease.session_id, lock=True)
             if session is None or session.epoch != lease.epoch or session.running_turn_id != lease.turn_id:
                 raise LeaseLost(lease.session_id)
+            if usage_row is not None:
+                await add_usage(database, usage_row)
             return await self._end(database, lease.scope, session, lease.turn_id, outcome)
 
     async def find_interrupted(
         self, running_here: Callable[[], Collection[TurnId]]
     ) -> list[tuple[TenantScope, SessionId, TurnId]]:
-        """Finds turns that are marked as running, but that no process runs.
+        """Finds turns of all tenants that are marked as running, but that no process runs.
 
-        `running_here` is called after the search, so it knows a turn that began during the search.
+        `running_here` returns the turns of this process. The function is called after the search, so that its result
+        includes a turn that began during the search.
         """
         async with self._database.read() as database:
             found = await session_rows.find_interrupted(database, self._owner, self._clock.now())
@@ -193,7 +216,7 @@ class TurnStore:
         ]
 
     async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
-        """Ends a turn whose process has stopped. Does nothing if the turn has ended meanwhile."""
+        """Ends a turn as failed, because its process has stopped. Does nothing if the turn has already ended."""
         error = interrupted_error()
         outcome = TurnOutcome(TurnStatus.FAILED, [failure_event(error)], error=error.body()["error"])
         async with self._database.write() as database:
@@ -203,7 +226,7 @@ class TurnStore:
             await self._end(database, scope, replace(session, epoch=session.epoch + 1), turn_id, outcome)
 
     async def find_turn(self, scope: TenantScope, turn_id: TurnId) -> Turn | None:
-        """Finds a turn, with its output."""
+        """Finds a turn, with its output. Returns None if the turn does not exist."""
         async with self._database.read() as database:
             turn = await turn_rows.find_turn(database, scope, turn_id)
             if turn is None or turn.checkpoint_id is None:
@@ -214,7 +237,7 @@ class TurnStore:
     async def list_events(
         self, scope: TenantScope, session_id: SessionId, after: int, limit: int
     ) -> tuple[SessionEvent, ...]:
-        """Lists up to `limit` stored events whose number is above `after`."""
+        """Returns up to `limit` stored events of a session whose number is above `after`, in order."""
         async with self._database.read() as database:
             return await turn_rows.list_events(database, scope, session_id, after, limit)
 
@@ -278,7 +301,7 @@ def _at_rest(session: AgentSession, outcome: TurnOutcome, last_seq: int, now: fl
 
 
 def failure_event(error: GraftworkError) -> EventDraft:
-    """Returns the terminal event of a turn that failed."""
+    """Returns the last event of a turn that failed."""
     return EventDraft(EventType.TURN_FAILED, {"error": error.body()["error"]})
 
 

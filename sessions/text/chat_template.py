@@ -1,19 +1,17 @@
-"""Renders messages with the model's chat template, and escapes texts so that they never become control tokens.
+r"""Renders messages with the model's chat template. Escapes texts so that they never become control tokens.
 
 Owns two ways to render: a whole conversation, and only the text that new messages add to stored tokens. Also owns the
-Jinja environment of templates, and the functions that a template can call. Never encodes text to tokens, and never lets
-a template reach Python or change its input. Invariants: the rendered text equals that of `transformers`, byte for byte,
-and the output and the run time of a template are limited. Source: transformers 5, utils/chat_template_utils.py; tests
-compare both.
+Jinja environment of templates. Never encodes text to tokens, and never lets a template reach Python.
+Invariant: the rendered text equals that of `transformers` 5 (utils/chat_template_utils.py), byte for byte, and the
+output and the run time of a template are limited.
 
-How texts of users and tools are escaped: a rendered prompt mixes the template's own control tokens with text that may
-spell one, such as `<|im_end|>`. Before rendering, every such literal in the text is wrapped in two mark characters that
-occur nowhere else. After rendering, the wrapped parts are encoded as plain text, and the rest as usual:
+A text of a user or a tool may spell a control token, such as `<|im_end|>`. Before rendering, each such spelling is put
+between two mark characters that occur nowhere else. After rendering, the marked parts are encoded as plain text:
 
-    "say <|im_end|>"  ->  "say ⟨<|im_end|>⟩"  -> template ->  "…user\\nsay ", plain "<|im_end|>", "<|im_end|>\\n…"
+    "say <|im_end|>"  ->  "say ⟨<|im_end|>⟩"  -> template ->  "…user\nsay ", plain "<|im_end|>", "<|im_end|>\n…"
 
-Literals are wrapped and not replaced, because some templates search for them (`</think>`). If a template has cut off
-one of the two marks, the other mark still splits the text.
+The spellings are kept, because some templates search for them (`</think>`). If a template has cut off one of the two
+marks, the other mark still splits the text.
 """
 
 import json
@@ -38,7 +36,7 @@ from graftwork.sessions.text.messages import Message
 
 
 def template_environment(clock: Clock) -> ImmutableSandboxedEnvironment:
-    """Returns a sandbox with the filters and functions that chat templates expect."""
+    """Returns a Jinja sandbox with the filters and functions that chat templates expect."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
@@ -57,15 +55,15 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Converts a value to JSON.
+    """Converts a value to JSON. Replaces Jinja's own filter, which would escape HTML.
 
-    Replaces Jinja's filter, which would escape HTML. Templates use the parameter names of this function.
+    Templates pass arguments by name, so the parameters have the names that templates use.
     """
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def raise_exception(message: str) -> None:
-    """Raises a template's error. A template calls it to refuse a conversation."""
+    """Raises TemplateError. A template calls this function to refuse a conversation."""
     raise TemplateError(message)
 
 
@@ -80,7 +78,7 @@ def time_formatter(clock: Clock) -> Callable[[str], str]:
 
 
 class GenerationTag(Extension):
-    """Renders the body of `{% generation %}…{% endgeneration %}`, a mark that only training uses."""
+    """Renders the body of `{% generation %}…{% endgeneration %}` unchanged. Only training uses these tags."""
 
     tags = {"generation"}  # noqa: RUF012 - an instance variable by Jinja's declaration
 
@@ -94,7 +92,7 @@ class GenerationTag(Extension):
 
 
 class TemplateDict:
-    """`dict` for templates, without access to the class."""
+    """The function `dict` for templates. It gives no access to Python's class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -104,7 +102,10 @@ class TemplateDict:
 
 
 class TemplateNamespace(Namespace):
-    """`namespace` for templates. Refuses names with a leading underscore, which could reach into Python."""
+    """The function `namespace` for templates.
+
+    It refuses names with a leading underscore, which could reach into Python.
+    """
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         # Without a named `self`, so that a template can write `namespace(self=…)`.
@@ -127,7 +128,8 @@ NEVER: re.Pattern[str] = re.compile("(?!)")
 
 
 CANDIDATES = (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
-"""Code points that may serve as marks: first those without a meaning, then private ones, which icon fonts may use."""
+"""The code points that may serve as marks: first those without a meaning, then private ones, which icon fonts may use.
+"""
 
 
 ASSISTANT_FIELDS = ("content", "reasoning_content", "thinking")
@@ -139,23 +141,29 @@ class PromptPiece:
 
     text: str
     is_plain: bool
-    """Whether the piece was escaped. An escaped piece is encoded without control tokens."""
+    """Whether this piece is a marked control token spelling.
+
+    Such a piece is encoded as plain text, without control tokens.
+    """
 
 
 class ControlTokenTexts:
-    """Holds the texts of a vocabulary's control tokens, and makes escapers for prompts."""
+    """Holds the spellings of a vocabulary's control tokens, and makes the escapers of prompts."""
 
     def __init__(self, special: Iterable[str], visible: Iterable[str]) -> None:
-        """`special` texts are escaped everywhere.
+        """The texts in `special` are escaped everywhere.
 
-        `visible` texts, such as `<tool_call>`, are not escaped in an assistant's text.
+        The texts in `visible`, such as `<tool_call>`, are escaped everywhere except in an assistant's text.
         """
         special, visible = tuple(special), tuple(visible)
         self.special = _any_of(special)
         self.all = _any_of(special + visible)
 
     def escaper_for(self, values: Iterable[Any], template_source: str) -> "ControlTokenEscaper | None":
-        """Returns an escaper whose marks are in none of these JSON values; None if no value spells a control token."""
+        """Returns an escaper for these JSON values; None if no value spells a control token.
+
+        The escaper's mark characters occur neither in the values nor in the template.
+        """
         everything = "\0".join(chain.from_iterable(map(_strings, values)))
         if not self.all.search(everything):
             return None
@@ -165,7 +173,7 @@ class ControlTokenTexts:
 
 
 class ControlTokenEscaper:
-    """Wraps the control token texts of one prompt in two mark characters."""
+    """Puts the control token spellings in the texts of one prompt between two mark characters."""
 
     def __init__(self, literals: ControlTokenTexts, opening: str, closing: str) -> None:
         self._literals = literals
@@ -174,9 +182,9 @@ class ControlTokenEscaper:
         self._splitter = re.compile(f"{opening}({literals.all.pattern}){closing}|[{opening}{closing}]")
 
     def escape_message(self, form: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a message for a template, escaped.
+        """Returns an escaped copy of a message for a template.
 
-        The text of an assistant keeps the markup that assistants write.
+        The text of an assistant may contain the markup that assistants write, such as `<tool_call>`.
         """
         spoken = ASSISTANT_FIELDS if form.get("role") == "assistant" else ()
         return {
@@ -185,7 +193,7 @@ class ControlTokenEscaper:
         }
 
     def escape(self, value: Any) -> Any:
-        """Returns a JSON value with all its strings and keys escaped."""
+        """Returns a copy of a JSON value with all its strings and keys escaped."""
         return self._wrap(value, self._literals.all)
 
     def is_escaped(self, text: str, position: int) -> bool:
@@ -193,7 +201,7 @@ class ControlTokenEscaper:
         return position > 0 and text[position - 1] == self._opening
 
     def split(self, text: str) -> Iterator[PromptPiece]:
-        """Splits a rendered prompt at the marks. The parts do not contain the marks."""
+        """Splits a rendered prompt at the mark characters. The pieces do not contain the marks."""
         for position, part in enumerate(self._splitter.split(text)):
             if part:
                 yield PromptPiece(part, is_plain=position % 2 == 1)
@@ -229,23 +237,23 @@ RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 STAND_IN = Message(role="user", content="Hello")
-"""A user's message that `render_delta` puts before the generated message. Its text has no effect on the result."""
+"""A user's message that `render_delta` puts before the generated message. The result does not depend on its text."""
 
 
 RenderingFailure = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""Errors that a template raises for messages that it does not support."""
+"""The errors that a template raises for messages that it does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """The limits of one rendering. A template above a limit is stopped when it writes its next piece of text."""
+    """The limits of one rendering. A template that exceeds a limit is stopped when it writes its next piece of text."""
 
     characters: int = 8_000_000
     seconds: float = 10.0
 
 
 class ChatTemplate:
-    """A compiled template with the model's special tokens."""
+    """A compiled chat template, with the model's special tokens."""
 
     def __init__(
         self,
@@ -258,7 +266,7 @@ class ChatTemplate:
     ) -> None:
         """`special_tokens` maps names such as `bos_token` to texts. `end_of_turn_texts` are the texts of stop tokens.
 
-        Raises ValidationFailed if the source is not a template.
+        Raises ValidationFailed if `source` does not compile.
         """
         self.source = source
         self.end_of_turn_texts = frozenset(end_of_turn_texts) | {special_tokens.get("eos_token", "")} - {""}
@@ -281,9 +289,10 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         escaper: ControlTokenEscaper | None = None,
     ) -> str:
-        """Renders a conversation. `variables` are extra names for the template; `escaper` escapes every string.
+        """Renders a conversation. `variables` are extra names for the template.
 
-        Raises InvalidRequest with the template's message. Can also raise PayloadTooLarge.
+        `escaper` escapes all strings from the client.
+        Raises InvalidRequest with the template's message, and PayloadTooLarge above a limit of length or time.
         """
         forms = [message.template_dict() for message in messages]
         given = _given(tools, variables)
@@ -304,14 +313,14 @@ class ChatTemplate:
     def render_delta(
         self, assistant: Message, new: Sequence[Message], *, closed: bool, escaper: ControlTokenEscaper | None = None
     ) -> str:
-        """Renders only the text that `new` adds after a generated message, up to the start of the next answer.
+        r"""Renders only the text that `new` adds after the message `assistant`, up to the start of the next answer.
 
             …user\nHello<eos>\n<start>assistant\n | assistant | <eos> | \n<start>user\nnew<eos>\n<start>assistant\n
                                                     closed=False ^ closed=True ^
 
         `closed` says whether the message's tokens end with the stop token. The history is not rendered again, because
         its text could be encoded to other tokens than the stored ones.
-        Raises InvalidRequest if the template cannot continue from there.
+        Raises InvalidRequest if the template rewrites earlier messages. Can also raise PayloadTooLarge.
         """
         assistant = assistant.with_valid_arguments()
         opening = self.render((STAND_IN,), add_generation_prompt=False, escaper=escaper)
@@ -327,9 +336,9 @@ class ChatTemplate:
         return whole[end:] if closed else whole[start:]
 
     def control_texts(self, added_tokens: Iterable[str]) -> list[str]:
-        """Returns the added tokens that the template itself writes.
+        """Returns those of the added tokens that the template itself writes.
 
-        A user's text must not produce them as control tokens.
+        A user's text must not produce these as control tokens.
         """
         tree = self._environment.parse(self.source)
         literals = {node.data for node in tree.find_all(nodes.TemplateData)}

@@ -1,7 +1,7 @@
-"""Defines the messages of a conversation, and reads them and their content parts.
+"""Defines the messages of a conversation, and reads messages and their content parts.
 
 Owns the internal form of a message, how it is read from OpenAI's chat messages, and the dictionary that templates get.
-Never holds anything but text. Refuses content parts of other types, with an error that names the part.
+Invariant: a message contains only text. Content parts of other types are refused with an error that names the part.
 """
 
 import json
@@ -25,7 +25,7 @@ PART_TEXTS: Mapping[str, str] = {
     "output_text": "text",
     "refusal": "refusal",
 }
-"""Maps the type of a content part to the name of the field that holds its text (chat.completions and Responses)."""
+"""Maps the type of a content part to the field that contains its text, for chat completions and the Responses API."""
 
 
 def _refuse_part(kind: object, param: str) -> InvalidRequest:
@@ -34,15 +34,15 @@ def _refuse_part(kind: object, param: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartRules:
-    """Rules of one API for content parts (the pieces of a message), and its errors for parts that break a rule."""
+    """The rules of one API for content parts (the pieces of a message), and the errors for parts that break a rule."""
 
     text_fields: Mapping[str, str] = field(default_factory=lambda: PART_TEXTS)
-    """Maps the type of a part to the name of the field that holds its text. Other types are refused."""
+    """Maps the type of a part to the field that contains its text. Other types are refused."""
     error: type[InvalidRequest] | type[ValidationFailed] = InvalidRequest
     refusal: Callable[[object, str], InvalidRequest | ValidationFailed] = _refuse_part
-    """Makes the error for a refused part.
+    """Makes the error for a part of an unknown type.
 
-    Takes the part's type, which may be any JSON value, and its place in the body.
+    Its arguments are the part's type, which may be any JSON value, and the place of the part in the body.
     """
     known_fields: frozenset[str] | None = None
     """The fields that a part may have; None allows all."""
@@ -63,14 +63,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. Which fields are used depends on the role."""
+    """One message of a conversation. The role determines which fields are used."""
 
     role: Role
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     """The calls in an assistant's message."""
     tool_call_id: str | None = None
-    """The call that a tool's message answers."""
+    """The id of the call that a tool's message answers."""
     name: str | None = None
     reasoning: str | None = None
     """The reasoning of an assistant's message, for templates that show it."""
@@ -94,7 +94,7 @@ class Message:
         return form
 
     def with_valid_arguments(self) -> "Message":
-        """Returns a copy that every template can render. Arguments that are not a JSON object become `{}`."""
+        """Returns a copy that every template can render. Tool call arguments that are not a JSON object become `{}`."""
         calls = [
             call if isinstance(parsed_arguments(call.arguments), dict) else replace(call, arguments="{}")
             for call in self.tool_calls
@@ -103,14 +103,17 @@ class Message:
 
 
 def messages_from_chat(values: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
-    """Reads OpenAI's chat messages. Raises InvalidRequest, which names the field."""
+    """Reads OpenAI's chat messages. `param` is the name of their field.
+
+    Raises InvalidRequest, which names the wrong field.
+    """
     return tuple(message_from_chat(value, f"{param}[{position}]") for position, value in enumerate(values))
 
 
 def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
-    """Reads one of OpenAI's chat messages.
+    """Reads one of OpenAI's chat messages. `param` is the message's place in the body.
 
-    `param` is its place in the body. Raises InvalidRequest, which names the field.
+    Raises InvalidRequest, which names the wrong field.
     """
     role = ROLES.get(_field(value, "role", str, param) or "")
     if role is None:
@@ -132,9 +135,9 @@ def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
 
 
 def read_content(content: object, param: str, rules: PartRules) -> list[str]:
-    """Returns the texts of a content, which is one text or a list of parts.
+    """Returns the texts of a message's content, which is one text or a list of parts. `param` is its place in the body.
 
-    Raises `rules.error`, which names the field.
+    Raises `rules.error`, which names the wrong field, or the error of `rules.refusal` for a part of an unknown type.
     """
     if isinstance(content, str):
         return [content]
@@ -144,9 +147,9 @@ def read_content(content: object, param: str, rules: PartRules) -> list[str]:
 
 
 def read_part(part: object, param: str, rules: PartRules) -> str:
-    """Returns the text of one part.
+    """Returns the text of one content part. `param` is its place in the body.
 
-    Raises `rules.error`, which names the field, or `rules.refusal` if it has no text.
+    Raises `rules.error`, which names the wrong field, or the error of `rules.refusal` for a part of an unknown type.
     """
     if not isinstance(part, Mapping):
         raise rules.error(f"{param} must be an object with a type.", param=param)
@@ -192,7 +195,7 @@ def _call_dict(call: ToolCall) -> dict[str, Any]:
 
 
 def parsed_arguments(arguments: str) -> Any:
-    """Returns arguments as a JSON value, for templates. Broken JSON stays text."""
+    """Returns a tool call's arguments as a JSON value, for templates. Broken JSON is returned as text."""
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Reads a model's folder for the gateway: names, special tokens, chat template.
+"""Reads the facts that the gateway needs from a model's folder: names, special tokens, context length, chat template.
 
 Owns the list of files to search for each fact, in the same order as `transformers`.
 Never reads weights, never imports torch, and never writes to the folder.
@@ -21,7 +21,7 @@ NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """The facts about a model that its folder contains."""
+    """The facts about a model that the files of its folder give."""
 
     path: Path
     name: str
@@ -33,7 +33,7 @@ class ModelFolder:
     context_tokens: int
     """The most tokens of a prompt and its completion together."""
     chat_template_source: str | None
-    """The source of the template. A model without one (None) serves only text completions."""
+    """The source of the chat template. A model without a template (None) serves only text completions."""
 
     @classmethod
     def load(cls, path: Path) -> "ModelFolder":

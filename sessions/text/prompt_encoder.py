@@ -1,9 +1,9 @@
-"""Turns messages into token ids: the template renders them, and the tokenizer encodes the text.
+"""Turns messages into token ids: the chat template renders them, and the tokenizer encodes the text.
 
-Owns the order of the two steps, and the public prefixes: system prompts that the operator declares public, so that all
-tenants may share their KV. Never lets a user's or a tool's text become control tokens.
-Invariants: for texts that spell no control token, the ids equal those of `apply_chat_template(tokenize=True)`.
-A prompt's tokens are public only if they equal a declared prefix, from the first token on.
+Owns the order of these two steps, and the public prefixes: system prompts that the operator declares as public, so that
+all tenants may share their KV. Never lets the text of a user or a tool become control tokens.
+Invariants: for texts that spell no control token, the ids equal those of `apply_chat_template(tokenize=True)`. Tokens
+of a prompt are public only as far as they equal a declared prefix, from the first token on.
 """
 
 import hashlib
@@ -37,7 +37,10 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """Encodes a whole conversation, such as the first prompt of a session. Raises InvalidRequest."""
+        """Encodes a whole conversation, such as the first prompt of a session. Raises InvalidRequest.
+
+        `add_generation_prompt` adds the start of the next answer. `variables` are extra names for the template.
+        """
         escaper = self._escaper(messages, tools, variables)
         text = self.template.render(
             messages, tools, add_generation_prompt=add_generation_prompt, variables=variables, escaper=escaper
@@ -45,9 +48,10 @@ class PromptEncoder:
         return self._encode(text, escaper, continues=False)
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Encodes only what new messages add after a generated one, up to the start of the next answer.
+        """Encodes only the text that the messages `new` add, up to the start of the next answer.
 
-        `assistant` is the generated message; `closed` says whether its tokens end with a stop token (`ends_turn`).
+        `assistant` is the generated message before them; `closed` says whether its tokens end with a stop token
+        (`ends_turn`).
         Raises InvalidRequest.
         """
         escaper = self._escaper((assistant, *new), None, None)
@@ -55,7 +59,7 @@ class PromptEncoder:
         return self._encode(text, escaper, continues=True)
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
-        """Returns whether the model ended this message itself, with a stop token."""
+        """Returns whether the token ids of a generated message end with a stop token."""
         return bool(token_ids) and self.tokenizer.token_text(token_ids[-1]) in self.template.end_of_turn_texts
 
     def _escaper(
@@ -79,7 +83,10 @@ class PromptEncoder:
 
 @dataclass(frozen=True, slots=True)
 class PublicPrefixes:
-    """The token ids of the declared system prompts, rendered as the start of a prompt."""
+    """The token ids of the system prompts that the operator declares as public.
+
+    Each is the start of a rendered prompt.
+    """
 
     prefixes: tuple[tuple[int, ...], ...]
 

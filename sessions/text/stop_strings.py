@@ -1,8 +1,8 @@
 """Finds stop strings in a text that arrives in pieces.
 
-Owns the last characters if they may be the start of a stop string. Never holds back other text.
-Invariant: the result does not depend on the pieces. The match that ends first wins. If two end at the same place, the
-longer one wins.
+Owns the last characters of the text while they may be the start of a stop string. Never holds back other text.
+Invariant: the result does not depend on how the text is cut into pieces. The match that ends first wins. If two matches
+end at the same place, the longer one wins.
 """
 
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ from graftwork.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class StopOutcome:
-    """The result of one piece of text."""
+    """What the search found in one piece of text."""
 
     text: str
-    """Text that is certainly not part of a stop string."""
+    """The text that is certainly not part of a stop string."""
     matched: str | None = None
     """The stop string that follows `text`; None if none was found."""
     rest: str = ""
@@ -24,16 +24,20 @@ class StopOutcome:
 
 
 class StopStrings:
-    """Searches for several strings at once and reads each character once. Source: Knuth, Morris and Pratt, 1977."""
+    """Searches for several strings at once, and reads each character once. Source: Knuth, Morris and Pratt, 1977."""
 
     def __init__(self, stops: Iterable[str]) -> None:
-        """Raises InvalidRequest for an empty string."""
+        """Makes the search for these strings. Raises InvalidRequest for an empty string."""
         # Longest first: if two strings end at the same place, the longer one is found.
         self._cursors = [_Cursor(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._held = ""
 
     def push(self, text: str) -> StopOutcome:
-        """Reads the next piece of text. After a match the search starts from the beginning."""
+        """Reads the next piece of text.
+
+        Returns the text before the first stop string, that string, and the text after it.
+        After a match, the search starts from the beginning.
+        """
         if not self._cursors:
             return StopOutcome(text)
         seen = self._held + text
@@ -47,7 +51,7 @@ class StopStrings:
         return StopOutcome(seen[: len(seen) - held])
 
     def flush(self) -> str:
-        """Returns the text that was held back. Call it after the last piece."""
+        """Returns the text that was held back. Call this method after the last piece."""
         held = self._held
         self._restart()
         return held

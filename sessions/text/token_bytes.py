@@ -1,7 +1,7 @@
-"""Converts the spelling of a token to its bytes.
+"""Converts the spelling of a token in the vocabulary to the token's bytes.
 
-Two spellings are supported: byte-level (GPT-2's alphabet: Llama 3, Qwen) and byte fallback (`▁`, `<0x0A>`: Llama 2,
-Gemma). Never joins tokens: a character may need several, and `detokenizer.py` joins them.
+Supports two kinds of spelling: byte-level (GPT-2's alphabet: Llama 3, Qwen) and byte fallback (`▁`, `<0x0A>`: Llama 2,
+Gemma). Never joins tokens: a character may need several tokens, and the Detokenizer in `tokenizer.py` joins them.
 """
 
 import re
@@ -14,7 +14,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes(Protocol):
-    """Converts tokens to bytes for one way of spelling bytes."""
+    """Converts tokens to bytes, for one kind of spelling."""
 
     leading_spaces: int
     """How many spaces decoding removes at the start of a text."""
@@ -25,7 +25,10 @@ class TokenBytes(Protocol):
 
 
 class ByteLevelTokens:
-    """Converts tokens whose characters each mean one byte. A token with any other character is converted to UTF-8."""
+    """Converts tokens in which each character stands for one byte.
+
+    A token with any other character becomes its UTF-8 bytes.
+    """
 
     leading_spaces = 0
 
@@ -74,9 +77,9 @@ def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Returns the byte of each character in GPT-2's alphabet.
+    """Returns the byte that each character of GPT-2's alphabet stands for.
 
-    Printable Latin-1 maps to itself; other bytes start at U+0100.
+    A printable Latin-1 character stands for its own code. The other bytes have the characters from U+0100 on.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

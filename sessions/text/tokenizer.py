@@ -1,10 +1,9 @@
 """Encodes text to token ids, and decodes token ids to text, all at once or one token at a time.
 
-Uses the `tokenizers` library. Owns two ways to encode: with added tokens (the tokens that a model adds to its
-vocabulary, such as control tokens) recognised, and as plain text that never becomes a control token.
-Owns the bytes of a character that is still incomplete. Never decodes a token twice, and never renders messages
-(`prompt_encoder.py` does).
-Invariant: the results of `Detokenizer.push` and `flush` joined are the decoding of all tokens at once.
+Owns two ways to encode: added tokens (tokens that a model adds to its vocabulary, such as control tokens) are
+recognised in the text, or the text is plain and never becomes a control token. Also owns the bytes of a character that
+is still incomplete. Never decodes a token twice, and never renders messages: `prompt_encoder.py` does.
+Invariant: the joined results of `Detokenizer.push` and `flush` equal the decoding of all tokens at once.
 """
 
 import codecs
@@ -21,12 +20,13 @@ from graftwork.sessions.text.token_bytes import token_bytes
 
 
 class TextTokenizer:
-    """One model's tokenizer."""
+    """The tokenizer of one model, on top of the library `tokenizers`."""
 
     def __init__(self, tokenizer_json: str, special_tokens: Iterable[str] = ()) -> None:
-        """`special_tokens` are the special tokens that other files of the model name.
+        """`tokenizer_json` is the content of tokenizer.json. Raises ValidationFailed if it is not a tokenizer.
 
-        Most of these tokens are also in the tokenizer's JSON.
+        `special_tokens` are the special tokens that other files of the model name. Most of them are also in
+        tokenizer.json.
         """
         self.backend = _read(tokenizer_json)
         self.backend.no_truncation()
@@ -50,17 +50,20 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """All ids are below this. The model's embedding table may be larger."""
+        """The number of tokens in the vocabulary. All token ids are below it.
+
+        The model's embedding table may be larger.
+        """
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
     def encode(
         self, text: str, *, allow_special: bool, add_special_tokens: bool = False, continues: bool = False
     ) -> tuple[int, ...]:
-        """Returns the ids of a text.
+        """Returns the token ids of a text.
 
-        `allow_special`: recognise added tokens in the text; otherwise the same as `encode_user_text`.
-        `add_special_tokens`: add the tokens that the tokenizer puts around a text, such as a leading `<s>`.
-        `continues`: the text follows other text, so it gets no leading space.
+        If `allow_special`, recognises added tokens in the text; otherwise does the same as `encode_user_text`.
+        If `add_special_tokens`, adds the tokens that the tokenizer puts around a text, such as a leading `<s>`.
+        If `continues`, the text follows other text, so it gets no leading space.
         """
         if not allow_special:
             return self.encode_user_text(text, continues=continues)
@@ -71,7 +74,7 @@ class TextTokenizer:
         return self._ids(self.backend, well_formed(text))
 
     def encode_user_text(self, text: str, *, continues: bool = False) -> tuple[int, ...]:
-        """Returns the ids of a user's or a tool's text.
+        """Returns the token ids of a text from a user or a tool. If `continues`, the text follows other text.
 
         The ids never include added tokens, even if the text spells one.
         """
@@ -121,8 +124,9 @@ class TextTokenizer:
         return self._ids(self._without_added, text)
 
     def _encode_after_newline(self, text: str, *, plain: bool = False) -> tuple[int, ...]:
-        """Encodes the text after a newline, then drops the newline, so that SentencePiece adds no space before the
-        first word.
+        """Encodes the text after a newline, then drops the newline.
+
+        Otherwise SentencePiece would add a space before the first word.
         """
         backend = self._without_added if plain else self.backend
         newline, token_ids = self._ids(backend, "\n"), self._ids(backend, "\n" + text)
@@ -134,7 +138,10 @@ class TextTokenizer:
 
 
 def well_formed(text: str) -> str:
-    """Returns the text with U+FFFD for each half surrogate pair, which JSON can contain but UTF-8 cannot."""
+    """Returns the text with U+FFFD in place of each lone surrogate.
+
+    JSON can contain lone surrogates, but UTF-8 cannot.
+    """
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -156,12 +163,12 @@ _SURROGATES = re.compile(rb"\xed[\xa0-\xbf]")
 
 
 class Detokenizer:
-    """Decodes one generation. Bytes that can never be UTF-8 become U+FFFD at once."""
+    """Decodes the tokens of one generation, one at a time. Bytes that can never be UTF-8 become U+FFFD at once."""
 
     def __init__(
         self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
     ) -> None:
-        """`shown` are special tokens that become text even if other special tokens are skipped."""
+        """`shown` are the ids of special tokens that become text even if `skip_special_tokens` is True."""
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -169,7 +176,7 @@ class Detokenizer:
         self._spaces_to_strip = tokenizer.bytes.leading_spaces
 
     def push(self, token_id: int) -> str:
-        """Returns the characters that this token completes."""
+        """Reads the next token, and returns the characters that it completes."""
         if token_id in self._hidden:
             return ""
         data = self._tokenizer.token_bytes(token_id)

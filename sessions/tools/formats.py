@@ -15,7 +15,7 @@ from typing import Any
 from graftwork.platform.errors import ValidationFailed
 
 AUTO_FORMAT = "auto"
-"""The setting's value that chooses the format by the chat template."""
+"""The value of the setting `tool_call_form` that chooses the format by the chat template."""
 
 
 _ARGUMENTS_ROOT = "https://graftwork.invalid/arguments"
@@ -27,7 +27,7 @@ class CallSyntax(StrEnum):
     JSON = "json"
     """A JSON object with the name and the arguments."""
     PYTHON = "python"
-    """A Python list of calls with keyword arguments. It is the whole answer."""
+    """A Python list of calls with keyword arguments. The list is the whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,11 @@ class ToolCallFormat:
     gap: str = ""
     """The white space between the markers and the JSON object of a call."""
     between: str = ""
-    """Text between two calls."""
+    """The text between two calls."""
     list_opens: tuple[str, ...] = ()
-    """The texts that may come between `open` and the first call, the usual one first; empty if there is no list of
-    calls.
+    """The texts that may come between `open` and the first call, the usual one first.
+
+    It is empty if the format has no list of calls.
     """
     is_bare: bool = False
     """Whether `open` is the start of the call's JSON object instead of a marker."""
@@ -54,7 +55,7 @@ class ToolCallFormat:
 
     @property
     def opens(self) -> tuple[str, ...]:
-        """All texts that may precede a call."""
+        """All texts that may come before the first call."""
         return tuple(self.open + tail for tail in self.list_opens or ("",))
 
     @property
@@ -63,7 +64,10 @@ class ToolCallFormat:
         return self.syntax is CallSyntax.JSON
 
     def call_tag(self, name: str, schema: Any) -> dict[str, Any]:
-        """Returns the grammar of a call of one tool, in the form of one tag of a structural tag grammar."""
+        """Returns the grammar of a call of one tool, as one tag of a structural tag grammar.
+
+        `schema` describes the arguments.
+        """
         head = f'{{"{self.name_key}": {json.dumps(name)}, "{self.arguments_key}": '
         if self.is_bare or self.list_opens:
             return {"begin": head, "schema": schema, "end": "}"}
@@ -72,7 +76,7 @@ class ToolCallFormat:
     def whole_call_tag(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the grammar of a call that is a bare JSON object, for answers that may also be other JSON objects.
 
-        Unlike in `call_tag`, one schema describes the whole object.
+        Here, one schema describes the whole object. In `call_tag`, the schema describes only the arguments.
         """
         own_root = {
             "$id": _ARGUMENTS_ROOT,
@@ -105,12 +109,12 @@ MISTRAL = ToolCallFormat(open="[TOOL_CALLS]", close="]", between=", ", list_open
 """The format of Mistral up to its third tokenizer: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`."""
 
 PYTHONIC = ToolCallFormat(open="[", close="]", syntax=CallSyntax.PYTHON)
-"""The format of Llama 4 and small Llama 3.2: `[get_weather(city="Paris"), …]`. It is parsed, but never enforced."""
+"""The format of Llama 4 and small Llama 3.2: `[get_weather(city="Paris"), …]`. A grammar cannot enforce this format."""
 
 TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {"hermes": HERMES, "qwen": HERMES, "llama3_json": LLAMA3_JSON, "mistral": MISTRAL, "pythonic": PYTHONIC}
 )
-"""Maps each name that the setting `tool_call_form` accepts to its format."""
+"""Maps each name that the setting `tool_call_form` accepts, except `auto`, to its format."""
 
 _SIGNS = (
     ("[TOOL_CALLS]", MISTRAL),
@@ -121,8 +125,9 @@ _SIGNS = (
 
 
 def tool_call_format(template_source: str | None, chosen: str = AUTO_FORMAT) -> ToolCallFormat:
-    """Returns the format with the chosen name. `auto` finds the format in the template's source, or else takes Hermes.
+    """Returns the format with the name `chosen`.
 
+    For `auto`, finds the format in the source of the chat template, or takes Hermes if the source shows no format.
     Raises ValidationFailed for an unknown name.
     """
     if chosen != AUTO_FORMAT and chosen not in TOOL_CALL_FORMATS:

@@ -1,9 +1,10 @@
 """Finds JSON tool calls in a text that arrives in pieces: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
-Owns the markup of a call from its opening to its closing. Never checks arguments against a schema. A call is announced
-(its first event is returned) when its name is known and its arguments begin. Then the arguments are passed on as
-written. Markup that is not a valid call is returned as text. An announced call with broken JSON ends with the arguments
-so far. Invariant: the joined events do not depend on how the text is cut into pieces.
+Owns the markup of a call from its start to its end. Never checks arguments against a schema.
+A call's first event is returned when its name is known and its arguments begin. From then on, its arguments are
+returned as the model writes them. Markup that is not a valid call is returned as text. If the JSON breaks after the
+first event, the call ends with the arguments so far.
+Invariant: the joined events do not depend on how the text is cut into pieces.
 """
 
 import json
@@ -30,7 +31,7 @@ class JsonCallParser:
         return list(_joined(self._read(text)))
 
     def flush(self) -> list[ParserEvent]:
-        """Returns the events of the text that was held back. Call it after the last piece."""
+        """Returns the events of the text that was held back. Call this method after the last piece."""
         abandoned = self._call.abandon() if self._call else []
         return list(_joined([*self._settle(abandoned), *self._text(self._opening.flush())]))
 
@@ -217,11 +218,11 @@ OUTSIDE_OF_STRINGS = frozenset('{}[]:,"+-.eE0123456789truefalsn' + WHITE_SPACE)
 
 
 class BrokenJson(ValueError):
-    """The text is not valid JSON."""
+    """Raised for a text that is not valid JSON."""
 
 
 class JsonMembers:
-    """Reads a JSON object character by character. Adds each character of a value to `values` at once."""
+    """Reads a JSON object character by character, and puts each character of a value into `values` at once."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
-"""Defines the events of the tool call parsers. They are the same for every format.
+"""Defines the events of the tool call parsers. Every format of tool calls has the same events.
 
-Owns only the event types. Events have no call id: `output_parser.py` adds it.
+Owns only the event types. Never gives a call an id: `output_parser.py` does.
 """
 
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """Text outside of calls."""
+    """Text outside of tool calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call begins. `index` numbers the calls of one text from 0."""
+    """A tool call begins. `index` is the number of the call in the text, from 0."""
 
     index: int
     name: str
@@ -23,7 +23,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of the arguments, as the model wrote them."""
+    """The next piece of a call's arguments, as the model wrote it."""
 
     index: int
     delta: str
@@ -31,14 +31,14 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A call has ended."""
+    """A tool call has ended. This event has the whole call."""
 
     index: int
     name: str
     arguments: str
     """All pieces of the arguments, joined."""
     complete: bool
-    """Whether the arguments are a JSON object. False if the text ended inside them, or if their JSON is wrong."""
+    """Whether the arguments are a JSON object. It is False if the text ended inside them, or if their JSON is wrong."""
 
 
 ParserEvent = PlainText | CallStarted | CallArguments | CallFinished

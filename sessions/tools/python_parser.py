@@ -1,6 +1,6 @@
-"""Parses tool calls written as a list of Python calls: `[get_weather(city="Paris", days=3), get_time(city="Oslo")]`.
+"""Parses tool calls that are written as a list of Python calls: `[get_weather(city="Paris"), get_time(city="Oslo")]`.
 
-Owns the whole answer as long as it can be such a list. Announces nothing before the list is complete, because the
+Owns the whole answer as long as it can be such a list. Returns no call before the list is complete, because its
 arguments cannot become JSON earlier. Returns the answer as text as soon as it cannot be such a list.
 Never runs the text: arguments must be literals.
 """
@@ -20,7 +20,7 @@ _MAX_HELD = 1 << 20
 
 
 class PythonCallParser:
-    """Parses one generated text."""
+    """Parses one generated text, which is either a list of calls or plain text."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -36,7 +36,7 @@ class PythonCallParser:
         return self._as_text()
 
     def flush(self) -> list[ParserEvent]:
-        """Returns the events of the text that was held back. Call it after the last piece."""
+        """Returns the events of the text that was held back. Call this method after the last piece."""
         if self._is_text:
             return []
         try:

@@ -1,6 +1,7 @@
-"""Reads `tools` and `tool_choice` of chat.completions: which tools an answer may call, and whether it must.
+"""Reads the fields `tools` and `tool_choice` of chat completions.
 
-Owns the shapes of both fields. Other APIs translate their own fields into these two. Never reads a tool's schema.
+Owns the shapes of both fields, which say which tools an answer may call, and whether it must call one. Other APIs
+translate their own fields into these two. Never reads a tool's schema.
 """
 
 import re
@@ -11,10 +12,16 @@ from typing import Any
 from graftwork.platform.errors import InvalidRequest
 
 ToolDefinition = Mapping[str, Any]
-"""A tool in the shape of chat.completions."""
+"""A tool in the shape of OpenAI's chat completions."""
+
+MAX_TOOLS = 128
+"""The most tools in a request."""
 
 TOOL_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
-"""A pattern that a tool's name must match, because names appear in markup, in paths and in other programs."""
+"""A pattern that a tool's name must match.
+
+It is narrow, because names appear in markup, in paths and in other programs.
+"""
 _TOOL_NAME = re.compile(TOOL_NAME.removesuffix("$"))
 
 _FORMS = (
@@ -25,10 +32,10 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """The tools that an answer may call."""
+    """The tools that an answer may or must call."""
 
     indices: tuple[int, ...] = ()
-    """Indices of the tools that may be called; empty if none may be called."""
+    """The indices of the tools that may be called; empty if none may be called."""
     is_required: bool = False
     is_single: bool = False
     """Whether the request names one tool, which must be called exactly once."""
@@ -64,9 +71,9 @@ def tool_for_prompt(tool: ToolDefinition) -> dict[str, Any]:
 
 
 def read_tool_choice(choice: Any, names: Sequence[str]) -> ToolChoice:
-    """Returns the tools that may be called.
+    """Returns the tools that an answer may call. `names` are the names of the request's tools.
 
-    Raises InvalidRequest for a choice of unknown shape or a tool not in `names`.
+    Raises InvalidRequest for a choice of unknown shape, or with a tool that is not in `names`.
     """
     everything = tuple(range(len(names)))
     if choice in (None, "auto"):

@@ -1,7 +1,7 @@
 """Reads turns and the events of sessions, for the request that started a turn and for later requests.
 
 Owns how events are read: first the stored events, then the events that a running turn adds.
-Never writes anything, and never ends a turn because its reader disconnects.
+Never writes anything. A turn goes on if its reader disconnects.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from contextlib import aclosing
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.principals import TenantScope
-from graftwork.sessions.core.events import SessionEvent
+from graftwork.sessions.core.events import EventFeed, SessionEvent
 from graftwork.sessions.core.session import SessionStatus, Turn
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.turns.running import RunningTurns, SessionLoader, TurnTask
@@ -23,21 +23,29 @@ class TurnReader:
     """Reads turns and events of all sessions. Any number of requests may follow one session."""
 
     def __init__(self, store: TurnStore, loader: SessionLoader, running: RunningTurns, poll_s: float) -> None:
-        """`poll_s`: seconds between two checks of a turn that runs in another process."""
+        """`poll_s` is the time in seconds between two checks of a turn that runs in another process."""
         self.store = store
         self._loader = loader
         self._running = running
         self._poll_s = poll_s
 
     async def find(self, scope: TenantScope, turn_id: TurnId) -> "TurnHandle | None":
-        """Finds a turn that was started earlier, in this process or another."""
+        """Finds a turn that was started earlier, in this process or another.
+
+        Returns None if the turn does not exist.
+        """
         turn = await self.store.find_turn(scope, turn_id)
         return None if turn is None else TurnHandle(scope, turn, self)
 
     async def follow(self, scope: TenantScope, session_id: SessionId, after: int) -> AsyncGenerator[SessionEvent]:
-        """Yields the session's events with numbers above `after`, until no turn runs."""
+        """Yields the session's events with numbers above `after`, until no turn runs.
+
+        Reads a feed to its end, also after it is closed, so that the last events need no read of the store.
+        """
+        feed: EventFeed | None = None
         while True:
-            feed = self._running.feed_of(session_id)
+            if feed is None or (feed.is_closed and feed.last_seq <= after):
+                feed = self._running.feed_of(session_id)
             # Get the change before reading the page, so that an event between the two steps is not missed.
             changed = None if feed is None else feed.next_change()
             page = None if feed is None else feed.after(after)
@@ -54,10 +62,10 @@ class TurnReader:
 
 
 class TurnHandle:
-    """One turn: running here, running elsewhere, or ended."""
+    """One turn. It runs in this process or another, or it has ended."""
 
     def __init__(self, scope: TenantScope, turn: Turn, reader: TurnReader, started: TurnTask | None = None) -> None:
-        """`started` is given if this request has started the turn."""
+        """`started` is the turn's task if this request has started the turn."""
         self._scope = scope
         self._turn = turn
         self._reader = reader
@@ -73,12 +81,12 @@ class TurnHandle:
 
     @property
     def rate_limit_headers(self) -> Mapping[str, str]:
-        """The rate limit headers of the turn's quota reservation. Empty if another request has started the turn."""
+        """The rate limit headers of the turn's quota reservation; empty if another request has started the turn."""
         return {} if self._started is None else self._started[0].account.reservation.rate_limit_headers()
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Schema keywords that the grammar ignores. Empty if another request has started the turn."""
+        """The places of schema keywords that the grammar ignores; empty if another request has started the turn."""
         grammar = None if self._started is None else self._started[0].plan.request.grammar
         return () if grammar is None else grammar.unenforced
 
@@ -91,19 +99,19 @@ class TurnHandle:
             await self._started[0].admitted()
 
     def cancel(self) -> None:
-        """Cancels the turn if this request has started it."""
+        """Cancels the turn if this request has started it. Otherwise does nothing."""
         if self._started is not None:
             self._started[0].cancel()
 
     async def stored(self) -> Turn:
-        """Reads the turn as it is stored now."""
+        """Reads the turn as it is stored now. Raises NotFound if the turn was deleted."""
         turn = await self._reader.store.find_turn(self._scope, self.turn_id)
         if turn is None:
             raise NotFound("The turn does not exist any more.", code="turn_not_found")
         return turn
 
     async def events(self, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """Yields the turn's events with numbers above `after`, up to its last event."""
+        """Yields the turn's events with numbers above `after`, up to the turn's last event."""
         start = max(after, self._turn.first_seq - 1)
         async with aclosing(self._reader.follow(self._scope, self.session_id, start)) as events:
             async for event in events:
@@ -114,7 +122,10 @@ class TurnHandle:
                     return
 
     async def result(self) -> Turn:
-        """Waits for the turn's end. Raises Unavailable if its outcome could not be stored."""
+        """Waits for the turn's end, and returns the stored turn.
+
+        Raises Unavailable if its outcome could not be stored.
+        """
         if self._started is None:
             async with aclosing(self.events()) as events:
                 async for _ in events:

@@ -1,7 +1,8 @@
 """Sends the engine commands for a session's KV between its turns: hold, prefetch, suspend, close, change, read.
 
-Owns the name of a session in the engine. Never stores anything. KV (the model's stored work on a prompt) is only a
-cache of the stored history. So it is no error if the engine does not answer: the next turn takes longer.
+Owns the name of a session in the engine. Never stores anything.
+KV (the model's stored work on a prompt) is only a cache of the stored history. So it is no error if the engine does not
+answer: only the next turn takes longer.
 """
 
 import logging
@@ -21,14 +22,14 @@ _log = logging.getLogger("graftwork.sessions")
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A session, and its token ids up to its head."""
+    """A session, and the token ids of its history up to its latest checkpoint."""
 
     session: AgentSession
     token_ids: Sequence[int]
 
 
 class SessionKvClient:
-    """Sends the KV commands of all sessions to one engine. Methods return None if the engine does not answer."""
+    """Sends the KV commands of all sessions to one engine. Its methods return None if the engine does not answer."""
 
     def __init__(self, engine: EngineClient, pepper: bytes, public_prefixes: PublicPrefixes) -> None:
         self._engine = engine
@@ -36,26 +37,29 @@ class SessionKvClient:
         self._public_prefixes = public_prefixes
 
     async def hold(self, history: History, waits: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """Keeps the KV after a turn that called these tools."""
+        """Asks the engine to keep a session's KV after a turn.
+
+        `waits` names the tools that the turn called, and how long each tool usually takes.
+        """
         return await self._send(SessionVerb.HOLD, history, tuple(waits))
 
     async def prefetch(self, history: History, answered: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """Loads the KV to the device for the next turn.
+        """Asks the engine to load the KV to the device for the next turn.
 
-        `answered` lists the tools that have answered; empty means all.
+        `answered` lists the tools whose outputs have arrived. An empty list means all tools.
         """
         return await self._send(SessionVerb.PREFETCH, history, tuple(answered))
 
     async def suspend(self, history: History) -> SessionMemory | None:
-        """Moves the KV off the device."""
+        """Asks the engine to move the KV off the device."""
         return await self._send(SessionVerb.SUSPEND, history)
 
     async def close(self, history: History) -> SessionMemory | None:
-        """Frees the KV of this history."""
+        """Asks the engine to free the KV that only this session uses."""
         return await self._send(SessionVerb.CLOSE, history)
 
     async def change_adapter(self, history: History) -> SessionMemory | None:
-        """Frees the KV of this history, because the session has got another adapter."""
+        """Frees the KV of this history, because the session's adapter has changed."""
         return await self._send(SessionVerb.CHANGE, history)
 
     async def read(self, history: History) -> SessionMemory | None:

@@ -2,7 +2,7 @@
 
 Owns the request of a turn to the engine, and the order of its start: plan, reserve quota, store, generate.
 Never handles an HTTP request.
-Invariant: nothing reaches the engine without a reservation and a stored turn.
+Invariant: a request reaches the engine only after its quota is reserved and its turn is stored.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from graftwork.sessions.turns.settings import (
 
 
 class TurnLauncher:
-    """Starts turns of all tenants."""
+    """Starts the turns of all tenants."""
 
     def __init__(self, dependencies: TurnDependencies, running: RunningTurns, reader: TurnReader) -> None:
         self._dependencies = dependencies
@@ -51,7 +51,9 @@ class TurnLauncher:
         """Starts a turn with the session's model and these settings. The start continues if the caller is cancelled.
 
         If the instructions or tools have changed, encodes the whole history again. Raises Conflict if the session has
-        changed. Can also raise ContextLengthExceeded, LimitExceeded or Unavailable. After an error nothing has changed.
+        changed.
+        Can also raise InvalidRequest, ContextLengthExceeded, LimitExceeded or Unavailable. After an error nothing has
+        changed.
         """
         launching = self._launch(principal, session, new_items, settings, tool_hints)
         started = await self._running.launch(session.session_id, launching)

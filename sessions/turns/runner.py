@@ -2,10 +2,11 @@
 
     generate ──► EventStream ──► store, then feed        (a heartbeat renews the lease meanwhile)
         │
-        └─ answered, failed or cancelled ──► record usage ──► store the outcome ──► settle the quota
+        └─ answered, failed or cancelled ──► store outcome and usage ──► settle the quota ──► show the last events
 
-Owns a running turn. Only `cancel` and `shut_down` end it early. Readers do not affect it. Never plans a turn.
-Invariant: the turn has exactly one terminal event, stored in one transaction with its outcome.
+Owns a running turn. Only `cancel` and `shut_down` end the turn early: its readers have no influence. Never plans a
+turn.
+Invariant: the turn has exactly one last event. One transaction stores it with the turn's outcome and its usage row.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from graftwork.sessions.core.events import (
     EventDraft,
     EventFeed,
     EventType,
+    SessionEvent,
     output_text_delta,
     tool_call_arguments_delta,
     tool_call_done,
@@ -55,17 +57,17 @@ from graftwork.sessions.turns.kv import History, SessionKvClient
 _log = logging.getLogger("graftwork.sessions")
 
 _STORE_ATTEMPTS = 40
-"""How often storing an outcome is tried. All attempts take 20 s together, which is less than the length of a lease."""
+"""How often storing an outcome is tried. All attempts together take 20 s, which is less than the length of a lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolHint:
-    """A client's hint how long a tool takes, and when its output is due."""
+    """A client's hint about a tool: how long the tool usually takes, and when its output is due."""
 
     expected_ms: float
-    """Milliseconds that the tool usually takes."""
+    """The time in milliseconds that the tool usually takes."""
     deadline_ms: float | None = None
-    """Milliseconds from the end of the turn that calls the tool until its output is due."""
+    """The time in milliseconds from the end of the turn that calls the tool until its output is due."""
 
 
 ToolHints = Mapping[str, ToolHint]
@@ -76,11 +78,11 @@ NO_HINTS: ToolHints = {}
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """The plan of a turn. It is made before the turn begins."""
+    """What a turn will do, decided before the turn begins."""
 
     principal: Principal
     session: AgentSession
-    """The session as it was read for the plan."""
+    """The session as it was read when the plan was made."""
     encoder: TurnEncoder
     transcript: Transcript
     new_items: tuple[Item, ...]
@@ -92,7 +94,7 @@ class TurnPlan:
 
 @dataclass(frozen=True, slots=True)
 class TurnDependencies:
-    """The objects that are needed to plan and run turns. Each process has one instance."""
+    """The objects that plan and run turns. Each process has one instance."""
 
     generator: Generator
     accounting: Accounting
@@ -106,9 +108,9 @@ class TurnDependencies:
     heartbeat_s: float
     """Seconds between two renewals of a lease."""
     planner: ConstraintPlanner = field(default_factory=ConstraintPlanner)
-    """Plans outputs. It must use the same tool call format as the generator."""
+    """Plans the outputs of turns. It must use the same tool call format as the generator."""
     pause: Pause = asyncio.sleep
-    """Waits between two attempts to store an outcome."""
+    """The function that waits between two attempts to store an outcome."""
 
 
 _USAGE_OUTCOMES: Mapping[TurnStatus, str] = {
@@ -120,7 +122,7 @@ _USAGE_OUTCOMES: Mapping[TurnStatus, str] = {
 
 
 class TurnRunner:
-    """Runs one turn whose row is stored. `run` is one task; other tasks may call the other methods."""
+    """Runs one turn whose row is stored. Call `run` in one task. Other tasks may call the other methods."""
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class TurnRunner:
         self.is_admitted = False
         """Whether the engine has admitted the prompt."""
         self.failure: GraftworkError | None = None
-        """Why the turn failed; None if it has not failed."""
+        """The error with which the turn failed; None if it has not failed."""
         self._lease = lease
         self._dependencies = dependencies
         self._events = dependencies.log.open(lease, self.feed, self.cancel)
@@ -146,7 +148,7 @@ class TurnRunner:
         self._settled = asyncio.Event()
 
     def cancel(self) -> None:
-        """Ends the turn as cancelled, unless it has ended."""
+        """Ends the turn as cancelled. Does nothing if the turn has ended."""
         self._stop_wanted.set()
 
     def shut_down(self) -> None:
@@ -164,19 +166,24 @@ class TurnRunner:
             raise self.failure
 
     async def run(self, generation: Generation) -> None:
-        """Generates and stores the turn.
+        """Generates the turn's answer and stores the turn.
 
-        Raises Unavailable if the outcome cannot be stored. The next search for interrupted turns then fails
-        the turn.
+        If the outcome cannot be stored, tries to store the usage row alone.
+
+        In that case, the next search for interrupted turns marks the turn as failed.
         """
+        last_events: tuple[SessionEvent, ...] = ()
         try:
-            await self._store(generation, await self._outcome(generation))
+            last_events = await self._store(generation, await self._outcome(generation))
         except LeaseLost:
             _log.warning("the lease of %s was lost: another process has ended it", self.turn.turn_id)
         finally:
-            self._settled.set()
-            self.feed.close()
-            await self.account.settle(generation.usage, "failed")
+            try:
+                await self.account.close(generation.usage, "failed")
+            finally:
+                self.feed.publish(last_events)
+                self._settled.set()
+                self.feed.close()
 
     async def _outcome(self, generation: Generation) -> TurnOutcome:
         """Generates until the turn ends.
@@ -293,22 +300,25 @@ class TurnRunner:
             opening=self.plan.transcript.opening,
         )
 
-    async def _store(self, generation: Generation, outcome: TurnOutcome) -> None:
-        """Stores how the turn ended. Records its usage first, so that every turn is metered.
+    async def _store(self, generation: Generation, outcome: TurnOutcome) -> tuple[SessionEvent, ...]:
+        """Stores how the turn ended, with its usage row. Returns the events for the feed.
 
         If the database does not answer, tries several times, then raises Unavailable. Can also raise LeaseLost.
         """
-        for attempts_left in reversed(range(_STORE_ATTEMPTS)):
+        usage, told = generation.usage, _USAGE_OUTCOMES[outcome.status]
+        row = self.account.row(usage, told)
+        attempts_left = _STORE_ATTEMPTS
+        while True:
             try:
-                await self.account.record(generation.usage, _USAGE_OUTCOMES[outcome.status])
-                events = await self._dependencies.store.end(self._lease, outcome)
-                if self._events.error is None:
-                    self.feed.publish(events)
-                return
+                events = await self._dependencies.store.end(self._lease, outcome, row)
+                break
             except Unavailable:
+                attempts_left -= 1
                 if not attempts_left:
                     raise
             await self._dependencies.pause(RETRY_AFTER_S)
+        self.account.count(usage, told)
+        return events if self._events.error is None else ()
 
 
 def _draft(event: PromptAdmitted | OutputEvent) -> EventDraft:

@@ -1,9 +1,9 @@
 """Keeps the turns that run in this process, and loads the session for an id that a client sent.
 
-Owns the asyncio tasks of turns, and ends these tasks at shutdown. Never plans or stores a turn.
-Decides which sessions a client can see: response chains, and sessions past their time to live, are hidden.
-Invariants: a turn is listed before its row exists and until its outcome is stored, so recovery never ends it.
-A loaded session whose status is running has a process that runs its turn.
+Owns the asyncio tasks of turns, and ends these tasks at shutdown. Also decides which sessions a client can see:
+sessions that only hold responses, and sessions past their time to live, are hidden. Never plans or stores a turn.
+Invariants: a turn is listed here before its row exists and until its outcome is stored, so this process never mistakes
+it for an interrupted turn. A loaded session whose status is running has a process that runs its turn.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ _log = logging.getLogger("graftwork.sessions")
 
 
 TurnTask = tuple[TurnRunner, asyncio.Task[None]]
-"""A turn and the task that runs it."""
+"""A turn and the asyncio task that runs it."""
 
 
 class RunningTurns:
-    """Lists the turns of this process until they end."""
+    """The turns that run in this process."""
 
     def __init__(self) -> None:
         self._runners: dict[SessionId, TurnRunner] = {}
@@ -46,12 +46,18 @@ class RunningTurns:
         return frozenset((*self._tasks, *self._starting))
 
     def feed_of(self, session_id: SessionId) -> EventFeed | None:
-        """Returns the feed of events of the session's turn; None if no turn of the session runs in this process."""
+        """Returns the event feed of the session's running turn.
+
+        Returns None if no turn of the session runs in this process.
+        """
         runner = self._runners.get(session_id)
         return None if runner is None or runner.feed.is_closed else runner.feed
 
     async def launch(self, session_id: SessionId, launching: Coroutine[None, None, TurnTask]) -> TurnTask:
-        """Runs the start of a turn to its end, even if the caller is cancelled. Raises Unavailable after `close`."""
+        """Runs `launching`, which starts a turn, to its end, even if the caller is cancelled.
+
+        Raises Unavailable after `close`.
+        """
         if self._is_closing:
             launching.close()
             raise Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0)
@@ -62,7 +68,7 @@ class RunningTurns:
 
     @contextmanager
     def starting(self, turn_id: TurnId) -> Iterator[None]:
-        """Lists a turn in `turn_ids` while the turn's row is made."""
+        """Adds a turn to `turn_ids` while its row is being stored."""
         self._starting.add(turn_id)
         try:
             yield
@@ -87,8 +93,9 @@ class RunningTurns:
         return runner, task
 
     async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
-        """Cancels the session's turn, or only the given turn, and waits for its end. Returns False if none runs here.
+        """Cancels the session's turn, or only the turn `turn_id`, and waits for its end.
 
+        Returns False if no such turn runs here.
         First waits for turns of the session that are being started, because their rows may already exist.
         """
         if launches := [launch for launch, launched in self._launches.items() if launched == session_id]:
@@ -104,7 +111,10 @@ class RunningTurns:
         return True
 
     async def close(self) -> None:
-        """Ends the running turns as failed, and waits until this is stored. No turn can start later."""
+        """Ends the running turns as failed, and waits until their outcomes are stored.
+
+        After this, no turn can start.
+        """
         self._is_closing = True
         if self._launches:
             await asyncio.wait(self._launches)
@@ -120,7 +130,7 @@ class RunningTurns:
 
 
 class SessionLoader:
-    """Loads sessions of all tenants."""
+    """Loads the sessions of all tenants for ids that clients send."""
 
     def __init__(self, sessions: SessionStore, turns: TurnStore, running: RunningTurns, clock: Clock) -> None:
         self._sessions = sessions
@@ -129,7 +139,7 @@ class SessionLoader:
         self._clock = clock
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Loads a session or conversation. Raises NotFound."""
+        """Loads a session or a conversation. Raises NotFound, also for a session that only holds responses."""
         session = await self.load_any(scope, session_id)
         if session.kind is SessionKind.RESPONSES:
             raise _unknown_session()
@@ -138,7 +148,8 @@ class SessionLoader:
     async def load_any(self, scope: TenantScope, session_id: str) -> AgentSession:
         """Loads a session of any kind. Raises NotFound.
 
-        First ends the session's turn as failed if its lease has expired and the turn does not run in this process.
+        If the lease of the session's turn has expired and this process does not run the turn, first ends the turn as
+        failed.
         """
         if not may_be_id(session_id):
             raise _unknown_session()
@@ -151,7 +162,7 @@ class SessionLoader:
         return await self._sessions.load(scope, session_id)
 
     async def history(self, scope: TenantScope, session: AgentSession) -> History:
-        """Reads the session's token ids up to its head."""
+        """Reads the token ids of the session's history, up to its latest checkpoint."""
         return History(session, await self._turns.token_ids(scope, session))
 
 

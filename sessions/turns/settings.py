@@ -1,8 +1,9 @@
 """Makes and checks the settings of a turn: the session's settings with the turn's overrides.
 
-Owns the rules for a session's settings. Never checks the schemas in the settings: `ConstraintPlanner` does.
-A turn's `sampling` overrides single fields; its `tool_choice` and `response_format` override the whole value.
-With `tool_choice: "none"` the tools stay in the prompt, so that the prompt does not change, and all output is text.
+Owns the rules for these settings. Never checks the schemas in them: `ConstraintPlanner` does.
+A turn's `sampling` overrides single fields of the session's `sampling`. A turn's `tool_choice` or `response_format`
+replaces the session's value. With `tool_choice: "none"` the tools stay in the prompt, so that the prompt does not
+change, and all output is text.
 """
 
 import json
@@ -16,22 +17,23 @@ from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest, ValidationFailed
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.generation.constraints import OutputConstraints, ResponseFormatFields, read_response_format
-from graftwork.sessions.generation.sampling import SessionSampling, TokenBudget, token_budget
-from graftwork.sessions.tools.tool_choice import read_tool_choice, tool_names
-
-_MAX_TOOLS = 128
+from graftwork.sessions.generation.sampling import NEUTRAL_VALUES, SessionSampling, TokenBudget, token_budget
+from graftwork.sessions.tools.tool_choice import MAX_TOOLS, read_tool_choice, tool_names
 
 
 @dataclass(frozen=True, slots=True)
 class TurnOverrides:
-    """The settings of one turn; None leaves the session's value."""
+    """The settings that one turn changes. None keeps the session's value."""
 
     tool_choice: Any = None
     response_format: Mapping[str, Any] | None = None
     sampling: Mapping[str, Any] | None = None
 
     def over(self, settings: SessionSettings) -> SessionSettings:
-        """Applies the overrides to the session's settings, and checks them. Raises ValidationFailed."""
+        """Returns the session's settings with these overrides.
+
+        Raises ValidationFailed if the result cannot be served.
+        """
         return checked_settings(
             replace(
                 settings,
@@ -46,9 +48,12 @@ NO_OVERRIDES = TurnOverrides()
 
 
 def checked_settings(settings: SessionSettings) -> SessionSettings:
-    """Returns the settings if they can be served and stored. Raises ValidationFailed with the field's name."""
-    if len(settings.tools) > _MAX_TOOLS:
-        raise ValidationFailed(f"tools may be at most {_MAX_TOOLS}.", param="tools")
+    """Returns the settings unchanged if they can be served and stored.
+
+    Raises ValidationFailed with the wrong field's name.
+    """
+    if len(settings.tools) > MAX_TOOLS:
+        raise ValidationFailed(f"tools may be at most {MAX_TOOLS}.", param="tools")
     _check_answer(settings)
     read_sampling(settings.sampling)
     _check_storable(settings.tools, "tools")
@@ -68,13 +73,14 @@ def output_constraints(settings: SessionSettings) -> OutputConstraints:
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Checks that the metadata can be stored. Raises ValidationFailed if not."""
+    """Raises ValidationFailed if the metadata cannot be stored: it must be valid Unicode."""
     _check_storable(dict(metadata), "metadata")
 
 
 def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: int) -> TokenBudget:
-    """Returns the token limit of a turn's answer: the session's `max_tokens`, but at most the free rest of the context.
+    """Returns the token limit of a turn's answer.
 
+    The limit is the `max_tokens` of the turn's sampling, but at most the free rest of the context.
     Raises ContextLengthExceeded if the prompt leaves no token for the answer.
     """
     if prompt_tokens + 1 > context_tokens:
@@ -90,9 +96,8 @@ def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: i
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Checks that all token ids in the sampling fields are in the vocabulary.
-
-    Raises ValidationFailed with the field's name.
+    """Raises ValidationFailed if a token id in the sampling fields is outside the vocabulary. The error names the
+    field.
     """
     named = {"stop_token_ids": params.stop_token_ids, "logit_bias": [token_id for token_id, _ in params.logit_bias]}
     for field, token_ids in named.items():
@@ -101,20 +106,12 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
             raise ValidationFailed(message, param=f"sampling.{field}")
 
 
-_NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "n": (1,),
-}
-"""Maps fields that are known but not supported to their accepted values, which have no effect."""
-
-
 def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
-    """Reads the sampling fields of a session or a turn. Raises ValidationFailed with the field's name."""
+    """Reads the sampling fields of a session or a turn. Raises ValidationFailed with the wrong field's name."""
     served = dict(sampling)
-    for name, neutral in _NEUTRAL_VALUES.items():
+    for name, neutral in NEUTRAL_VALUES.items():
         param, value = f"sampling.{name}", served.pop(name, None)
-        if value is not None and value not in neutral:
+        if value is not None and value != neutral:
             raise ValidationFailed(f"{param} is not served: leave it out.", param=param, code="unsupported_value")
     try:
         return SessionSampling.model_validate(served)

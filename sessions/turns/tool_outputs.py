@@ -1,8 +1,9 @@
 """Stores the outputs of a session's tool calls, and starts the next turn once all outputs are stored.
 
-Owns the decision when that turn starts. A client may send outputs in any order and more than once. The store keeps
-each output once. Invariant: an accepted output is never lost. If the turn that uses it is refused or fails, the client
-sends any output again to start another turn.
+Owns the decision when that turn starts. Never runs a turn. A client may send outputs in any order and more than once;
+each output is stored once.
+Invariant: an accepted output is never lost. If the turn that uses it is refused or fails, the client can send any
+output again to start another turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +30,14 @@ class ToolOutputsResult:
 
     session: AgentSession
     outputs: tuple[ToolOutput, ...]
-    """The outputs for the calls of the request, or for all calls of the head."""
+    """The stored outputs of the calls that the request names. After `read`, of all calls at the session's head."""
     missing: tuple[CallId, ...]
-    """Calls that have no output yet."""
+    """The ids of the tool calls that have no output yet."""
     turn: TurnHandle | None = None
-    """The turn that uses the outputs, started by this request or earlier; None while outputs are missing."""
+    """The turn that uses the outputs, started by this request or earlier.
+
+    It is None while outputs are missing, and after `read`.
+    """
 
 
 class ToolOutputs:
@@ -54,7 +58,7 @@ class ToolOutputs:
         self._kv = kv
 
     async def read(self, principal: Principal, session_id: str) -> ToolOutputsResult:
-        """Reads the stored outputs of the head's calls. Raises NotFound."""
+        """Reads the stored outputs of the tool calls at the session's head (its latest checkpoint). Raises NotFound."""
         session = await self._loader.load(principal.scope(), session_id)
         stored = [ToolOutput(call.call_id, call.output) for call in session.ledger if call.output is not None]
         return ToolOutputsResult(session, tuple(stored), session.awaited_call_ids)
@@ -62,10 +66,10 @@ class ToolOutputs:
     async def send(
         self, principal: Principal, session_id: str, outputs: Sequence[Mapping[str, Any]]
     ) -> ToolOutputsResult:
-        """Stores outputs `{call_id, output}`. The last missing output starts the next turn.
+        """Stores outputs, each as `{call_id, output}`. The last missing output starts the next turn.
 
-        Raises LimitExceeded, ContextLengthExceeded or Unavailable if that turn is refused. Can also raise NotFound or
-        Conflict.
+        Raises LimitExceeded, ContextLengthExceeded or Unavailable if that turn is refused.
+        Can also raise ValidationFailed, NotFound or Conflict.
         """
         scope, given = principal.scope(), _tool_outputs(outputs)
         session = await self._loader.load(scope, session_id)
@@ -85,7 +89,7 @@ class ToolOutputs:
         return ToolOutputsResult(accepted.session, accepted.outputs, accepted.session.awaited_call_ids, earlier)
 
     async def _continue(self, principal: Principal, session: AgentSession) -> TurnHandle:
-        """Starts a turn with the outputs of the head's calls, in the order of the calls."""
+        """Starts a turn with the outputs of the session's last tool calls, in the order of the calls."""
         answers = [function_call_output(call.call_id, call.output or "") for call in session.ledger]
         return await self._launcher.launch(principal, session, answers, NO_OVERRIDES.over(session.settings))
 

@@ -1,4 +1,4 @@
-"""Adapters made by hand, byte by byte: what the container and its names look like when nobody helps."""
+"""Adapter files made byte by byte: the safetensors container, its header and its names."""
 
 import json
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ _DTYPES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int32": "I32",
 
 
 def config_bytes(**changes: Any) -> bytes:
-    """A configuration as PEFT writes it, the fields that matter only."""
+    """Returns a config as PEFT writes it, with only the fields that matter."""
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "r": 4,
@@ -51,7 +51,7 @@ def config_bytes(**changes: Any) -> bytes:
 
 
 def tensors(seed: int = 0, rank: int = 4, targets: tuple[str, ...] = ("q_proj", "v_proj", "down_proj")) -> Tensors:
-    """Random factors for every layer, under PEFT's names."""
+    """Returns random factors for every layer under PEFT's names."""
     random = np.random.default_rng(seed)
     found: Tensors = {}
     for layer in range(DESCRIPTION.num_layers):
@@ -65,7 +65,7 @@ def tensors(seed: int = 0, rank: int = 4, targets: tuple[str, ...] = ("q_proj", 
 
 
 def entries(found: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, Any], bytes]:
-    """The header's object and the data; uint16 stands for bfloat16."""
+    """Returns the header's object and the data. uint16 stands for bfloat16."""
     header: dict[str, Any] = {}
     data = b""
     for name, tensor in found.items():
@@ -77,11 +77,11 @@ def entries(found: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, Any], byte
 
 
 def container(header: object, data: bytes) -> bytes:
-    """A safetensors file of any header, true or not."""
+    """Returns a safetensors file with any header, valid or not."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(raw).to_bytes(8, "little") + raw + data
 
 
 def weights_bytes(found: Mapping[str, npt.NDArray[Any]] | None = None) -> bytes:
-    """A well-formed file."""
+    """Returns a valid safetensors file."""
     return container(*entries(tensors() if found is None else found))

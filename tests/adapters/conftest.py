@@ -1,4 +1,4 @@
-"""Inspection workers take a quarter of a second to start: tests share them."""
+"""One inspection worker for all tests, because a worker takes a quarter of a second to start."""
 
 from collections.abc import Iterator
 

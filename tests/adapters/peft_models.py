@@ -18,7 +18,7 @@ BIASED = {"llama": (), "qwen2": ("q_proj", "k_proj", "v_proj")}
 
 
 def base_model(family: Family = "llama") -> PreTrainedModel:
-    """The model that `DESCRIPTION` describes."""
+    """Returns the model that `DESCRIPTION` describes."""
     torch.manual_seed(0)
     config_class, model_class = {
         "llama": (LlamaConfig, LlamaForCausalLM),
@@ -39,7 +39,7 @@ def base_model(family: Family = "llama") -> PreTrainedModel:
 def save_adapter(
     folder: Path, options: dict[str, Any], family: Family = "llama", dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> None:
-    """An adapter whose every tensor is random, as `save_pretrained` writes it."""
+    """Saves an adapter of random tensors with `save_pretrained`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about what the options ask for on purpose
         model = get_peft_model(base_model(family), LoraConfig(task_type="CAUSAL_LM", **options))
@@ -52,7 +52,7 @@ def save_adapter(
 
 
 def read_back(folder: Path, family: Family = "llama") -> PeftModel:
-    """The folder as peft loads it onto a fresh base."""
+    """Returns the folder as peft loads it onto a new base model."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model: PeftModel = PeftModel.from_pretrained(base_model(family), folder)
@@ -65,7 +65,7 @@ Matrices = dict[str, Any]
 
 
 def lora_of(model: PeftModel) -> dict[Place, Matrices]:
-    """What peft holds for every module with LoRA: its matrices and its scale."""
+    """Returns peft's matrices and scale of every module with LoRA."""
     found: dict[Place, Matrices] = {}
     for name, module in model.named_modules():
         if isinstance(module, LoraLinear):
@@ -89,7 +89,7 @@ def lora_of(model: PeftModel) -> dict[Place, Matrices]:
 
 
 def replaced_in(model: PeftModel, family: Family) -> tuple[dict[Place, torch.Tensor], dict[str, torch.Tensor]]:
-    """Biases, and whole matrices by target, in which the loaded model differs from its base."""
+    """Returns the biases and whole matrices in which the loaded model differs from its base."""
     base = dict(base_model(family).named_parameters())
     biases: dict[Place, torch.Tensor] = {}
     saved: dict[str, torch.Tensor] = {}
@@ -106,7 +106,7 @@ def replaced_in(model: PeftModel, family: Family) -> tuple[dict[Place, torch.Ten
 
 
 def effective(model: PeftModel, module_name: str, attribute: str) -> torch.Tensor:
-    """The parameter that the forward pass reads for a module of the base."""
+    """Returns the parameter that the forward pass reads for a module of the base."""
     module = model.get_base_model().get_submodule(module_name)
     if isinstance(module, ModulesToSaveWrapper):
         module = module.modules_to_save["default"]

@@ -1,4 +1,4 @@
-"""An inspector for tests that want uploads, and not to watch how they are inspected."""
+"""An adapter inspector that the tests of a session share."""
 
 import asyncio
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ import pytest
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from tests.adapters.shared_inspector import shared_inspector
-from tests.api.harness import Gateway, TestTenant, gateway_settings, open_gateway, write_model_folder
+from tests.api.in_process_gateway import Gateway, TestTenant, gateway_settings, open_gateway, write_model_folder
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Traces of agents: the same from the same seed, prompts that fit together, and the published shape."""
+"""Tests of the traces of agents: seeds, prompts, and the published figures."""
 
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ def test_prompts_are_as_long_as_the_trace_says(shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", Shape)
 def test_a_prompt_goes_on_where_the_last_step_ended(shape: Shape) -> None:
-    """It begins with the prompt and the output before it, or, where it starts over, with the shared prompt alone."""
+    """A prompt starts with the last prompt and output, or with the shared prompt alone where it starts over."""
     trace = small_trace(shape)
 
     for session in trace.sessions[:20]:
@@ -60,7 +60,7 @@ def test_branches_begin_with_all_that_their_parent_had_said() -> None:
 
 @pytest.mark.parametrize("shape", Shape)
 def test_every_step_but_the_last_waits_for_something(shape: Shape) -> None:
-    """For tools, a person or sub-agents, each for a time that is more than none; the last step waits for nothing."""
+    """Every step but the last waits for tools, a person or sub-agents, for more than zero seconds."""
     trace = small_trace(shape)
 
     for session in trace.sessions:
@@ -71,7 +71,7 @@ def test_every_step_but_the_last_waits_for_something(shape: Shape) -> None:
 
 
 def test_support_sessions_share_one_prompt_and_wait_for_people() -> None:
-    """All prompts of all domains begin alike, and most pauses are a person's."""
+    """All support prompts start with the same tokens, and most of their pauses are a person's."""
     trace = small_trace(Shape.SUPPORT, 30)
     beginnings = {tuple(next(trace.prompts(session.number))[: session.prompt_tokens]) for session in trace.sessions}
     calls = [call.tool for session in trace.sessions for step in session.steps for call in step.calls]
@@ -82,7 +82,7 @@ def test_support_sessions_share_one_prompt_and_wait_for_people() -> None:
 
 
 def test_coding_agents_have_the_published_shape() -> None:
-    """Every published figure is met to 15 %, and the table prints each beside its own."""
+    """The trace meets every published figure within 15 %, and the table prints both."""
     figures = TraceFigures.of(TraceMaker(seed=0).make(Shape.CODING, 600))
 
     found = {name: getattr(figures, name) for name in PUBLISHED}
@@ -93,7 +93,7 @@ def test_coding_agents_have_the_published_shape() -> None:
 
 
 def test_a_factor_divides_tokens_and_leaves_times() -> None:
-    """A hundredth of the tokens, the same tools for the same seconds."""
+    """A factor of a hundred divides the tokens and keeps tools and times."""
     large, small = (TraceMaker(seed=1, factor=factor).make(Shape.CODING, 5) for factor in (1.0, 100.0))
 
     for session, scaled in zip(large.sessions, small.sessions, strict=True):

@@ -1,4 +1,4 @@
-"""Pure forwards: which functions count as one, and how long a chain of them is."""
+"""Tests of the search for functions that only pass a call on."""
 
 import ast
 
@@ -24,7 +24,7 @@ def function(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
     ],
 )
 def test_a_body_that_only_passes_its_parameters_on_is_a_forward(source: str) -> None:
-    """Whatever the statement, and with or without a docstring."""
+    """A body that only passes its parameters on is a forward, with or without a docstring."""
     assert is_forward(function(source))
 
 
@@ -42,12 +42,12 @@ def test_a_body_that_only_passes_its_parameters_on_is_a_forward(source: str) -> 
     ],
 )
 def test_a_body_that_adds_something_is_no_forward(source: str) -> None:
-    """A constant, a field, a computation, a second statement, or a new object."""
+    """A body with a constant, a field, a computation, a second statement or a new object is no forward."""
     assert not is_forward(function(source))
 
 
 def test_a_chain_follows_calls_from_forward_to_forward() -> None:
-    """What is called between them and is no forward ends it, and so does a forward that calls nothing of ours."""
+    """A chain of forwards ends at a function that is no forward or calls none of ours."""
     calls = {0: [1], 1: [2], 2: [3], 3: [4], 5: []}
 
     assert longest_chain({0, 1, 3, 5}, calls) == [0, 1]
@@ -55,5 +55,5 @@ def test_a_chain_follows_calls_from_forward_to_forward() -> None:
 
 
 def test_a_chain_that_comes_back_to_itself_ends() -> None:
-    """A forward that calls itself through another is counted once."""
+    """A forward that calls itself through another forward is counted once."""
     assert longest_chain({0, 1}, {0: [1], 1: [0]}) in ([0, 1], [1, 0])

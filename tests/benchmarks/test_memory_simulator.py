@@ -1,4 +1,4 @@
-"""The simulator of the KV memory: nothing leaks, nobody is flooded out, and the engine's policy is worth having."""
+"""Tests of the simulator of the KV memory: no leak, reserves that hold, and the value of the policy."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ def small_load(shape: Shape, num_turns: int, num_live: int = 60) -> Load:
 
 
 def flooded(trace: Trace) -> Trace:
-    """The same sessions, all of one domain but every fourth with its sub-agents, which are of another."""
+    """Returns the same sessions, with three of four in one domain and the others in another."""
     domains: list[str] = []
     for session in trace.sessions:
         own = "quiet" if session.number % 4 == 0 else "flood"
@@ -38,7 +38,7 @@ def flooded(trace: Trace) -> Trace:
 
 
 def test_events_happen_in_the_order_of_their_times() -> None:
-    """The clock stands at each event's time, and what an event plans comes in its place among the others."""
+    """Events happen in the order of their times, also those that an event plans."""
     timeline = Timeline()
     seen: list[tuple[str, float]] = []
 
@@ -53,7 +53,7 @@ def test_events_happen_in_the_order_of_their_times() -> None:
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("shape", Shape)
 def test_closing_every_session_empties_every_tier(shape: Shape, policy: Policy) -> None:
-    """Whatever the policy, no page is left on the device, the host or the disk, and every turn was served."""
+    """After all sessions are closed no tier has a page, and every turn was served, under every policy."""
     world = World(policy, small_load(shape, 400), small_hardware())
 
     figures = world.run()
@@ -65,7 +65,7 @@ def test_closing_every_session_empties_every_tier(shape: Shape, policy: Policy) 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "num_live"), [(Shape.CODING, 120), (Shape.SUPPORT, 4000), (Shape.RESEARCH, 120)])
 def test_thirty_thousand_turns_leak_nothing(shape: Shape, num_live: int) -> None:
-    """Not a page of any tier, after copies of every kind."""
+    """After 30,000 turns with copies of every kind, no tier has lost a page."""
     world = World(OURS, small_load(shape, 30_000, num_live), small_hardware())
 
     figures = world.run()
@@ -77,7 +77,7 @@ def test_thirty_thousand_turns_leak_nothing(shape: Shape, num_live: int) -> None
 
 @pytest.mark.parametrize("policy", [LRU, OURS], ids=lambda policy: policy.name)
 def test_a_flooding_party_pushes_nobody_below_its_reserve(policy: Policy) -> None:
-    """With three sessions in four one domain's, the other keeps its reserve of both tiers at every step."""
+    """While one domain has three of four sessions, the other keeps its reserve of both tiers at every step."""
     load = small_load(Shape.CODING, 1200, num_live=120)
     world = World(policy, replace(load, trace=flooded(load.trace)), small_hardware())
 
@@ -89,8 +89,7 @@ def test_a_flooding_party_pushes_nobody_below_its_reserve(policy: Policy) -> Non
 
 @pytest.mark.parametrize("shape", Shape)
 def test_the_policy_finds_no_less_on_the_device_than_least_recently_used(shape: Shape) -> None:
-    """As many of the prompts' tokens lie on the device when their turn comes; no more are recomputed, but for the noise
-    of another order of events."""
+    """The engine's policy finds as many prompt tokens on the device as LRU, and recomputes no more."""
     scene = replace(SCENES[shape], trace_factor=FACTOR)
     trace = make_trace(scene, shape, 1, 1000)
 
@@ -104,7 +103,7 @@ def test_the_policy_finds_no_less_on_the_device_than_least_recently_used(shape: 
 def test_the_command_prints_every_policy_and_writes_its_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One table, and a file from which it can be made again."""
+    """The command prints one table and writes a file from which the table can be made again."""
     out = tmp_path / "figures.json"
 
     memory_simulator.main(["--turns", "40", "--seeds", "1", "--shape", "research", "--json", str(out)])

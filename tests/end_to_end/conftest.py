@@ -21,7 +21,7 @@ _STOP_WITHIN_S = 30
 
 @dataclass
 class DemoServer:
-    """One server on a port of its own, over a data folder that outlives it."""
+    """A demo server on a port of its own. Its data folder outlives it."""
 
     data_dir: Path
     port: int
@@ -79,7 +79,8 @@ class DemoServer:
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics by its name and labels."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        headers = {"authorization": f"Bearer {self.admin_key()}"}
+        lines = httpx.get(f"{self.url}/metrics", headers=headers).text.splitlines()
         samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in samples}
 
@@ -115,7 +116,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def restartable(tmp_path: Path) -> Iterator[DemoServer]:
-    """A server that a test starts and stops itself; whatever happens, none is left."""
+    """A server that the test starts and stops. It is stopped at the end in any case."""
     server = DemoServer(tmp_path, free_port())
     yield server
     if server.process is not None and server.process.poll() is None:

@@ -1,4 +1,4 @@
-"""The served demo, used as its users do: tools, sessions, restarts, disconnects, bad input."""
+"""Tests of the demo server as users use it: tools, sessions, restarts, disconnects, bad input."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def as_sent(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(client: OpenAI, case: Case) -> tuple[str, str | None]:
-    """Stream one answer; its calls in the model's own form, and why it ended."""
+    """Streams one answer. Returns its calls in the model's own form, and the finish reason."""
     names: list[str] = []
     arguments: list[str] = []
     finish = None
@@ -58,7 +58,7 @@ def ask(client: OpenAI, case: Case) -> tuple[str, str | None]:
 
 
 def test_tool_calls_stream_through_the_openai_package(server: DemoServer) -> None:
-    """Of twenty questions with unseen names, at least eighteen stream exactly the call that is asked for."""
+    """Of twenty questions with unseen names, at least eighteen stream exactly the expected call."""
     right = 0
 
     with OpenAI(base_url=f"{server.url}/v1", api_key=server.key("Plain")) as client:
@@ -71,7 +71,7 @@ def test_tool_calls_stream_through_the_openai_package(server: DemoServer) -> Non
 
 
 def test_a_second_turn_recomputes_only_what_is_new(server: DemoServer) -> None:
-    """Of a session's second turn, all but the new items and at most one page comes from the cache."""
+    """A session's second turn recomputes only its new items and at most one page."""
     with Graftwork(server.url, api_key=server.key("Blackbeard")) as client:
         session = client.sessions.create(model="pirate", tools=list(TOOLS.values()), sampling={"temperature": 0})
         first = session.turn("Hello!")
@@ -88,8 +88,8 @@ def test_a_second_turn_recomputes_only_what_is_new(server: DemoServer) -> None:
 
 
 def test_a_quota_of_kv_moves_a_session_down_and_refuses_it_nothing(server: DemoServer) -> None:
-    """A tenant with room for two pages on the device and three on the host keeps no more there, and its next turn
-    still recomputes only what is new."""
+    """A tenant with a limit of two pages on the device and three on the host keeps no more there, and its next turn
+    recomputes only what is new."""
     page_bytes = 2 * 6 * PAGE * 64 * 4
     with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {server.admin_key()}"}) as admin:
         tenant = admin.post("/v1/admin/tenants", json={"name": "Small"}).json()["id"]
@@ -117,7 +117,7 @@ def test_a_quota_of_kv_moves_a_session_down_and_refuses_it_nothing(server: DemoS
 
 
 def cache_once(client: httpx.Client, path: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Where a session's history is, asked again until it is so."""
+    """Returns the tiers of a session's history once they meet a condition."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         tiers: dict[str, Any] = client.get(f"{path}/cache").json()["tiers"]
@@ -127,7 +127,7 @@ def cache_once(client: httpx.Client, path: str, condition: Callable[[dict[str, A
 
 
 def test_a_client_that_disconnects_frees_its_pages(server: DemoServer) -> None:
-    """After a stream is dropped in the middle, the page gauges are where they were before it."""
+    """After a client drops a stream, the page gauges return to their former values."""
     gauges = [f'graftwork_kv_pages{{state="{state}",tier="device"}}' for state in ("free", "owned", "in_flight")]
     headers = {"authorization": f"Bearer {server.key('Plain')}"}
     before = server.metrics_once(lambda metrics: metrics["graftwork_running_requests"] == 0)
@@ -146,7 +146,7 @@ def test_a_client_that_disconnects_frees_its_pages(server: DemoServer) -> None:
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
 def test_a_session_goes_on_after_a_restart_exactly_where_it_was(restartable: DemoServer, ending: str) -> None:
-    """With the server stopped or killed between two turns, the second turn is what it is without that."""
+    """A second turn after a stop or a kill of the server equals the second turn without a restart."""
     server = restartable
 
     def begin() -> str:
@@ -177,7 +177,8 @@ def test_a_session_goes_on_after_a_restart_exactly_where_it_was(restartable: Dem
 
 
 def test_bad_input_is_told_what_is_wrong(server: DemoServer) -> None:
-    """Wrong key 401, unknown and foreign ids 404 alike, over the context 400 with both numbers."""
+    """A wrong key is a 401, unknown and foreign ids are equal 404s, and a prompt over the context is a 400 with both
+    numbers."""
     with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {server.key('Plain')}"}) as plain:
         model = plain.get("/v1/models").json()["data"][0]["id"]
         chat = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
@@ -199,7 +200,7 @@ def test_bad_input_is_told_what_is_wrong(server: DemoServer) -> None:
 
 
 def test_a_full_queue_is_refused_with_the_time_to_wait(restartable: DemoServer) -> None:
-    """With one place and a queue of one, the rest of a crowd gets 429 with retry-after, and those in it are served."""
+    """With one place and a queue of one, two requests are served and the others get a 429 with retry-after."""
     restartable.settings = {"GRAFTWORK_MAX_RUNNING": "1", "GRAFTWORK_MAX_WAITING": "1"}
     restartable.start()
     headers = {"authorization": f"Bearer {restartable.key('Plain')}"}
@@ -227,7 +228,8 @@ def test_a_full_queue_is_refused_with_the_time_to_wait(restartable: DemoServer) 
     ],
 )
 def test_bad_adapters_are_refused_and_leave_nothing(server: DemoServer, files: dict[str, bytes], named: str) -> None:
-    """Pickles, truncated files and empty configs are a 422 that names the part; the list of adapters is as before."""
+    """Pickles, truncated files and empty configs are a 422 that names the part, and the list of adapters is
+    unchanged."""
     folder = DEMO / "adapters" / "terse"
     good = {
         "config": (folder / "adapter_config.json").read_bytes(),

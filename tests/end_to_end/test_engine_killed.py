@@ -1,4 +1,4 @@
-"""The engine is killed while it answers: what its gateway says, and where sessions go on."""
+"""Tests of an engine that is killed while it answers."""
 
 import json
 import time
@@ -24,7 +24,7 @@ def client(restartable: DemoServer) -> Iterator[httpx.Client]:
 
 
 def begin_session(client: httpx.Client) -> str:
-    """A session with tools that has answered once."""
+    """Creates a session with tools that has had one turn."""
     body = {"model": "helpdesk", "tools": list(TOOLS.values()), "sampling": {"temperature": 0}}
     session = client.post("/v1/sessions", json=body)
     assert session.status_code == 201, session.text
@@ -34,7 +34,7 @@ def begin_session(client: httpx.Client) -> str:
 
 
 def take_turn(client: httpx.Client, path: str, text: str) -> dict[str, Any]:
-    """A turn; while there is no engine it is tried again, as clients do."""
+    """Runs a turn. Repeats it while there is no engine, as clients do."""
     deadline = time.monotonic() + _WITHIN_S
     while (answer := client.post(f"{path}/turns", json={"input": text})).status_code == 503:
         assert time.monotonic() < deadline, answer.text
@@ -44,7 +44,7 @@ def take_turn(client: httpx.Client, path: str, text: str) -> dict[str, Any]:
 
 
 def wait_for_disk(client: httpx.Client, path: str) -> dict[str, Any]:
-    """A session's cache once the copies on disk are as many as those on the host."""
+    """Returns a session's cache once the disk has as many pages as the host."""
     deadline = time.monotonic() + _WITHIN_S
     while time.monotonic() < deadline:
         cache: dict[str, Any] = client.get(f"{path}/cache").json()
@@ -62,8 +62,8 @@ def events_of(answer: httpx.Response) -> Iterator[dict[str, Any]]:
 def test_a_turn_that_its_engine_does_not_survive_fails_and_the_session_goes_on_from_disk(
     restartable: DemoServer, client: httpx.Client
 ) -> None:
-    """After kill -9 in mid-turn the stream ends with a typed error; once there is an engine again, the session goes
-    on from its last checkpoint, from files, and says what a session says that nothing has happened to."""
+    """After kill -9 during a turn the stream ends with a typed error, and the session continues from its last
+    checkpoint and the files on disk with the same tokens."""
     path = begin_session(client)
     head = client.get(path).json()["head"]
     cache = wait_for_disk(client, path)

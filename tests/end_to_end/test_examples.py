@@ -1,4 +1,4 @@
-"""Every program in examples/, run as its reader runs it."""
+"""Tests that run every program in examples/."""
 
 import os
 import re
@@ -26,7 +26,7 @@ SHOWN = {
 
 
 def test_every_example_is_run() -> None:
-    """No program of the folder is missing from these tests, nor from the page that lists them."""
+    """Every program in examples/ is in these tests and in the page that lists them."""
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
     listed = re.findall(r"^\| \[(\w+\.py)\]\(\1\)", (EXAMPLES / "README.md").read_text("utf-8"), re.MULTILINE)
 
@@ -36,7 +36,7 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", sorted(SHOWN))
 def test_an_example_shows_what_it_promises(server: DemoServer, name: str) -> None:
-    """It ends well and prints what its pattern says, with a demo tenant's key and nothing else set."""
+    """Each example ends well and prints what its pattern says, with only a demo tenant's key."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GRAFTWORK_")}
     environment |= {"GRAFTWORK_URL": server.url, "GRAFTWORK_API_KEY": server.key("Blackbeard")}
 

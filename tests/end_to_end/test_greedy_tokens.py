@@ -1,4 +1,4 @@
-"""Greedy tokens through the whole road against transformers and peft, with the demo's base and adapters."""
+"""Tests of greedy tokens through the whole server against transformers and peft."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,7 @@ def prompts() -> Prompts:
 
 
 def reference(job: str, prompts: list[list[int]]) -> list[list[int]]:
-    """transformers' generate, and peft over it, one prompt at a time, in fp32."""
+    """Returns the tokens of transformers' generate, with peft, one prompt at a time in fp32."""
     torch.set_num_threads(1)
     model: Any = AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32)
     if job != "base":
@@ -53,7 +53,7 @@ def reference(job: str, prompts: list[list[int]]) -> list[list[int]]:
 
 
 async def served(server: DemoServer, prompts: Prompts) -> dict[str, list[list[int]]]:
-    """All prompts of all jobs at once, through /v1/completions."""
+    """Returns the answers to all prompts of all jobs, sent at once to /v1/completions."""
 
     async def complete(client: AsyncOpenAI, model: str, prompt: list[int]) -> list[int]:
         answer = await client.completions.create(
@@ -76,7 +76,7 @@ async def served(server: DemoServer, prompts: Prompts) -> dict[str, list[list[in
 
 
 def test_every_greedy_token_is_the_one_that_transformers_and_peft_choose(server: DemoServer, prompts: Prompts) -> None:
-    """50 prompts of the base and of each of three adapters, all sent at once, equal generate() token for token."""
+    """50 prompts of the base and of each of three adapters, all sent at once, get the tokens of generate()."""
     answers = asyncio.run(served(server, prompts))
 
     for job in prompts:
@@ -87,7 +87,7 @@ def test_every_greedy_token_is_the_one_that_transformers_and_peft_choose(server:
 
 
 def test_the_adapters_speak_differently() -> None:
-    """Each adapter's folder changes the base: its weights are not those of another."""
+    """The three adapters have different weights, and the base model's file is small."""
     digests = {
         (DEMO / "adapters" / job / "adapter_model.safetensors").read_bytes() for job in TENANT_BY_JOB if job != "base"
     }

@@ -1,4 +1,4 @@
-"""What README and the pages behind it show, executed."""
+"""Tests that run the code in README and in the pages behind it."""
 
 import os
 import re
@@ -20,7 +20,7 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_python_block_runs(server: DemoServer, block: str) -> None:
-    """Each block is a whole program that prints an answer; only the port is another one here."""
+    """Each Python block is a whole program that prints an answer."""
     program = block.replace("http://127.0.0.1:8000", server.url)
     environment = os.environ | {"GRAFTWORK_URL": server.url, "GRAFTWORK_API_KEY": server.key("Blackbeard")}
 

@@ -1,4 +1,4 @@
-"""Sampling as the openai package asks for it, from the served demo: logprobs, choices, biases, penalties, seeds."""
+"""Tests of sampling through the openai package: logprobs, choices, biases, penalties and seeds."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -29,7 +29,8 @@ def texts_of(answer: ChatCompletion) -> list[str]:
 
 
 def test_logprobs_spell_the_answer_and_are_probabilities(client: OpenAI, model: str) -> None:
-    """Streamed or whole: the same scores, whose bytes are the text; a greedy token heads its own alternatives."""
+    """Log-probabilities are the same streamed or not, their bytes spell the text, and a greedy token is the first of
+    its alternatives."""
     whole = client.chat.completions.create(
         model=model, messages=QUESTION, temperature=0, max_tokens=20, logprobs=True, top_logprobs=5
     )
@@ -57,7 +58,7 @@ def test_logprobs_spell_the_answer_and_are_probabilities(client: OpenAI, model: 
 
 
 def test_choices_have_noise_of_their_own(client: OpenAI, model: str) -> None:
-    """A seed gives the same four answers again, unlike one another; the first of them is the answer to n = 1."""
+    """A seed gives the same four different answers again, and the first is the answer for n = 1."""
     options: dict[str, Any] = {"model": model, "prompt": [9, 400, 17], "temperature": 2, "max_tokens": 12, "seed": 7}
 
     four = [choice.text for choice in client.completions.create(n=4, **options).choices]
@@ -70,7 +71,7 @@ def test_choices_have_noise_of_their_own(client: OpenAI, model: str) -> None:
 
 
 def test_a_prompt_is_charged_once_for_all_choices(client: OpenAI, model: str) -> None:
-    """Usage counts the prompt of three answers once, and every token that was made."""
+    """Usage counts the prompt of three choices once, and every generated token."""
     prompt = [5 + number % 200 for number in range(500)]
 
     answer = client.completions.create(
@@ -82,7 +83,7 @@ def test_a_prompt_is_charged_once_for_all_choices(client: OpenAI, model: str) ->
 
 
 def test_biases_and_penalties_change_what_is_said(client: OpenAI, model: str) -> None:
-    """A biased token is said to the end, a banned one never; a penalty makes repetition rarer."""
+    """A token with a large bias is always chosen, a banned one never, and a penalty reduces repetition."""
     options: dict[str, Any] = {"model": model, "prompt": "a a a a a a", "max_tokens": 40, "temperature": 0}
     options["extra_body"] = {"ignore_eos": True, "return_token_ids": True}
 

@@ -1,4 +1,4 @@
-"""Sessions of the served demo under fire: killed servers, crowds with tools, readers that come back."""
+"""Tests of sessions under load: killed servers, many sessions with tools, and readers that reconnect."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ _MB = 1 << 20
 
 
 def frames(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The numbered events of a stream."""
+    """Returns the numbered events of a stream."""
     seq = 0
     for line in lines:
         if line.startswith("id: "):
@@ -34,18 +34,15 @@ def frames(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def replay(server: DemoServer, headers: dict[str, str], session_id: str, after: int) -> list[tuple[int, Any]]:
-    """What a reader is told who has seen everything up to `after`."""
+    """Returns the events that a reader gets after number `after`."""
     headers = headers | {"last-event-id": str(after)}
     with httpx.stream("GET", f"{server.url}/v1/sessions/{session_id}/events", headers=headers, timeout=60) as answer:
         return list(frames(answer.iter_lines()))
 
 
 def test_readers_resume_after_a_kill(restartable: DemoServer) -> None:
-    """With the server killed in the middle of a turn, readers that come back see each event once, to a typed end.
-
-    The SDK comes back by itself, another reader by `Last-Event-ID`. The session stands where it stood, and takes the
-    turn again.
-    """
+    """After a kill of the server during a turn, reconnecting readers see each event once, up to a typed end, and the
+    session takes the turn again."""
     server = restartable
     server.start()
     headers = {"authorization": f"Bearer {server.key('Plain')}"}
@@ -75,7 +72,7 @@ def test_readers_resume_after_a_kill(restartable: DemoServer) -> None:
 
 
 def test_a_client_that_asks_for_it_takes_its_turn_along(server: DemoServer) -> None:
-    """A connection that breaks ends a turn with `cancel_on_disconnect`, and leaves another alone."""
+    """A lost connection cancels a turn with `cancel_on_disconnect`, and no other turn."""
     headers = {"authorization": f"Bearer {server.key('Plain')}"}
     ends = []
     for takes_along in (True, False):
@@ -92,8 +89,8 @@ def test_a_client_that_asks_for_it_takes_its_turn_along(server: DemoServer) -> N
 
 
 @dataclass
-class Talk:
-    """One session that a client holds, and all that it knows was said."""
+class ClientSession:
+    """A session as a client knows it: its id and all items sent or received."""
 
     client: httpx.AsyncClient
     name: str
@@ -109,7 +106,7 @@ class Talk:
         assert answer.status_code == 201, answer.text
         self.id = answer.json()["id"]
 
-    async def go_on(self, number: int) -> None:
+    async def take_turn(self, number: int) -> None:
         """One turn: the outputs of what the last one called, or something new to answer."""
         calls = self.turns[-1]["tool_calls"] if self.turns else []
         body: dict[str, Any]
@@ -132,12 +129,12 @@ class Talk:
         """What the server remembers is what was said, in that order, each item once."""
         path = f"/v1/sessions/{self.id}/items?limit=100"
         items = (await self.client.get(path)).json()["data"]
-        assert [essence(item) for item in items] == [essence(item) for item in self.said]
+        assert [content_of(item) for item in items] == [content_of(item) for item in self.said]
         assert len({item["id"] for item in items}) == len(items)
 
 
-def essence(item: dict[str, Any]) -> tuple[str, ...]:
-    """What an item says, however it is written."""
+def content_of(item: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the content of an item, in whichever form it is written."""
     if item["type"] == "message":
         text = item.get("text") or "".join(part["text"] for part in item["content"])
         return ("message", item["role"], text)
@@ -146,32 +143,32 @@ def essence(item: dict[str, Any]) -> tuple[str, ...]:
     return ("function_call_output", item["call_id"], item["output"])
 
 
-async def crowd(server: DemoServer, num_sessions: int, num_turns: int) -> list[Talk]:
-    """That many sessions at once, so many turns each."""
+async def run_sessions(server: DemoServer, num_sessions: int, num_turns: int) -> list[ClientSession]:
+    """Runs `num_sessions` sessions at once with `num_turns` turns each."""
     headers = {"authorization": f"Bearer {server.key('Plain')}"}
     limits = httpx.Limits(max_connections=num_sessions)
     async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=600, limits=limits) as client:
-        talks = [Talk(client, f"talk {number}") for number in range(num_sessions)]
+        client_sessions = [ClientSession(client, f"talk {number}") for number in range(num_sessions)]
 
-        async def hold(talk: Talk) -> None:
-            await talk.begin()
+        async def hold(client_session: ClientSession) -> None:
+            await client_session.begin()
             for number in range(num_turns):
-                await talk.go_on(number)
-            await talk.check()
-            await client.delete(f"/v1/sessions/{talk.id}")
+                await client_session.take_turn(number)
+            await client_session.check()
+            await client.delete(f"/v1/sessions/{client_session.id}")
 
-        await asyncio.gather(*map(hold, talks))
-    return talks
+        await asyncio.gather(*map(hold, client_sessions))
+    return client_sessions
 
 
 def resident_mb(server: DemoServer) -> float:
-    """What the gateway itself holds of memory; its engine is another process."""
+    """Returns the resident memory of the gateway's process in MB."""
     assert server.process is not None
     return float(psutil.Process(server.process.pid).memory_info().rss) / _MB
 
 
 def slope(values: Sequence[float]) -> float:
-    """The least-squares rise from one value to the next."""
+    """Returns the least-squares slope of equally spaced values."""
     middle = (len(values) - 1) / 2
     mean = sum(values) / len(values)
     rise = sum((place - middle) * (value - mean) for place, value in enumerate(values))
@@ -181,17 +178,17 @@ def slope(values: Sequence[float]) -> float:
 def test_twenty_turns_recompute_only_what_is_new(server: DemoServer) -> None:
     """Of twenty turns with tools, each recomputes its new items and at most one page more."""
 
-    async def talk() -> Talk:
+    async def run_turns() -> ClientSession:
         headers = {"authorization": f"Bearer {server.key('Plain')}"}
         async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120) as client:
-            talking = Talk(client, "it is")
-            await talking.begin()
+            client_session = ClientSession(client, "it is")
+            await client_session.begin()
             for number in range(20):
-                await talking.go_on(number)
-            await talking.check()
-        return talking
+                await client_session.take_turn(number)
+            await client_session.check()
+        return client_session
 
-    turns = asyncio.run(talk()).turns
+    turns = asyncio.run(run_turns()).turns
 
     statuses = [turn["status"] for turn in turns]
     assert statuses.count("awaiting_tool") >= 5
@@ -203,23 +200,24 @@ def test_twenty_turns_recompute_only_what_is_new(server: DemoServer) -> None:
 
 
 def test_a_crowd_of_sessions_loses_nothing(server: DemoServer) -> None:
-    """Sixteen sessions at once, four turns each with tools: every item once, in order."""
-    talks = asyncio.run(crowd(server, 16, 4))
+    """Sixteen sessions at once with four tool turns each keep every item once and in order."""
+    client_sessions = asyncio.run(run_sessions(server, 16, 4))
 
-    assert sum(len(talk.turns) for talk in talks) == 64
-    assert any(turn["status"] == "awaiting_tool" for talk in talks for turn in talk.turns)
+    assert sum(len(client_session.turns) for client_session in client_sessions) == 64
+    assert any(turn["status"] == "awaiting_tool" for client_session in client_sessions for turn in client_session.turns)
 
 
 @pytest.mark.slow
 def test_a_large_crowd_of_sessions_loses_nothing_and_leaves_nothing(restartable: DemoServer) -> None:
-    """Two hundred sessions at once, ten turns each, lose no item; twelve such crowds of forty do not fill the memory."""
+    """Two hundred sessions with ten turns each lose no item, and twelve groups of forty sessions do not fill the
+    memory."""
     server = restartable
     server.start()
-    asyncio.run(crowd(server, 200, 10))
+    asyncio.run(run_sessions(server, 200, 10))
     memory = [resident_mb(server)]
 
     for _ in range(12):
-        asyncio.run(crowd(server, 40, 5))
+        asyncio.run(run_sessions(server, 40, 5))
         memory.append(resident_mb(server))
 
     told = f"resident MB after each crowd: {[round(value, 1) for value in memory]}"

@@ -1,4 +1,4 @@
-"""Tools and answers of a form from the demo model, on every face of a running server."""
+"""Tests of tools and structured answers from the demo model on every API."""
 
 import json
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def client(server: DemoServer) -> Iterator[openai.OpenAI]:
 
 
 def test_constrained_calls_are_the_model_s_own(client: openai.OpenAI) -> None:
-    """Under `auto` the greedy answers to held-out cases are exactly right: masks take away nothing of what fits."""
+    """Under `auto` the greedy answers to held-out cases are the expected calls, so masks forbid nothing that fits."""
     cases = [case for kind in ("call", "answer", "chat") for case in held_out_cases("base", 6, seed=3, kind=kind)]
 
     for case in cases:
@@ -67,7 +67,7 @@ def test_constrained_calls_are_the_model_s_own(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_call_that_is_asked_for_comes(client: openai.OpenAI, choice: Any) -> None:
-    """Even in answer to a greeting, sampled wildly: finished calls parse and validate, and the reason says so."""
+    """A required call comes even in answer to a greeting at high temperature; finished calls parse and validate."""
     finished = 0
     for seed in range(5):
         answer = client.chat.completions.create(
@@ -85,7 +85,7 @@ def test_a_call_that_is_asked_for_comes(client: openai.OpenAI, choice: Any) -> N
 
 
 def test_answers_of_a_schema_validate_on_every_face(server: DemoServer, client: openai.OpenAI) -> None:
-    """chat.completions, Responses, Messages, completions and a session's turn, hot and cold."""
+    """An answer with a schema validates in every API, at low and high temperature."""
     texts = []
     for temperature in (0.0, 1.0):
         parsed = client.chat.completions.parse(
@@ -120,7 +120,7 @@ def test_answers_of_a_schema_validate_on_every_face(server: DemoServer, client: 
 
 
 def test_tools_and_a_form_in_one_request(client: openai.OpenAI) -> None:
-    """A call while one is needed, and an answer of the schema when the result has come."""
+    """A request with tools and a schema gets a call first, and an answer of the schema after the result."""
     first = client.chat.completions.create(
         model=MODEL, messages=ASK, tools=[WEATHER], response_format=FORM, temperature=0, max_tokens=150
     )
@@ -141,7 +141,7 @@ def test_tools_and_a_form_in_one_request(client: openai.OpenAI) -> None:
 
 
 def test_what_cannot_be_kept_ends_that_request_alone(client: openai.OpenAI) -> None:
-    """Grammars that do not compile or lead nowhere are a 400 of their field, and the server serves on."""
+    """A grammar that does not compile or has a dead end is a 400 with its field, and the server continues."""
     for grammar in ("root ::= nope", 'root ::= root "a"'):
         with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(model=MODEL, messages=ASK, extra_body={"grammar": grammar})

@@ -10,31 +10,31 @@ import torch
 
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
-from tests.engine.harness import Harness
-from tests.engine.kv_lab import load_always
+from tests.engine.engine_driver import EngineDriver
 from tests.engine.random_models import FolderSource, make_adapter, make_base, reference_model
+from tests.engine.tagged_kv_cache import load_always
 
 
 @dataclass(frozen=True)
-class Lab:
+class RandomModels:
     """A base model, three different adapters, and the reference model of each."""
 
     base: Path
     source: FolderSource
     references: dict[str | None, torch.nn.Module]
 
-    def engine(self, **options: Any) -> Harness:
-        """A fresh engine in fp32 over the lab's base."""
+    def engine(self, **options: Any) -> EngineDriver:
+        """A fresh engine in fp32 over the base model."""
         settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
-        return Harness(
+        return EngineDriver(
             build_engine(EngineConfig(model=self.base, **settings), lambda _: self.source, costs=load_always())
         )
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def models(tmp_path_factory: pytest.TempPathFactory) -> RandomModels:
     torch.set_num_threads(1)
-    root = tmp_path_factory.mktemp("lab")
+    root = tmp_path_factory.mktemp("models")
     base = make_base(root / "base")
     options: dict[str, dict[str, Any]] = {
         "sha256:wide": {"r": 8, "lora_alpha": 16},
@@ -48,9 +48,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     scales = {"sha256:wide": 2.0, "sha256:narrow": 5 / 3, "sha256:rooted": 6 / 2}
     references: dict[str | None, torch.nn.Module] = {None: reference_model(base, None)}
     references |= {digest: reference_model(base, folder) for digest, folder in folders.items()}
-    return Lab(base, FolderSource(folders, scales), references)
+    return RandomModels(base, FolderSource(folders, scales), references)
 
 
 @pytest.fixture
-def make_engine(lab: Lab) -> Callable[..., Harness]:
-    return lab.engine
+def make_engine(models: RandomModels) -> Callable[..., EngineDriver]:
+    return models.engine

@@ -7,9 +7,9 @@ from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.loop import Runner
 from graftwork.engine.messages import CancelSink
 from graftwork.platform.errors import InternalFailure, NotFound
-from tests.engine.harness import Harness
+from tests.engine.engine_driver import EngineDriver
 
-MakeEngine = Callable[..., Harness]
+MakeEngine = Callable[..., EngineDriver]
 
 
 class FailsOnce:
@@ -28,15 +28,15 @@ class FailsOnce:
 
 def test_a_failed_step_ends_its_requests_and_no_others(make_engine: MakeEngine) -> None:
     """The requests of a failed step get a typed error, their pages are released, and the next request is served."""
-    harness = make_engine()
-    harness.loop.runner = FailsOnce(harness.loop.runner)
+    driver = make_engine()
+    driver.loop.runner = FailsOnce(driver.loop.runner)
 
-    failed = harness.run([5, 6, 7])
-    served = harness.run([5, 6, 7])
+    failed = driver.run([5, 6, 7])
+    served = driver.run([5, 6, 7])
 
     assert isinstance(failed.error, InternalFailure)
     assert served.finish is not None
-    assert harness.loop.stats().active_pages == 0
+    assert driver.loop.stats().active_pages == 0
 
 
 class LosesAnAnswer:
@@ -58,27 +58,27 @@ class LosesAnAnswer:
 
 def test_a_step_that_fails_late_ends_all_its_requests(make_engine: MakeEngine) -> None:
     """Both the request that had its last token and the one without a token get the error, and the engine goes on."""
-    harness = make_engine()
-    harness.loop.runner = LosesAnAnswer(harness.loop.runner)
+    driver = make_engine()
+    driver.loop.runner = LosesAnAnswer(driver.loop.runner)
 
-    over = harness.submit([5, 6, 7], max_tokens=1)
-    lost = harness.submit([7, 6, 5], max_tokens=5)
-    harness.finish()
-    served = harness.run([5, 6, 7])
+    over = driver.submit([5, 6, 7], max_tokens=1)
+    lost = driver.submit([7, 6, 5], max_tokens=5)
+    driver.finish()
+    served = driver.run([5, 6, 7])
 
     assert isinstance(over.error, InternalFailure)
     assert isinstance(lost.error, InternalFailure)
     assert served.finish is not None
-    assert harness.loop.stats().active_pages == 0
+    assert driver.loop.stats().active_pages == 0
 
 
 def test_an_adapter_that_does_not_exist_ends_only_its_requests(make_engine: MakeEngine) -> None:
     """The requests of an adapter that cannot be loaded get NotFound; a request of the base is served."""
-    harness = make_engine()
+    driver = make_engine()
 
-    lost = harness.submit([5, 6], adapter="sha256:nowhere")
-    base = harness.submit([5, 6])
-    harness.finish()
+    lost = driver.submit([5, 6], adapter="sha256:nowhere")
+    base = driver.submit([5, 6])
+    driver.finish()
 
     assert isinstance(lost.error, NotFound)
     assert base.finish is not None
@@ -86,13 +86,13 @@ def test_an_adapter_that_does_not_exist_ends_only_its_requests(make_engine: Make
 
 def test_a_disconnected_gateway_has_its_requests_cancelled(make_engine: MakeEngine) -> None:
     """All requests of a sink are cancelled with it; the pages and the queue are empty."""
-    harness = make_engine(max_running=2)
+    driver = make_engine(max_running=2)
     for number in range(5):
-        harness.submit([9, 8, 7, number + 2], max_tokens=50, ignore_eos=True)
-    harness.step()
+        driver.submit([9, 8, 7, number + 2], max_tokens=50, ignore_eos=True)
+    driver.step()
 
-    harness.loop.take(CancelSink(harness.sink))
+    driver.loop.take(CancelSink(driver.sink))
 
-    stats = harness.loop.stats()
+    stats = driver.loop.stats()
     assert (stats.running_requests, stats.waiting_requests, stats.active_pages) == (0, 0, 0)
-    assert harness.loop.step() is False
+    assert driver.loop.step() is False

@@ -1,4 +1,4 @@
-"""The model runner's view of the kernels on a device: slots, steps and graph replay."""
+"""Tests of the kernels under graph replay on a GPU."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ KEY = (0, "qkv")
 
 @pytest.mark.parametrize("tile_rows", TILE_ROWS)
 def test_a_replayed_step_is_the_step_run_at_once(tile_rows: int) -> None:
-    """A graph captured for one step gives, after slots and owners have changed, what the oracle gives for the new one."""
+    """A captured graph that is replayed after slots and owners have changed equals the reference for the new step."""
     pytest.importorskip("triton", reason="the kernels extra is not installed")
     from graftwork.engine.lora.triton.fused_lora import FusedLora
     from graftwork.engine.model.projections import GroupShape

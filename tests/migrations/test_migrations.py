@@ -1,4 +1,4 @@
-"""Migrations, on both databases: up from nothing, down to nothing, and at head what the models say."""
+"""Tests of the migrations on both databases."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
 
 
 async def test_every_step_can_be_taken_back_and_again(empty_database: Database) -> None:
-    """Down to nothing leaves nothing, revision by revision, and up again works."""
+    """Each revision can be downgraded and upgraded again, and a full downgrade leaves no table."""
     await empty_database.upgrade_to_head()
 
     for revision in (
@@ -70,7 +70,7 @@ async def test_every_step_can_be_taken_back_and_again(empty_database: Database) 
 
 
 async def test_an_upgrade_keeps_the_rows(empty_database: Database) -> None:
-    """What older code has written is still there at head, and upgrading again changes nothing."""
+    """Rows that older code wrote are unchanged at head, and a second upgrade changes nothing."""
     await empty_database.upgrade_to_head()
     await empty_database.downgrade("0001_tenancy")
     async with empty_database.write() as session:
@@ -89,7 +89,7 @@ async def test_an_upgrade_keeps_the_rows(empty_database: Database) -> None:
 
 
 async def test_older_sessions_are_sessions(empty_database: Database) -> None:
-    """What was stored before there were other kinds is a session, on the way up and on the way back."""
+    """A session that was stored before kinds existed has the kind `session` after an upgrade and a downgrade."""
     await empty_database.upgrade_to_head()
     await empty_database.downgrade("0003_sessions")
     async with empty_database.write() as session:
@@ -128,7 +128,7 @@ async def test_older_sessions_are_sessions(empty_database: Database) -> None:
 async def test_older_sessions_end_when_they_did(
     empty_database: Database, status: str, retention_s: float | None, closed_at: float | None, ends_at: float | None
 ) -> None:
-    """What was stored before ends were noted ends when its retention says."""
+    """A session that was stored before ends existed ends when its retention says."""
     await empty_database.upgrade_to_head()
     await empty_database.downgrade("0005_provenance")
     row = {"status": status, "retention_s": retention_s, "closed_at": closed_at}
@@ -149,7 +149,7 @@ async def test_older_sessions_end_when_they_did(
 
 
 async def test_gateways_that_start_at_once_upgrade_once(empty_database: Database) -> None:
-    """Several upgrades at the same time wait for each other, and all succeed."""
+    """Upgrades that run at the same time wait for each other and all succeed."""
     await asyncio.gather(*(empty_database.upgrade_to_head() for _ in range(4)))
 
     assert await empty_database.current_revision() == empty_database.head_revision()

@@ -1,4 +1,4 @@
-"""What a transaction means, on both databases."""
+"""Tests of transactions on both databases."""
 
 import asyncio
 import threading
@@ -69,7 +69,7 @@ async def test_a_cancelled_write_leaves_nothing(database: Database) -> None:
 
 
 async def test_what_is_written_in_a_read_is_undone(database: Database) -> None:
-    """A read block never commits."""
+    """A read block rolls back everything written in it."""
     async with database.read() as session:
         await session.execute(INSERT, {"id": "ten_1", "weight": 1.0})
 
@@ -77,7 +77,7 @@ async def test_what_is_written_in_a_read_is_undone(database: Database) -> None:
 
 
 async def test_reads_do_not_wait_for_a_writer(database: Database) -> None:
-    """While one block writes, another reads what was committed before."""
+    """During a write block another block reads what was committed before."""
     async with database.write() as session:
         await session.execute(INSERT, {"id": "ten_1", "weight": 1.0})
         assert await count_tenants(database) == 0
@@ -86,7 +86,7 @@ async def test_reads_do_not_wait_for_a_writer(database: Database) -> None:
 
 
 async def test_concurrent_writers_lose_no_update(sqlite_database: Database) -> None:
-    """On SQLite a block that reads and then writes sees nobody else's write in between."""
+    """On SQLite no other write comes between the read and the write of one block."""
     async with sqlite_database.write() as session:
         await session.execute(INSERT, {"id": "ten_1", "weight": 0.0})
 
@@ -103,7 +103,7 @@ async def test_concurrent_writers_lose_no_update(sqlite_database: Database) -> N
 
 
 async def test_two_processes_lose_no_update(sqlite_database: Database, tmp_path: Path) -> None:
-    """The same holds for two connections that do not know of each other: a write block takes SQLite's lock first."""
+    """A write block takes SQLite's lock first, so two independent connections lose no update."""
     other = Database(f"sqlite+aiosqlite:///{tmp_path / 'graftwork.db'}")
     async with sqlite_database.write() as session:
         await session.execute(INSERT, {"id": "ten_1", "weight": 0.0})
@@ -121,7 +121,7 @@ async def test_two_processes_lose_no_update(sqlite_database: Database, tmp_path:
 
 
 async def test_a_write_inside_a_write_is_caught(sqlite_database: Database) -> None:
-    """On SQLite the inner block could only wait for the outer one, so it fails at once."""
+    """On SQLite a write block within a write block fails at once."""
     async with sqlite_database.write():
         with pytest.raises(AssertionError, match="inside"):
             async with sqlite_database.write():
@@ -129,7 +129,7 @@ async def test_a_write_inside_a_write_is_caught(sqlite_database: Database) -> No
 
 
 async def test_foreign_keys_are_enforced(sqlite_database: Database) -> None:
-    """Deleting a row deletes what hangs on it, which SQLite does only when told to."""
+    """Deleting a row deletes the rows that refer to it, on SQLite too."""
     async with sqlite_database.write() as session:
         await session.execute(INSERT, {"id": "ten_1", "weight": 1.0})
         await session.execute(text("INSERT INTO quotas (tenant_id) VALUES ('ten_1')"))
@@ -141,7 +141,7 @@ async def test_foreign_keys_are_enforced(sqlite_database: Database) -> None:
     "url", ["postgresql+asyncpg://nobody@127.0.0.1:1/none", "sqlite+aiosqlite:////nowhere/at/all.db"]
 )
 async def test_a_database_that_is_away_is_not_our_bug(url: str) -> None:
-    """A database that cannot be reached answers 503 and asks to come back, never 401 or 500."""
+    """A database that cannot be reached is a 503 with a retry-after."""
     database = Database(url)
 
     for block in (database.read, database.write):

@@ -1,4 +1,4 @@
-"""The tree of errors, its face on HTTP, and its table in the docs."""
+"""Tests of the tree of errors, of their HTTP answers, and of the table in the docs."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "errors.md"
 
 
 def test_the_table_in_the_docs_is_the_tree() -> None:
-    """Every class stands in docs/errors.md with its own status and code, and nothing else does."""
+    """docs/errors.md lists every error class with its status and code, and no other."""
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| `(\w+)` \|", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
     branches = {name: found for name, found in TREE.items() if found is not GraftworkError}
 
@@ -23,7 +23,7 @@ def test_the_table_in_the_docs_is_the_tree() -> None:
 
 @pytest.mark.parametrize("error_class", TREE.values(), ids=lambda found: found.__name__)
 def test_every_error_has_openais_four_fields(error_class: type[GraftworkError]) -> None:
-    """message, type, param and code, with details beside them."""
+    """Every error has message, type, param and code, and its details beside them."""
     body = error_class("Say what to do.", param="field", details={"head": "ckp_1"}).body()
 
     assert set(body["error"]) == {"message", "type", "param", "code", "head"}
@@ -31,7 +31,7 @@ def test_every_error_has_openais_four_fields(error_class: type[GraftworkError]) 
 
 
 def test_waiting_is_named_in_seconds_and_milliseconds() -> None:
-    """A retry-after of 0.25 s is at least one whole second, and 250 ms."""
+    """A retry-after of 0.25 s is written as 1 second and as 250 milliseconds."""
     headers = CapacityContended("Full.", retry_after_s=0.25).headers()
 
     assert headers == {"retry-after": "1", "retry-after-ms": "250"}
@@ -39,5 +39,5 @@ def test_waiting_is_named_in_seconds_and_milliseconds() -> None:
 
 @pytest.mark.parametrize("error_class", [BudgetSpent, Conflict])
 def test_what_waiting_does_not_mend_says_so(error_class: type[GraftworkError]) -> None:
-    """Clients that retry 409 and 429 by default are told not to."""
+    """An error that a retry cannot help says so to clients that retry 409 and 429 by default."""
     assert error_class("No.").headers()["x-should-retry"] == "false"

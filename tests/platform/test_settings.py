@@ -1,4 +1,4 @@
-"""Where settings come from, and what they refuse."""
+"""Tests of the sources of settings, and of their refusals."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_former_name_of_a_setting_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`GRAFTWORK_DEVICE_KV_BYTES` is the budget of the device, unless `GRAFTWORK_DEVICE_BYTES` is given too."""
+    """`GRAFTWORK_DEVICE_KV_BYTES` sets the device's budget unless `GRAFTWORK_DEVICE_BYTES` is set."""
     monkeypatch.setenv("GRAFTWORK_DEVICE_KV_BYTES", "1KiB")
     former = Settings.from_environment()
     monkeypatch.setenv("GRAFTWORK_DEVICE_BYTES", "2KiB")
@@ -25,7 +25,7 @@ def test_the_former_name_of_a_setting_is_still_read(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_command_line_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An override wins over the variable, the variable over the default; None is no override."""
+    """An override has priority over the variable, and the variable over the default; None is no override."""
     monkeypatch.setenv("GRAFTWORK_PORT", "9000")
     monkeypatch.setenv("GRAFTWORK_DEMO", "yes")
 
@@ -62,20 +62,20 @@ def test_a_value_that_cannot_be_read_names_its_variable(
 
 
 def test_an_unknown_override_is_refused() -> None:
-    """A misspelt setting is an error, not a default."""
+    """An override with an unknown name is an error."""
     with pytest.raises(InvalidRequest, match="prot"):
         Settings.from_environment({"prot": 1})
 
 
 def test_every_setting_can_be_given() -> None:
-    """There is a reader for each field: none is silently ignored."""
+    """Every field of the settings has a reader."""
     defaults = {name: value for name, value in vars(Settings()).items() if value is not None}
 
     assert Settings.from_environment(defaults) == Settings()
 
 
 def test_secrets_are_not_shown() -> None:
-    """The settings can be logged: keys, the pepper and addresses with passwords are left out."""
+    """The settings' repr leaves out keys, the pepper and addresses with passwords."""
     settings = Settings(
         admin_key="gwa_x_secret",
         pepper="secret",
@@ -105,7 +105,7 @@ def test_the_embedded_addresses_lie_in_the_data_folder() -> None:
     ],
 )
 def test_database_addresses_get_their_async_driver(given: str, expected: str) -> None:
-    """The addresses that other programs take are taken here too."""
+    """Usual database addresses get the async driver."""
     assert async_database_url(given) == expected
 
 
@@ -120,14 +120,14 @@ def test_sizes_are_read(text: object, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "1 gib", "-1", -1, True, "1e9", "nan"])
 def test_sizes_that_are_none_are_refused(text: object) -> None:
-    """Nothing is guessed."""
+    """A text that is not a size is refused."""
     with pytest.raises(ValueError, match="give a size"):
         parse_bytes(text)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("fleet", "ray"), ("replicas", 2)])
 def test_what_would_have_no_effect_is_refused(setting: str, value: object) -> None:
-    """A flag that is not served yet is an error that names it, never a silent default."""
+    """A flag that is not served yet is an error that names it."""
     settings = Settings.from_environment({setting: value})
 
     with pytest.raises(InvalidRequest, match="--" + setting.replace("_", "-")):

@@ -1,15 +1,19 @@
-"""The metrics of `/metrics`, and the format of log lines."""
+"""Tests of the metrics of `/metrics` and of the format of log lines."""
 
 import io
 import json
 import logging
+import re
 from dataclasses import dataclass, field
 
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from graftwork.platform.ids import TenantId
 from graftwork.platform.metrics import counter, gauge
-from graftwork.platform.telemetry import MAX_TENANT_LABELS, JsonFormatter, Telemetry
+from graftwork.platform.telemetry import MAX_TENANT_LABELS, JsonFormatter, LocalHistogram, Telemetry
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Reading:
 
 
 def shown(telemetry: Telemetry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Every sample by name and labels, as a scraper reads them."""
+    """Returns every sample by name and labels."""
     text, content_type = telemetry.render()
     assert content_type.startswith("text/plain")
     families = text_string_to_metric_families(text.decode())
@@ -49,7 +53,7 @@ def test_each_telemetry_has_its_own_figures() -> None:
 
 
 def test_tokens_are_counted_by_where_they_came_from() -> None:
-    """Prompt tokens add up by tier, generated ones by tenant."""
+    """Prompt tokens are counted by tier, and generated tokens by tenant."""
     telemetry = Telemetry()
     for _ in range(2):
         telemetry.count_tokens(TenantId("ten_1"), {"device": 64, "recomputed": 6}, 10)
@@ -62,7 +66,7 @@ def test_tokens_are_counted_by_where_they_came_from() -> None:
 
 
 def test_the_tenant_label_is_capped() -> None:
-    """However many tenants there are, a scrape has at most 1,000 of them and one `other`."""
+    """A scrape has at most 1,000 tenants and one `other`."""
     telemetry = Telemetry()
 
     for number in range(MAX_TENANT_LABELS + 50):
@@ -75,7 +79,7 @@ def test_the_tenant_label_is_capped() -> None:
 
 
 def test_an_engines_figures_are_shown_as_its_fields_say() -> None:
-    """A field is shown under each of its names, fields of equal labels are added up, and one without metadata is not
+    """A figure is shown under each of its names, figures of equal labels are added, and one without metadata is not
     shown."""
     telemetry = Telemetry()
     assert not any(name.startswith("vllm:") for name, _ in shown(telemetry))
@@ -105,7 +109,7 @@ def test_histograms_carry_the_promised_names() -> None:
 
 
 def test_a_log_line_is_one_object() -> None:
-    """Fields given as `extra` stand beside the event, and an exception stays on the line."""
+    """A log line is one JSON object with the event, the `extra` fields and the exception."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
@@ -129,3 +133,25 @@ def test_a_log_line_is_one_object() -> None:
         3,
     )
     assert "ValueError: two\nlines" in line["error"]
+
+
+BOUNDS = (0.001, 0.25, 1.0, 2.5)
+
+
+def without_creation_time(registry: CollectorRegistry) -> str:
+    """Returns the exposition without the time at which the histogram was made."""
+    return re.sub(r"(_created) \S+", r"\1", generate_latest(registry).decode())
+
+
+@given(st.lists(st.one_of(st.sampled_from(BOUNDS), st.floats(0.0, 10.0))))
+def test_it_shows_what_the_librarys_own_shows(values: list[float]) -> None:
+    """LocalHistogram shows the same bytes as prometheus_client's Histogram for any values."""
+    own, theirs = CollectorRegistry(), CollectorRegistry()
+    local = LocalHistogram("some_seconds", "Some text.", BOUNDS, own)
+    histogram = Histogram("some_seconds", "Some text.", buckets=BOUNDS, registry=theirs)
+
+    for value in values:
+        local.observe(value)
+        histogram.observe(value)
+
+    assert without_creation_time(own) == without_creation_time(theirs)

@@ -5,7 +5,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tests.sessions.fakes_text import SPECIAL_NAMES, TEMPLATES, tokenizer_json
+from tests.sessions.tokenizer_and_templates import SPECIAL_NAMES, TEMPLATES, tokenizer_json
 
 
 def reference(source: str) -> Any:

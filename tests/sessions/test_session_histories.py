@@ -1,4 +1,4 @@
-"""Random sequences of actions on sessions: the stored tokens equal the prompts, and the events have no gap."""
+"""Tests of random sequences of actions on sessions."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from graftwork.sessions.store import turn_rows as history_rows
 from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 from tests.hypothesis_profiles import examples
-from tests.sessions.fakes_sessions import WEATHER, Answer, World, call, crash, new_principal
+from tests.sessions.session_process import WEATHER, Answer, SessionProcess, call, crash, new_principal
 
 ANSWERS = {
     "text": Answer("All  is well"),
@@ -51,7 +51,7 @@ operations = st.one_of(
 
 
 @dataclass
-class Point:
+class ExpectedCheckpoint:
     """The expected state of a checkpoint."""
 
     tokens: tuple[int, ...]
@@ -61,7 +61,7 @@ class Point:
 
 
 @dataclass
-class Branch:
+class ExpectedSession:
     """The expected state of a session."""
 
     session_id: str
@@ -75,35 +75,35 @@ class Branch:
     is_suspended: bool = False
 
 
-class Histories:
+class PredictedSessions:
     """Calls the service and predicts its results."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, process: SessionProcess) -> None:
+        self.process = process
         self.me = new_principal()
-        self.branches: list[Branch] = []
-        self.points: dict[str, Point] = {}
+        self.branches: list[ExpectedSession] = []
+        self.points: dict[str, ExpectedCheckpoint] = {}
         self.live: dict[str, list[object]] = {}
         """Events by turn, as a live reader saw them."""
 
     async def begin(self) -> None:
-        session = await self.world.session(self.me, tools=(WEATHER,), instructions="Be brief.")
-        self.branches.append(Branch(session.session_id))
+        session = await self.process.session(self.me, tools=(WEATHER,), instructions="Be brief.")
+        self.branches.append(ExpectedSession(session.session_id))
 
-    def branch(self, index: int) -> Branch:
+    def branch(self, index: int) -> ExpectedSession:
         return self.branches[index % len(self.branches)]
 
-    def awaited(self, branch: Branch) -> tuple[str, ...]:
+    def awaited(self, branch: ExpectedSession) -> tuple[str, ...]:
         return () if branch.head is None else self.points[branch.head].call_ids
 
     async def turn(self, index: int, ending: str) -> None:
         branch = self.branch(index)
         if self.awaited(branch):
             with pytest.raises(Conflict):
-                await self.world.service.start_turn(self.me, branch.session_id, "Hi")
+                await self.process.service.start_turn(self.me, branch.session_id, "Hi")
             return
-        self.world.will_say(ANSWERS[ending])
-        running = await self.world.service.start_turn(self.me, branch.session_id, "Hi", if_head=branch.head)
+        self.process.will_say(ANSWERS[ending])
+        running = await self.process.service.start_turn(self.me, branch.session_id, "Hi", if_head=branch.head)
         await self.run(branch, running, ending, {})
 
     async def outputs(self, index: int, choices: Sequence[tuple[int, str]], ending: str) -> None:
@@ -126,7 +126,7 @@ class Histories:
             assert list(answer.missing) == [call_id for call_id in awaited if stored[call_id] is None]
             branch.is_suspended &= False
             return
-        self.world.will_say(ANSWERS[ending])
+        self.process.will_say(ANSWERS[ending])
         answer = await self.send(branch, sent)
         assert answer.turn is not None
         await self.run(branch, answer.turn, ending, {call_id: text for call_id, text in stored.items() if text})
@@ -159,9 +159,9 @@ class Histories:
     async def fork(self, index: int, at: int | None, count: int) -> None:
         branch = self.branch(index)
         point = branch.head if at is None or not branch.reachable else branch.reachable[at % len(branch.reachable)]
-        children = await self.world.service.fork(self.me, branch.session_id, None if at is None else point, count)
+        children = await self.process.service.fork(self.me, branch.session_id, None if at is None else point, count)
         for child in children:
-            made = Branch(child.session_id, point, await self.ancestors(point))
+            made = ExpectedSession(child.session_id, point, await self.ancestors(point))
             if point is not None:
                 made.ledger = dict.fromkeys(self.points[point].call_ids)
                 made.inherited = dict(self.points[point].outputs)
@@ -172,57 +172,57 @@ class Histories:
         strangers = [point for point in self.points if point not in branch.reachable]
         if strangers:
             with pytest.raises(NotFound):
-                await self.world.service.rewind(self.me, branch.session_id, strangers[to % len(strangers)])
+                await self.process.service.rewind(self.me, branch.session_id, strangers[to % len(strangers)])
         if branch.reachable:
             branch.head = branch.reachable[to % len(branch.reachable)]
-            await self.world.service.rewind(self.me, branch.session_id, branch.head)
+            await self.process.service.rewind(self.me, branch.session_id, branch.head)
             branch.ledger |= dict.fromkeys(self.points[branch.head].call_ids)
             branch.is_suspended = False
 
     async def suspend(self, index: int) -> None:
         branch = self.branch(index)
-        await self.world.service.suspend(self.me, branch.session_id)
+        await self.process.service.suspend(self.me, branch.session_id)
         branch.is_suspended = True
 
-    async def send(self, branch: Branch, sent: Sequence[tuple[str, str]]) -> ToolOutputsResult:
+    async def send(self, branch: ExpectedSession, sent: Sequence[tuple[str, str]]) -> ToolOutputsResult:
         outputs = [{"call_id": call_id, "output": text} for call_id, text in sent]
-        return await self.world.service.tool_outputs.send(self.me, branch.session_id, outputs)
+        return await self.process.service.tool_outputs.send(self.me, branch.session_id, outputs)
 
-    async def run(self, branch: Branch, running: TurnHandle, ending: str, outputs: dict[str, str]) -> None:
+    async def run(self, branch: ExpectedSession, running: TurnHandle, ending: str, outputs: dict[str, str]) -> None:
         """Wait for a turn, and check that it ends as expected."""
         branch.is_suspended = False
         if ending in ("cancel", "crash", "shutdown"):
-            await self.world.engine.half_way.wait()
+            await self.process.engine.half_way.wait()
         if ending == "cancel":
-            await self.world.service.cancel(self.me, branch.session_id)
+            await self.process.service.cancel(self.me, branch.session_id)
         elif ending == "crash":
             await crash()
             self.restart()
-            assert await self.world.service.recover() == 1
+            assert await self.process.service.recover() == 1
         elif ending == "shutdown":
-            await self.world.service.close()
+            await self.process.service.close()
             self.restart()
         else:
             self.live[running.turn_id] = [event async for event in running.events()]
             self.committed(branch, await running.result(), ending, outputs)
 
     def restart(self) -> None:
-        said, requests = self.world.engine.said, self.world.engine.requests
-        self.world = self.world.restarted()
-        self.world.engine.said, self.world.engine.requests = said, requests
+        said, requests = self.process.engine.said, self.process.engine.requests
+        self.process = self.process.restarted()
+        self.process.engine.said, self.process.engine.requests = said, requests
 
-    def committed(self, branch: Branch, turn: Turn, ending: str, outputs: dict[str, str]) -> None:
+    def committed(self, branch: ExpectedSession, turn: Turn, ending: str, outputs: dict[str, str]) -> None:
         assert (turn.checkpoint_id is not None) == (ending in GOOD)
         if turn.checkpoint_id is None:
             assert turn.status is TurnStatus.FAILED
             return
         calls = tuple(str(item.call_id) for item in turn.output if item.type is ItemType.FUNCTION_CALL)
         awaits = calls if turn.status is TurnStatus.AWAITING_TOOL else ()
-        before = self.points[branch.head] if branch.head else Point((), (), {})
-        prompt = self.world.engine.requests[-1].prompt_token_ids
+        before = self.points[branch.head] if branch.head else ExpectedCheckpoint((), (), {})
+        prompt = self.process.engine.requests[-1].prompt_token_ids
         assert prompt[: len(before.tokens)] == before.tokens
-        said = self.world.engine.said[turn.turn_id]
-        self.points[turn.checkpoint_id] = Point((*prompt, *said), awaits, before.outputs | outputs)
+        said = self.process.engine.said[turn.turn_id]
+        self.points[turn.checkpoint_id] = ExpectedCheckpoint((*prompt, *said), awaits, before.outputs | outputs)
         branch.head = turn.checkpoint_id
         branch.reachable.append(turn.checkpoint_id)
         branch.ledger |= dict.fromkeys(awaits)
@@ -230,20 +230,20 @@ class Histories:
     async def ancestors(self, point: str | None) -> list[str]:
         if point is None:
             return []
-        async with self.world.database.read() as database:
+        async with self.process.database.read() as database:
             chain = await history_rows.find_chain(database, self.me.scope(), point)
         return [str(checkpoint.checkpoint_id) for checkpoint in chain]
 
     async def check(self) -> None:
         for branch in self.branches:
-            session = await self.world.load(self.me, branch.session_id)
+            session = await self.process.load(self.me, branch.session_id)
             assert session.head_id == branch.head
             assert session.status is self.status(branch)
             await self.check_tokens(session)
             await self.check_outputs(session)
             await self.check_events(session)
 
-    def status(self, branch: Branch) -> SessionStatus:
+    def status(self, branch: ExpectedSession) -> SessionStatus:
         if branch.is_suspended:
             return SessionStatus.SUSPENDED
         return SessionStatus.AWAITING_TOOL if self.awaited(branch) else SessionStatus.IDLE
@@ -252,7 +252,7 @@ class Histories:
         """The stored tokens, joined, are the engine's prompts and answers."""
         if session.head_id is None:
             return
-        async with self.world.database.read() as database:
+        async with self.process.database.read() as database:
             chain = await history_rows.find_chain(database, self.me.scope(), session.head_id)
         replayed = tuple(token for checkpoint in chain for token in checkpoint.token_ids)
         assert replayed == self.points[session.head_id].tokens
@@ -261,7 +261,7 @@ class Histories:
     async def check_outputs(self, session: AgentSession) -> None:
         """Every answered call of the history has exactly one output in it."""
         page = PageRequest(limit=1000, order=Order.ASCENDING)
-        items = (await self.world.service.items(self.me, session.session_id, page)).items
+        items = (await self.process.service.items(self.me, session.session_id, page)).items
         applied = [(item.call_id, item.body["output"]) for item in items if item.type is ItemType.FUNCTION_CALL_OUTPUT]
         expected = self.points[session.head_id].outputs if session.head_id else {}
         assert len(applied) == len(expected)
@@ -269,7 +269,7 @@ class Histories:
 
     async def check_events(self, session: AgentSession) -> None:
         """Events are numbered without a gap, turns are complete, and live readers saw what is stored."""
-        events = await self.world.events(self.me, session.session_id)
+        events = await self.process.events(self.me, session.session_id)
         assert [event.seq for event in events] == list(range(1, session.last_seq + 1))
         by_turn: dict[str, list[object]] = {}
         for earlier, event in zip([None, *events], events, strict=False):
@@ -280,11 +280,11 @@ class Histories:
         for turn_id, seen in by_turn.items():
             assert self.live.get(turn_id, seen) == seen
         middle = len(events) // 2
-        assert await self.world.events(self.me, session.session_id, after=middle) == events[middle:]
+        assert await self.process.events(self.me, session.session_id, after=middle) == events[middle:]
 
 
-async def play(database: Database, steps: Sequence[tuple[object, ...]]) -> None:
-    histories = Histories(World(database))
+async def run_random_actions(database: Database, steps: Sequence[tuple[object, ...]]) -> None:
+    histories = PredictedSessions(SessionProcess(database))
     await histories.begin()
     for action, *arguments in steps:
         await getattr(histories, str(action).replace(" ", "_"))(*arguments)
@@ -302,13 +302,14 @@ async def postgres_database(postgres_url: str) -> AsyncIterator[Database]:
 @settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(operations, min_size=8, max_size=24))
 async def test_any_history(sqlite_database: Database, steps: list[tuple[object, ...]]) -> None:
-    """The checks above hold after turns, tool outputs, forks, rewinds, cancels, failures and crashes in any order."""
-    await play(sqlite_database, steps)
+    """After any turns, tool outputs, forks, rewinds, cancels, failures and crashes, stored tokens equal the prompts
+    and events have no gap."""
+    await run_random_actions(sqlite_database, steps)
 
 
 @pytest.mark.postgres
 @settings(max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(operations, min_size=12, max_size=24))
 async def test_any_history_on_postgres(postgres_database: Database, steps: list[tuple[object, ...]]) -> None:
-    """The same holds on PostgreSQL."""
-    await play(postgres_database, steps)
+    """After any actions on PostgreSQL, stored tokens equal the prompts and events have no gap."""
+    await run_random_actions(postgres_database, steps)

@@ -100,7 +100,7 @@ def promote(
 
 @app.command()
 def rollback(name: NameArgument, alias: Alias = "prod", as_json: JsonFlag = False) -> None:
-    """Point an alias back at the version before the one it points at.
+    """Point an alias back at the newest version that is older than its present one.
 
     Example: graftwork adapters rollback support
     """
@@ -168,7 +168,7 @@ def _aliases(adapter: "Adapter") -> str:
 
 
 def _target(target: object) -> str:
-    """Convert an alias's target to text:
+    """Converts an alias's target to text:
 
     `{"version": 2}` to 2, `{"weights": {"2": 0.9, "3": 0.1}}` to 2 (0.9) + 3 (0.1).
     """

@@ -1,4 +1,4 @@
-"""Defines `graftwork demo`, which plays the demo's story on the demo model."""
+"""Defines `graftwork demo`, which runs the demo on the small model that comes with Graftwork."""
 
 import typer
 

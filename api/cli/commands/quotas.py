@@ -10,28 +10,19 @@ from graftwork.api.cli.console.output import JsonFlag, show_facts, show_json, si
 from graftwork.platform.settings import parse_bytes
 
 if TYPE_CHECKING:
-    from graftwork.api.sdk.admin import QuotaLimits
-    from graftwork.platform.answers.admin import Quota
+    from graftwork.platform.answers.admin import Quota, QuotaLimits
 
 app = typer.Typer(no_args_is_help=True, help="How much a tenant may use. Needs GRAFTWORK_ADMIN_KEY.")
 
 NO_LIMIT = "none"
-LIMITS = (
-    "requests_per_minute",
-    "tokens_per_minute",
-    "max_concurrent_requests",
-    "max_adapters",
-    "max_adapter_bytes",
-    "max_adapter_rank",
-    "max_sessions",
-    "max_device_kv_bytes",
-    "max_host_kv_bytes",
-    "monthly_tokens",
-)
 
 
 def _limit(text: str | None) -> str | None:
-    """Check the form of a limit and return it as text. It stays text, because `none` differs from a missing limit."""
+    """Checks the form of a limit, and returns the text.
+
+    The text is not converted yet, because `none` differs from a missing limit. Raises typer.BadParameter for a wrong
+    form.
+    """
     if text is None:
         return None
     try:
@@ -64,7 +55,7 @@ def set_limits(
     tenant: TenantArgument,
     requests_per_minute: Annotated[str | None, _option("Inference requests per minute.")] = None,
     tokens_per_minute: Annotated[str | None, _option("Prompt and completion tokens per minute.")] = None,
-    max_concurrent_requests: Annotated[str | None, _option("Inference requests at the same time.")] = None,
+    max_concurrent_requests: Annotated[str | None, _option("Answers that are generated at the same time.")] = None,
     max_adapters: Annotated[str | None, _option("Adapters it may keep.")] = None,
     max_adapter_bytes: Annotated[str | None, _option("All its adapters together.", "SIZE")] = None,
     max_adapter_rank: Annotated[str | None, _option("The largest rank of an adapter.")] = None,
@@ -78,21 +69,25 @@ def set_limits(
 
     Example: graftwork quotas set acme --requests-per-minute 60 --max-adapter-bytes 512MiB
     """
-    given = {name: value for name, value in locals().items() if name in LIMITS and value is not None}
+    options = {name: text for name, text in locals().items() if name not in ("tenant", "as_json")}
+    given = {name: _parsed(text) for name, text in options.items() if text is not None}
     if not given:
         raise typer.BadParameter("name at least one limit, such as --requests-per-minute 60")
     with connect() as client:
         tenant_id = tenant_id_of(client, tenant)
-        now = client.admin.quotas.get(tenant_id)
-        limits = {name: getattr(now, name) for name in LIMITS} | {name: _parsed(text) for name, text in given.items()}
+        limits = _limits(client.admin.quotas.get(tenant_id)) | given
         _show(client.admin.quotas.set(tenant_id, **cast("QuotaLimits", limits)), as_json)
 
 
 def _show(quota: "Quota", as_json: bool) -> None:
     if as_json:
         return show_json(quota.raw)
-    facts = [(name.replace("_", " "), _shown(name, getattr(quota, name))) for name in LIMITS]
-    return show_facts(facts)
+    return show_facts([(name.replace("_", " "), _shown(name, limit)) for name, limit in _limits(quota).items()])
+
+
+def _limits(quota: "Quota") -> dict[str, int | None]:
+    """Return every limit that this client knows by its name."""
+    return {name: getattr(quota, name) for name in type(quota).model_fields}
 
 
 def _shown(name: str, limit: int | None) -> str:

@@ -108,5 +108,5 @@ def engine(
 
 
 def _settings(flags: dict[str, object]) -> Settings:
-    """Return the settings for a command's flags. If a switch is missing, its environment variable decides."""
+    """Returns the settings for a command's flags. If a flag is missing, its environment variable decides."""
     return Settings.from_environment({name: None if value is False else value for name, value in flags.items()})

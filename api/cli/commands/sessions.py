@@ -96,7 +96,7 @@ def close(session: SessionArgument, yes: YesFlag = False, as_json: JsonFlag = Fa
 
 
 def _transcript(session: "Session[SyncRuntime]") -> "list[Item]":
-    """Return all items of a session's history. Reads them page by page."""
+    """Reads all items of a session's history, page by page."""
     page = session.items(limit=100, order="asc")
     items = list(page)
     while page.has_more:

@@ -64,7 +64,7 @@ def show(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def suspend(tenant: TenantArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """Refuse all of a tenant's keys until it is resumed.
+    """Refuse all of a tenant's keys until the tenant is resumed.
 
     Example: graftwork tenants suspend acme
     """

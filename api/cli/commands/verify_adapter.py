@@ -1,6 +1,6 @@
 """Checks an adapter folder against a model folder, with the server's own checks, for `graftwork adapters verify`.
 
-It only reads files, and loads no weights of the base model.
+Never connects to a server, and never loads weights of the base model.
 """
 
 from dataclasses import asdict, dataclass
@@ -35,7 +35,7 @@ class AdapterReport:
 
 
 def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
-    """Check whether the adapter in a folder fits the model in the folder `model`, by default the demo's model.
+    """Checks whether the adapter in a folder fits the model in the folder `model`, by default the demo's model.
 
     Raises ValidationFailed, which names the wrong tensor or field. Raises InvalidRequest if a file is missing.
     """
@@ -53,7 +53,7 @@ def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
 
 
 def describe_model(folder: Path) -> EngineDescription:
-    """Return the description that an engine would give of a model. Reads only the model's files."""
+    """Returns the description that an engine would give of a model. Reads only the model's files."""
     model, engine = read_model_config(folder), EngineConfig(folder)
     return EngineDescription(
         model_name=folder.resolve().name,

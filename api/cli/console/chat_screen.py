@@ -1,5 +1,6 @@
-"""Runs the interactive chat of `graftwork sessions chat`: reads lines, prints events, and gets the tools' outputs.
+"""Runs the interactive chat of `graftwork sessions chat`.
 
+Owns the loop that reads lines, prints events and gets the outputs of tools. Never stores anything: the server does.
 Ctrl-C stops the running answer. The session is then as it was before the message. After an error of the server, the
 chat prints the error and continues. The chat ends at the end of the input, at `/quit`, or if the server does not
 answer.
@@ -50,7 +51,10 @@ StartTurn = Callable[[], Stream[SessionEvent]]
 def open_session(
     client: Graftwork, model: str | None, instructions: str | None, tools: Path | None
 ) -> Session[SyncRuntime]:
-    """If `model` is a session's id, open that session. Otherwise create a session on this model or the base model."""
+    """Opens the session whose id is `model`. If `model` is not a session's id, creates a session on that model.
+
+    If `model` is None, creates a session on the base model.
+    """
     if model is not None and model.startswith("ses_"):
         return client.sessions.get(model)
     base = next(iter(client.models.list())).id
@@ -62,7 +66,7 @@ def open_session(
 
 
 def _schemas_in(path: Path) -> list[dict[str, Any]]:
-    """Read a list of function schemas from a JSON file. Raises ConfigurationError if the file holds anything else."""
+    """Reads a list of function schemas from a JSON file. Raises ConfigurationError if the file holds anything else."""
     try:
         schemas = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -81,15 +85,15 @@ def _demo_schemas(base: str, model: str | None) -> list[dict[str, Any]]:
 class ChatScreen:
     """Runs the chat in the terminal. Owns the chat's session, and the checkpoints to which `/rewind` can return.
 
-    A checkpoint is a point in the session's history after a turn.
+    A checkpoint is the state of the session's history after a turn.
     """
 
     def __init__(self, session: Session[SyncRuntime]) -> None:
         self._session = session
         self._checkpoints: list[str | None] = []
-        """The session's head before each message of this chat: the checkpoint from which the turn continued."""
+        """For each message of this chat, the checkpoint of the session just before the message."""
         self._retry: Callable[[], None] | None = None
-        """A function that sends the last turn again. None if that turn succeeded."""
+        """A function that sends the last turn again. It is None if that turn succeeded."""
         self._commands: Mapping[str, Callable[[], None]] = {
             "/fork": self._fork,
             "/rewind": self._rewind,
@@ -99,7 +103,7 @@ class ChatScreen:
         }
 
     def talk(self) -> None:
-        """Read lines from the user and run them, until /quit or the end of the input."""
+        """Reads lines from the user and runs them, until `/quit` or the end of the input."""
         version = self._session.model.version
         model = self._session.model.name + (f"@{version}" if version else "")
         typer.echo(f"{self._session.id} on {model}. Type a message, or /help.")
@@ -113,9 +117,9 @@ class ChatScreen:
         typer.echo(f"\nGo on later with: graftwork sessions chat {self._session.id}")
 
     def _obey(self, action: Callable[[], None]) -> None:
-        """Run the action of one line of input.
+        """Runs the action of one line of input, and prints an error that the server sends.
 
-        Prints an error of the server. Raises APIConnectionError without a server.
+        Raises APIConnectionError if the server does not answer.
         """
         try:
             action()
@@ -141,7 +145,10 @@ class ChatScreen:
             self._retry()
 
     def _answer(self, calls: Sequence[PendingCall]) -> None:
-        """Send outputs for the tool calls. If the model then calls more tools, answer these calls too."""
+        """Gets the outputs of the tool calls and sends them.
+
+        If the model then calls more tools, does the same for these calls.
+        """
         if calls:
             self._send([ToolOutput(call.call_id, _output_of(call)) for call in calls])
 
@@ -150,7 +157,7 @@ class ChatScreen:
         self._answer(self._take(lambda: self._session.tool_outputs(outputs, stream=True)))
 
     def _take(self, start: StartTurn) -> list[PendingCall]:
-        """Run a turn and print its events. Returns the tool calls that need outputs. Ctrl-C stops only the turn."""
+        """Runs a turn and prints its events. Returns the tool calls that need outputs. Ctrl-C stops only the turn."""
         try:
             with start() as events:
                 return self._print(events)
@@ -160,7 +167,7 @@ class ChatScreen:
             return []
 
     def _take_up(self) -> None:
-        """Continue a session that was left with unanswered calls, or with answers that no turn has used."""
+        """Continues a session whose tool calls have no outputs, or whose outputs no turn has used."""
         if self._session.status != "awaiting_tool":
             return
         given = self._session.given_outputs()
@@ -172,7 +179,7 @@ class ChatScreen:
             self._send([ToolOutput(stored.call_id, stored.output) for stored in given.outputs])
 
     def _print(self, events: Iterable[SessionEvent]) -> list[PendingCall]:
-        """Print the events of a turn. Returns the tool calls that need outputs."""
+        """Prints the events of a turn. Returns the tool calls that need outputs."""
         calls: list[PendingCall] = []
         is_within_line = False
         for event in events:
@@ -218,7 +225,7 @@ class ChatScreen:
 
 
 def _asked(question: str) -> str:
-    """Read one line of input. Raises typer.Abort at the end of the input."""
+    """Reads one line of input. Raises typer.Abort at the end of the input."""
     typed: str = typer.prompt(question, prompt_suffix="> ", default="", show_default=False)
     return typed.strip()
 
@@ -228,7 +235,7 @@ def _show_call(name: str, arguments: str) -> None:
 
 
 def _output_of(call: PendingCall) -> str:
-    """Return the output of a tool call. Runs the demo's tool with this name, or else asks the user for the output."""
+    """Returns the output of a tool call. Runs the demo's tool with this name, or else asks the user for the output."""
     try:
         output = json.dumps(run_tool(call.name, json.loads(call.arguments)), ensure_ascii=False)
     except (KeyError, TypeError, ValueError):

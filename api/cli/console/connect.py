@@ -7,9 +7,9 @@ if TYPE_CHECKING:
 
 
 def connect(max_retries: int = 0) -> "Graftwork":
-    """Return a client for the server at GRAFTWORK_URL, with the keys of the environment.
+    """Returns a client for the server at GRAFTWORK_URL, with the keys of the environment.
 
-    The client does not retry, so that a person sees an error at once.
+    By default the client does not retry, so that a person sees an error at once.
     """
     # httpx takes longer to import than the rest of the program, and `graftwork --help` does not need it.
     from graftwork.api.sdk.client import Graftwork
@@ -18,7 +18,10 @@ def connect(max_retries: int = 0) -> "Graftwork":
 
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
-    """Return the id of the tenant with this id or name. Return any other text unchanged. The server then refuses it."""
+    """Returns the id of the tenant with this id or name.
+
+    If there is no such tenant, returns the text unchanged, and the server then refuses it.
+    """
     after: str | None = None
     while True:
         page = client.admin.tenants.list(limit=100, after=after)

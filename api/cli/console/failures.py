@@ -1,4 +1,7 @@
-"""Turns every error of a command into one line that says what to do, and exit status 1."""
+"""Turns every expected error of a command into one line that says what to do, and ends the program with exit status 1.
+
+Never hides a bug: an unexpected exception still prints its traceback.
+"""
 
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +24,7 @@ _NEEDS_SERVER = "This command needs the server: pip install 'graftwork[server]'"
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands. If a command raises an error, the group prints a message and exits with status 1."""
+    """The group of all commands. If a command raises an expected error, prints one line and exits with status 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,7 +41,7 @@ class CommandGroup(TyperGroup):
 
 
 def require_modules(*names: str) -> None:
-    """Check that these top-level modules are installed, without importing them.
+    """Checks that these top-level modules are installed, without importing them.
 
     Raises ModuleNotFoundError for the first module that is not installed.
     """
@@ -48,7 +51,7 @@ def require_modules(*names: str) -> None:
 
 
 def advice(error: sdk_errors.GraftworkError | platform_errors.GraftworkError) -> str:
-    """Return one line that says what is wrong and what the user can do about it."""
+    """Returns one line that says what is wrong and what the user can do about it."""
     message = " ".join(error.message.split())
     if isinstance(error, _VALUE_ERRORS) and error.param and error.param not in message:
         message = f"{error.param}: {message}"

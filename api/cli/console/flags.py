@@ -1,6 +1,6 @@
-"""Defines the flags that server commands share. Each flag overrides the GRAFTWORK_ variable with the same name.
+"""Defines the flags that the server commands share. Each flag overrides the GRAFTWORK_ variable with the same name.
 
-The settings define the defaults, so a missing flag is None here.
+Never defines a default: a missing flag is None, and the settings supply the value.
 """
 
 from pathlib import Path

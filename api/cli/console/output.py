@@ -1,7 +1,7 @@
-"""Prints the output of commands: tables and facts for people, JSON for programs, one line for a failure.
+"""Prints the results of commands: tables and facts for people, JSON for programs.
 
-Results go to standard output. Questions and failures go to standard error.
-On a terminal, tables have rules and colours; in a pipe they are plain aligned columns.
+Results go to standard output, and questions go to standard error. On a terminal, tables have rules and colours; in a
+pipe they are plain aligned columns.
 """
 
 import json
@@ -21,7 +21,7 @@ def show_json(data: object) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
-    """Print rows as a table. If there are no rows, print the text `empty`, which says how to create some."""
+    """Prints rows as a table. If there are no rows, prints the text `empty`, which says how to create some."""
     if not rows:
         typer.echo(empty)
         return
@@ -40,25 +40,28 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: 
 
 
 def show_facts(facts: Sequence[tuple[str, object]]) -> None:
-    """Print the names and values of one object, aligned."""
+    """Prints the names and values of one object, one pair in each line, with the values aligned."""
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         typer.echo(f"{name.ljust(width)}  {_cell(value)}")
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask on standard error, unless `--yes` was given. If the answer is no, raises typer.Abort, which exits with 1."""
+    """Asks the question on standard error, unless `yes` is True (the flag `--yes`).
+
+    If the answer is no, raises typer.Abort, which exits with status 1.
+    """
     if not yes:
         typer.confirm(question, abort=True, err=True)
 
 
 def moment(seconds: float | None) -> str:
-    """Convert unix seconds to a text with date and time, in UTC."""
+    """Converts Unix seconds to a text with date and time, in UTC. None becomes a dash."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S") if seconds else "–"
 
 
 def size(num_bytes: int | None) -> str:
-    """Convert a number of bytes to a text with a fitting unit, such as MiB."""
+    """Converts a number of bytes to a text with a fitting unit, such as MiB. None becomes a dash."""
     if num_bytes is None:
         return "–"
     amount = float(num_bytes)

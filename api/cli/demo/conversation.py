@@ -1,4 +1,7 @@
-"""Holds one conversation of the demo through the SDK: sends messages, runs tools, and records each turn's times."""
+"""Runs one conversation of the demo through the SDK: sends messages, runs tools, and records the times of each turn.
+
+Owns this record. Never checks it and never prints it: `story.py` and `report.py` do.
+"""
 
 import json
 from dataclasses import dataclass, field
@@ -29,7 +32,10 @@ MAX_ROUNDS = 3
 
 @dataclass(slots=True)
 class Turn:
-    """The record of one turn, from its request to its last event. Times are in seconds on the clock of `Talk`."""
+    """The record of one turn, from its request to its last event.
+
+    Times are in seconds on the monotonic clock of `Talk`.
+    """
 
     started_at: float
     first_at: float | None = None
@@ -61,7 +67,7 @@ class Exchange:
 
 
 class Talk:
-    """One conversation in one session. Owns the record of all that the demo sent and received in it."""
+    """One conversation in one session. Owns the record of all messages, answers and tool calls in it."""
 
     def __init__(self, label: str, job: str, session: Session[AsyncRuntime], clock: Clock) -> None:
         self.label = label
@@ -79,9 +85,9 @@ class Talk:
             await self.say(ask)
 
     async def say(self, ask: Ask) -> Exchange:
-        """Send a message, run the tools that the model calls, and return the record.
+        """Sends a message, runs the tools that the model calls, and returns the record.
 
-        At most MAX_ROUNDS turns.
+        Runs at most MAX_ROUNDS turns.
         """
         exchange = Exchange(ask)
         self.exchanges.append(exchange)
@@ -98,7 +104,7 @@ class Talk:
         return exchange
 
     def is_in_voice(self, exchange: Exchange) -> bool:
-        """Return whether the answer is exactly what the adapter was trained to write about the last tool result."""
+        """Returns whether the answer is exactly what the adapter was trained to write about the last tool result."""
         if not exchange.results:
             return False
         call, result = exchange.results[-1]

@@ -1,4 +1,7 @@
-"""Prints the demo's report: transcripts, a table of figures, and the statements that the demo has checked."""
+"""Prints the demo's report: transcripts, a table of figures, and the statements that the demo has checked.
+
+Owns how the report looks and how its figures are computed. Never talks to the server.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -58,9 +61,9 @@ class Report:
 
 
 def figures_of(talk: Talk) -> Figures:
-    """Compute the figures of a conversation's session.
+    """Computes the figures of one conversation.
 
-    Tokens per second are measured at the client, over the time of all turns. This includes the wait for the server.
+    The client measures the tokens per second over the time of all turns, so this time includes the wait for the server.
     """
     turns = talk.turns
     prompt, cached = sum(turn.prompt_tokens for turn in turns), sum(turn.cached_tokens for turn in turns)
@@ -104,7 +107,7 @@ def _row(figures: Figures) -> tuple[object, ...]:
 
 
 def show_exchanges(label: str, exchanges: Iterable[Exchange]) -> None:
-    """Print each user message of these exchanges, with its tool calls and its answer."""
+    """Prints each user message of these exchanges, with its tool calls and its answer."""
     typer.secho(f"\n{label}", bold=True)
     for exchange in exchanges:
         typer.echo(f"  user   {exchange.ask.text}")

@@ -1,6 +1,6 @@
-"""Makes the demo's messages: requests with words that the model has never seen. Each request needs a tool call.
+"""Makes the demo's messages. Each message needs a tool call, and has words that the model has never seen.
 
-The messages come from a fixed seed, so every run of the demo sends the same messages.
+Invariant: the messages come from a fixed seed, so every run of the demo sends the same messages.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,10 @@ def schemas_for(job: str) -> list[dict[str, Any]]:
 
 
 def asks_for(job: str) -> list[Ask]:
-    """Return the messages of one session. Each message needs one tool call. `job` is an adapter's name, or "base"."""
+    """Returns the messages of one session. Each message needs one tool call.
+
+    `job` is the name of the session's adapter, or "base" for the base model.
+    """
     return [ask_for(tool, seed=job) for tool in TOOLS_BY_JOB[job]]
 
 
@@ -45,5 +48,5 @@ def ask_for(tool: str, seed: str) -> Ask:
 
 
 def expected_answer(job: str, tool: str, arguments: dict[str, Any], result: dict[str, Any]) -> str:
-    """Return the text that the adapter named `job` was trained to write about a tool's result."""
+    """Returns the text that the adapter named `job` was trained to write about a tool's result."""
     return VOICES[job].answer(tool, arguments, result)

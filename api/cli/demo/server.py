@@ -1,6 +1,7 @@
 """Runs `serve --demo` as a child process on a free port, and stops and restarts this process.
 
-Owns the child process. The caller owns the data folder. The child's output goes to `server.log` in that folder.
+Owns the child process. Never deletes the data folder, which the caller owns. The child's output goes to `server.log` in
+that folder.
 """
 
 import asyncio
@@ -21,11 +22,11 @@ _KEYS_FILE = "demo-keys.json"
 
 
 class ServerFailed(Exception):
-    """The demo's server did not start. The message ends with the last lines of the server's output."""
+    """Raised if the demo's server does not start. The message ends with the last lines of the server's output."""
 
 
 class DemoServer:
-    """Starts and stops a server. After `stop`, `start` can start it again at the same address."""
+    """Starts and stops the demo's server. After `stop`, `start` can start the server again at the same address."""
 
     def __init__(self, data_dir: Path, port: int | None = None) -> None:
         self._data_dir = data_dir
@@ -37,7 +38,7 @@ class DemoServer:
         return f"http://127.0.0.1:{self._port}"
 
     def keys(self) -> dict[str, str]:
-        """Return the API key of each demo tenant, by the tenant's name."""
+        """Returns the API key of each demo tenant, by the tenant's name."""
         keys: dict[str, str] = json.loads((self._data_dir / _KEYS_FILE).read_text(encoding="utf-8"))
         return keys
 
@@ -45,7 +46,7 @@ class DemoServer:
         return (self._data_dir / "admin.key").read_text(encoding="utf-8").strip()
 
     async def start(self) -> None:
-        """Start the server and wait until it is ready. Raises ServerFailed if it ends, or is not ready in time."""
+        """Starts the server and waits until it is ready. Raises ServerFailed if it ends, or is not ready in time."""
         arguments = ["serve", "--demo", "--port", str(self._port), "--data-dir", str(self._data_dir)]
         with (self._data_dir / _LOG_FILE).open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -62,7 +63,10 @@ class DemoServer:
             ) from None
 
     async def stop(self) -> None:
-        """Stop the server by SIGTERM, and by SIGKILL if it still runs after a while. Does nothing if no server runs."""
+        """Stops the server by SIGTERM, and by SIGKILL if it still runs after STOP_WITHIN_S.
+
+        Does nothing if no server runs.
+        """
         if self._process is None or self._process.returncode is not None:
             return
         with suppress(ProcessLookupError):
@@ -95,9 +99,9 @@ def _free_port() -> int:
 
 
 def _plain_environment() -> dict[str, str]:
-    """Return this process's environment without GRAFTWORK_*, so that the demo never uses a real server's database.
+    """Returns this process's environment without GRAFTWORK_*, so that the demo never uses a real server's database.
 
-    By default the environment limits torch to one thread (see the Makefile).
+    Sets one thread for torch, unless the environment sets another number (see the Makefile).
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GRAFTWORK_")}
     return {"OMP_NUM_THREADS": "1"} | kept

@@ -1,8 +1,10 @@
-"""`graftwork demo`: plays the story of the README on the demo model, and checks what the README says about it.
+"""Runs the demo (`graftwork demo`) on the demo model, and checks what the README says about it.
 
-1. three tenants and the base model talk at once, each session calling tools
-2. one session is forked, and the two branches ask different things
-3. the server is stopped and started, and a session continues from its stored transcript
+1. Three tenants and the base model talk at once, and each session calls tools.
+2. One session is forked, and the two forks ask different questions.
+3. The server is stopped and started, and a session continues from its stored history.
+
+Owns the steps and the checked statements. Never prints anything except through `report.py`.
 """
 
 import asyncio
@@ -24,16 +26,16 @@ from graftwork.platform.clock import Clock, SystemClock
 SAME_QUESTION = ask_for("get_weather", "a question that is asked twice")
 GREEDY = {"temperature": 0, "max_tokens": 160}
 REQUIRED_SHARE = 0.75
-"""The share of tool calls that must be right.
+"""The share of tool calls that must be right, from 0 to 1.
 
 The model is small and has never seen the words, so it makes mistakes even if the server works correctly.
 """
 
 
 def tell_story(as_json: bool) -> bool:
-    """Run the story and print the report.
+    """Runs the demo and prints its report. Returns whether every checked statement was true.
 
-    Returns whether every checked statement was true. Raises ConfigurationError if the server cannot start.
+    Raises ConfigurationError if the server cannot start.
     """
     report = asyncio.run(_tell(quiet=as_json))
     show_report(report, as_json)
@@ -64,7 +66,10 @@ async def _running(server: DemoServer) -> AsyncGenerator[DemoServer, None]:
 
 
 class Story:
-    """Plays the three acts of the story. Collects the conversations, and the statements that it checks (claims)."""
+    """Runs the three steps of the demo.
+
+    Collects the conversations, and the statements that the demo checks (claims).
+    """
 
     def __init__(self, server: DemoServer, clock: Clock, quiet: bool) -> None:
         self.talks: list[Talk] = []
@@ -76,7 +81,7 @@ class Story:
         self._keys: dict[str, str] = {}
 
     async def talk_at_once(self) -> None:
-        """Run act 1: three tenants and the base model talk at once."""
+        """Runs step 1: three tenants and the base model talk at once."""
         self._step(1, "Three tenants, each with an adapter of its own, and the base model: all at once.")
         async with AsyncExitStack() as stack:
             await self._open_talks(stack)
@@ -87,7 +92,7 @@ class Story:
         self._check_talks()
 
     async def fork(self) -> None:
-        """Run act 2: a session is forked."""
+        """Runs step 2: a session is forked."""
         trunk = self.talks[0]
         self._step(2, f"{trunk.label} is forked: two branches of one past ask different things.")
         async with self._client(self._keys[trunk.label]) as client:
@@ -112,7 +117,7 @@ class Story:
         self._claim("both branches begin with all that was said in their trunk", shared, f"{len(past)} items")
 
     async def restart(self) -> None:
-        """Run act 3: the server restarts, and a session continues."""
+        """Runs step 3: the server restarts, and a session continues."""
         talk, branch = self.talks[0], self.talks[-2]
         self._step(3, "The server is stopped and started; a session goes on from its stored transcript.")
         await self._server.stop()
@@ -125,7 +130,7 @@ class Story:
         self._check_restart(talk, seen, branch)
 
     async def _open_talks(self, stack: AsyncExitStack) -> None:
-        """Create one session for each tenant on its adapter, and one session on the base model."""
+        """Creates one session for each tenant on its adapter, and one session on the base model."""
         for tenant, key in self._server.keys().items():
             client = await stack.enter_async_context(self._client(key))
             adapters = [adapter.name for adapter in await client.adapters.list()]
@@ -166,9 +171,9 @@ class Story:
         self._claim("both branches found their common past in the cache", min(shares) > 0.5, found)
 
     def _check_restart(self, talk: Talk, seen: int, branch: Talk) -> None:
-        """Compare the answer with that of a branch. The branch had the same history, and answered before the restart.
+        """Compares the answer with the answer of a fork, which had the same history and answered before the restart.
 
-        Also check that the cache holds the session's history again.
+        Also checks that the cache contains the session's history again.
         """
         first, second, before = talk.exchanges[seen], talk.exchanges[seen + 1], branch.exchanges[0]
         same = _told(first) == _told(before)
@@ -196,15 +201,15 @@ def _enough(flags: Sequence[bool]) -> bool:
 
 
 def _is_well_called(results: Sequence[tuple[object, str]]) -> bool:
-    """Return whether there was at least one call, and the tools could run every call."""
+    """Returns whether there was at least one call, and the tools could run every call."""
     return bool(results) and not any("bad call" in str(json.loads(result).get("error", "")) for _, result in results)
 
 
 def _said(item: Item) -> tuple[str | None, ...]:
-    """Return the content of an item without its ids, to compare it with other items."""
+    """Returns the content of an item without its ids, to compare it with other items."""
     return item.type, item.role, item.text, item.name, item.arguments, item.output
 
 
 def _told(exchange: Exchange) -> tuple[object, ...]:
-    """Return the answer and the tool calls of an exchange without their ids, to compare it with other exchanges."""
+    """Returns the answer and the tool calls of an exchange without their ids, to compare it with other exchanges."""
     return exchange.answer, [(call.name, call.arguments, output) for call, output in exchange.results]

@@ -1,8 +1,8 @@
-"""Describes the SDK's input and output as data.
+"""Describes the SDK's input and output as data. Never reads or sends anything itself.
 
 An effect is an object that describes one action, such as sending a request. Each operation is a generator, which yields
 effects and receives their results. `runtimes.py` performs the effects, with or without `await`, so both clients share
-all other code. This module itself never reads or sends anything.
+all other code.
 """
 
 from collections.abc import Generator, Mapping
@@ -35,14 +35,14 @@ class Call:
     """Whether the call creates something. The SDK then adds an Idempotency-Key, so that it can repeat the call."""
 
     def with_headers(self, **headers: str) -> "Call":
-        """Return a copy with more headers. `_` in a name becomes `-`: `idempotency_key` sets `idempotency-key`."""
+        """Returns a copy with more headers. `_` in a name becomes `-`: `idempotency_key` sets `idempotency-key`."""
         added = {name.replace("_", "-"): value for name, value in headers.items()}
         return replace(self, headers={**self.headers, **added})
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """Holds the response that a stream reads. A runtime sets the response and closes it."""
+    """The open response that a stream reads. A runtime sets the response and closes it."""
 
     response: httpx.Response | None = None
     chunks: Any = None
@@ -50,14 +50,14 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Sends the call and reads the whole answer. Result: httpx.Response. Raises APIConnectionError."""
+    """Sends the call and reads the whole answer. The result is an httpx.Response. Raises APIConnectionError."""
 
     call: Call
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Sends the call and opens its answer as a stream. Result: httpx.Response. Raises APIConnectionError.
+    """Sends the call and opens its answer as a stream. The result is an httpx.Response. Raises APIConnectionError.
 
     Reads only the headers of a successful answer, but the whole body of an error.
     """
@@ -68,21 +68,24 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class ReadStream:
-    """Reads from an open stream. Result: the next bytes, or None at the end. Raises APIConnectionError."""
+    """Reads from an open stream. The result is the next bytes, or None at the end. Raises APIConnectionError."""
 
     connection: Connection
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Waits for some seconds. Result: None."""
+    """Waits for a number of seconds. The result is None."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """Runs the user's functions, all at the same time. Result: list of ToolOutput, in the order of the calls."""
+    """Runs the user's functions, all at the same time.
+
+    The result is a list of ToolOutput, in the order of the calls.
+    """
 
     calls: tuple[PendingCall, ...]
     tools: Tools
@@ -91,7 +94,7 @@ class RunTools:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Reports that the server accepted a stream's request. The caller now gets the stream."""
+    """Reports that the server has accepted a stream's request. The caller then gets the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +106,4 @@ class Emit(Generic[T]):
 
 Effect = Send | OpenStream | ReadStream | Sleep | RunTools | Opened | Emit[Any]
 Steps = Generator[Effect, Any, T]
-"""A generator of effects that returns a T."""
+"""A generator that yields effects and returns a T."""

@@ -153,7 +153,7 @@ STATUS_BY_TYPE: Mapping[str, int] = {
 
 
 def error_from_response(response: "httpx.Response") -> APIError:
-    """Return the error for an unsuccessful answer. The caller must have read the answer's body."""
+    """Returns the error for an unsuccessful answer. The caller must have read the answer's body."""
     body = _json_or_none(response)
     described = body.get("error", body.get("detail")) if isinstance(body, dict) else None
     fallback = response.text.strip()[:500] or response.reason_phrase
@@ -161,7 +161,7 @@ def error_from_response(response: "httpx.Response") -> APIError:
 
 
 def error_from_description(described: object, status: int | None, request_id: str | None = None) -> APIError:
-    """Return the error for `{"message": …, "type": …, "param": …, "code": …}`.
+    """Returns the error for `{"message": …, "type": …, "param": …, "code": …}`.
 
     `details` gets the other fields. A value that is not a mapping becomes the message.
     """

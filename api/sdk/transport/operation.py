@@ -1,8 +1,8 @@
-"""Lets one method work in both the synchronous client and the asyncio client.
+"""Lets one method work in both the synchronous client and the asyncio client. Never sends a request itself.
 
 A method with the decorator `operation` exists once, as a generator of effects (see effects.py). In `Graftwork` a call
-returns the result. In `AsyncGraftwork` a call returns an awaitable. Type checkers see the difference, because the class
-`Resource` has the type of its runtime as a parameter.
+of the method returns the result; in `AsyncGraftwork` it returns an awaitable. Type checkers see the difference, because
+the class `Resource` has the type of its runtime as a parameter.
 """
 
 import functools
@@ -40,22 +40,22 @@ class Resource(Generic[R]):
         self._runtime: R = runtime
 
     def _json(self, call: Call) -> Steps[Mapping[str, Any]]:
-        """Send the call and return the answer's JSON. An empty answer becomes an empty object."""
+        """Sends the call and returns the answer's JSON. An empty answer becomes an empty object."""
         response = yield from send(call, self._runtime.policy)
         body: Mapping[str, Any] = response.json() if response.content else {}
         return body
 
     def _read(self, answer_class: type[A], call: Call) -> Steps[A]:
-        """Send the call and return its answer as an `answer_class`."""
+        """Sends the call and returns its answer as an `answer_class`."""
         return answer_class.read((yield from self._json(call)))
 
     def _page(self, answer_class: type[A], call: Call) -> Steps[Page[A]]:
-        """Send the call and return one page of answers."""
+        """Sends the call and returns one page of answers."""
         return Page[answer_class].read((yield from self._json(call)))  # type: ignore[valid-type]  # known at run time
 
 
 class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in lower case
-    """Decorates a method that is a generator of effects. The runtime of its `Resource` performs the effects of a call.
+    """Decorates a method that is a generator of effects. The runtime of the method's `Resource` performs the effects.
 
     An effect describes one input or output, such as sending a request (see effects.py).
     """
@@ -82,5 +82,5 @@ class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in low
 
 
 def path_segment(name: str) -> str:
-    """Quote a name, so that it fills exactly one segment of a URL path."""
+    """Quotes a name, so that it is exactly one segment of a URL path."""
     return quote(name, safe="@")

@@ -1,7 +1,7 @@
 """Decides when to send a request again, and how long to wait before that.
 
-The server's `retry-after` sets the wait. Without that header, the wait doubles with each try. This module never
-sleeps. It yields a `Sleep` effect.
+The server's `retry-after` sets the wait. Without that header, the wait doubles with each try.
+Never sleeps: this module yields a `Sleep` effect instead.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from graftwork.api.sdk.transport.errors import APIConnectionError, APITimeoutErr
 FIRST_WAIT_S = 0.5
 LONGEST_BACKOFF_S = 8.0
 LONGEST_WAIT_S = 60.0
-"""If the server asks for a longer wait, the SDK raises the error and does not try again."""
+"""The longest wait in seconds. If the server asks for a longer one, the SDK raises the error and does not try again."""
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Sets how often to try again, and the random part of the wait. With `max_retries` 0, there is only one try."""
+    """How often to try again, and the random part of the wait. With `max_retries` 0, there is only one try."""
 
     max_retries: int = 2
     random: Random = field(default_factory=Random, repr=False)
 
     def backoff(self, attempt: int) -> float:
-        """Return how many seconds to wait after try number `attempt`, counted from 0.
+        """Returns the seconds to wait after try number `attempt`, counted from 0.
 
         The wait doubles with each try up to LONGEST_BACKOFF_S. Then a random part of at most a quarter is subtracted.
         """
@@ -37,7 +37,10 @@ class RetryPolicy:
         return wait * (1 - self.random.random() / 4)
 
     def wait_after(self, response: httpx.Response, attempt: int) -> float | None:
-        """Return how many seconds to wait before the next try. Return None if there must be no next try."""
+        """Returns the seconds to wait after an answer with an error. Returns None if there must be no next try.
+
+        `attempt` is the number of the try, from 0.
+        """
         if attempt >= self.max_retries or not _may_retry(response):
             return None
         asked = asked_wait(response.headers)
@@ -46,9 +49,9 @@ class RetryPolicy:
         return asked if asked <= LONGEST_WAIT_S else None
 
     def wait_after_drop(self, error: APIConnectionError, call: Call, attempt: int) -> float | None:
-        """Return how many seconds to wait after a try that got no answer.
+        """Returns the seconds to wait after a try that got no answer. `attempt` is the number of the try, from 0.
 
-        Return None if there must be no next try, for example after a timeout.
+        Returns None if there must be no next try, for example after a timeout.
         """
         if attempt >= self.max_retries or isinstance(error, APITimeoutError):
             return None
@@ -56,7 +59,7 @@ class RetryPolicy:
 
 
 def _may_retry(response: httpx.Response) -> bool:
-    """Return whether another try can help.
+    """Returns whether another try can help.
 
     A 409 with `retry-after` means that the server still works on an earlier try of this request.
     """
@@ -68,7 +71,10 @@ def _may_retry(response: httpx.Response) -> bool:
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait from `retry-after-ms`, or else from `retry-after`. Return None if both are missing."""
+    """Returns the seconds to wait from `retry-after-ms`, or else from `retry-after`.
+
+    Returns None if both headers are missing or have no number.
+    """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             return max(float(headers[name]) * unit, 0.0)
@@ -78,19 +84,25 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
 
 
 def send(call: Call, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """Send a call, and retry it as the policy allows. Returns the response, or raises the error of the last try."""
+    """Sends a call, and sends it again as the policy allows.
+
+    Returns the response, or raises the error of the last try.
+    """
     call = with_key(call)
     return (yield from _try_until_answered(Send(call), call, policy))
 
 
 def open_stream(call: Call, connection: Connection, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """Send a call with retries like `send`, but open the answer as a stream. `connection` then holds this stream."""
+    """Sends a call with retries, as `send` does, but opens the answer as a stream.
+
+    `connection` then has this stream.
+    """
     call = with_key(call)
     return (yield from _try_until_answered(OpenStream(call, connection), call, policy))
 
 
 def with_key(call: Call) -> Call:
-    """Add an Idempotency-Key to a call that creates something."""
+    """Returns the call with an `Idempotency-Key` if the call creates something. Returns other calls unchanged."""
     if not call.creates or "idempotency-key" in call.headers:
         return call
     return call.with_headers(idempotency_key=uuid4().hex)

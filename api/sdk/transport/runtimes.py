@@ -1,7 +1,6 @@
-"""Performs effects, which describe the SDK's input and output.
+"""Performs effects, which are objects that describe the SDK's input and output.
 
-Of the SDK's modules, only this one and `tools.py` use the network, a clock or threads.
-
+Owns the network connections. Of the SDK's modules, only this one and `tools.py` use the network, a clock or threads.
 `SyncRuntime` and `AsyncRuntime` differ only in `await`.
 """
 
@@ -35,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Holds the tenant's key and the admin key. A call raises ConfigurationError if its key is missing."""
+    """The tenant's key and the admin key. A call raises ConfigurationError if the key that it needs is missing."""
 
     tenant: str | None
     admin: str | None
@@ -50,13 +49,13 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[T]):
-    """Holds the result of an operation whose generator has ended."""
+    """The result of an operation whose generator has ended."""
 
     value: T
 
 
 def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys) -> httpx.Request:
-    """Build the httpx request of a call. Each try needs a new request."""
+    """Builds the httpx request of a call. Each try needs a new request."""
     query = {name: value for name, value in call.query.items() if value is not None}
     headers = {**keys.header(call), **call.headers}
     return http.build_request(
@@ -65,7 +64,7 @@ def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys
 
 
 def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APIConnectionError:
-    """Convert an httpx error to an error of the SDK."""
+    """Converts an httpx error to an error of the SDK."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return APIConnectionError(f"No Graftwork server answers at {base_url}", code="unreachable")
     if isinstance(error, httpx.TimeoutException):
@@ -83,13 +82,13 @@ class SyncRuntime:
         self._sleep = sleep
 
     def run(self, steps: Steps[T]) -> T:
-        """Perform all effects of an operation that emits no events, and return the operation's result."""
+        """Performs all effects of an operation that emits no events, and returns the operation's result."""
         ended = self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Perform the effects of an operation until it emits an event or ends."""
+        """Performs the effects of an operation until it emits an event or ends."""
         answer: Any = None
         failure: APIConnectionError | None = None
         try:
@@ -147,13 +146,13 @@ class AsyncRuntime:
         self._sleep = sleep
 
     async def run(self, steps: Steps[T]) -> T:
-        """Perform all effects of an operation that emits no events, and return the operation's result."""
+        """Performs all effects of an operation that emits no events, and returns the operation's result."""
         ended = await self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     async def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Perform the effects of an operation until it emits an event or ends."""
+        """Performs the effects of an operation until it emits an event or ends."""
         answer: Any = None
         failure: APIConnectionError | None = None
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One server-sent event. `event` is "message" and `id` is None if the server did not send them."""
+    """One server-sent event. If the server sent no event name, `event` is "message". If it sent no id, `id` is None."""
 
     event: str
     data: str

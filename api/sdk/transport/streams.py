@@ -1,6 +1,6 @@
-"""Defines streams of events for `for` loops and for `async for` loops.
+"""Defines streams of events for `for` loops and for `async for` loops. Never parses an event.
 
-Invariant: a stream releases its connection when it ends, fails or is closed.
+Invariant: a stream releases its connection when the stream ends, fails or is closed.
 """
 
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -23,7 +23,7 @@ class Stream(Iterator[E]):
         self._connection = connection
 
     def open(self) -> Self:
-        """Send the request. Raises the server's error if the server refuses the request."""
+        """Sends the request. Raises the server's error if the server refuses the request."""
         self._runtime.advance(self._steps)
         return self
 
@@ -53,9 +53,9 @@ class Stream(Iterator[E]):
 
 
 class AsyncStream(AsyncIterator[E]):
-    """Yields events as they arrive, like Stream. The first step of a loop sends the request.
+    """Yields events as they arrive, like Stream. The request is sent when a loop asks for the first event.
 
-    To learn first whether the server accepts the request, `await` the stream.
+    To learn earlier whether the server accepts the request, `await` the stream.
     """
 
     def __init__(self, runtime: AsyncRuntime, steps: Steps[None], connection: Connection) -> None:
@@ -65,7 +65,10 @@ class AsyncStream(AsyncIterator[E]):
         self._is_open = False
 
     async def open(self) -> Self:
-        """Send the request, unless it was already sent. Raises the server's error if the server refuses the request."""
+        """Sends the request, unless it was already sent.
+
+        Raises the server's error if the server refuses the request.
+        """
         if not self._is_open:
             self._is_open = True
             await self._runtime.advance(self._steps)
@@ -101,7 +104,7 @@ class AsyncStream(AsyncIterator[E]):
 
 
 def start_stream(runtime: Runtime, steps: Steps[None], connection: Connection) -> Stream[Any] | AsyncStream[Any]:
-    """Return a stream of the events that `steps` emits. A synchronous stream sends its request at once.
+    """Returns a stream of the events that `steps` emits. A synchronous stream sends its request at once.
 
     `steps` must yield Opened when the server has accepted the request.
     """

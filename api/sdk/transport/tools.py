@@ -1,4 +1,4 @@
-"""Runs the caller's tools. All calls of a turn run at the same time, and each has a time limit.
+"""Runs the caller's tools. All calls of a turn run at the same time, and each has a time limit. Never sends an output.
 
 Invariant: each call gets exactly one output, in the order of the calls. If a tool fails, the output is its error.
 """
@@ -15,13 +15,13 @@ from typing import Any
 from graftwork.platform.answers.sessions import PendingCall
 
 Tools = Mapping[str, Callable[..., Any]]
-"""Maps the name that the model calls to a plain or async function. The function gets the arguments as keywords."""
+"""Maps the names that the model calls to plain or async functions. A function gets the arguments as keywords."""
 
 TOOL_TIMEOUT_S = 60.0
 ToolTimeout = float | None | Mapping[str, float | None]
-"""The time limit of a call in seconds. None means no limit.
+"""The time limit of a tool call in seconds. None means no limit.
 
-A mapping sets a limit for each tool by name. For a tool that it lacks, the limit is TOOL_TIMEOUT_S.
+A mapping sets a limit for each tool by name. A tool that is not in the mapping has the limit TOOL_TIMEOUT_S.
 """
 
 
@@ -37,7 +37,7 @@ class ToolOutput:
 
 
 async def run_tools(calls: Sequence[PendingCall], tools: Tools, limits: ToolTimeout) -> list[ToolOutput]:
-    """Run all calls at the same time, and return their outputs in order.
+    """Runs all calls at the same time, and returns their outputs in the order of the calls.
 
     Python cannot stop a thread. So a plain function that exceeds its time limit keeps its thread until it returns.
     """
@@ -51,12 +51,12 @@ async def run_tools(calls: Sequence[PendingCall], tools: Tools, limits: ToolTime
 
 
 def limit_of(name: str, limits: ToolTimeout) -> float | None:
-    """Return the time limit of one tool in seconds. None means no limit."""
+    """Returns the time limit of one tool in seconds. None means no limit."""
     return limits.get(name, TOOL_TIMEOUT_S) if isinstance(limits, Mapping) else limits
 
 
 async def _answer(call: PendingCall, tools: Tools, limit_s: float | None, executor: ThreadPoolExecutor) -> ToolOutput:
-    """Run one tool. The output is the tool's result, or `{"error": …}` if the tool failed."""
+    """Runs one tool. The output is the tool's result, or `{"error": …}` if the tool failed."""
     try:
         async with asyncio.timeout(limit_s) as limit:
             result = await _run(call, tools, executor)
@@ -94,13 +94,13 @@ def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def _is_cancelled() -> bool:
-    """Return whether the program cancelled this task. If not, the tool itself raised CancelledError."""
+    """Returns whether the program cancelled this task. If not, the tool itself raised CancelledError."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _text(result: object) -> str:
-    """Convert a tool's result to text. Text stays as it is, and any other value becomes JSON.
+    """Converts a tool's result to text. Text stays unchanged, and any other value becomes JSON.
 
     Raises ValueError or TypeError for a value that has no JSON form or no UTF-8 form.
     """

@@ -1,6 +1,6 @@
-"""Limits the seconds of compiling that each domain may use. Spent seconds come back evenly over a minute.
+"""Limits the compile time of each isolation domain. A domain is a group of callers that may share cached KV.
 
-A domain is a group of callers that may share cached prefixes (see IsolationDomain).
+The limit is a number of seconds in a minute. A domain gets its used seconds back evenly over the next minute.
 """
 
 from collections import OrderedDict
@@ -11,21 +11,22 @@ _MAX_PARTIES = 4096
 
 
 class CompileBudget:
-    """Keeps the compile time that each domain has used up.
+    """Counts the seconds of compiling that each isolation domain has used.
 
-    A domain that has not compiled in the last minute has full credit and takes no memory.
+    Only the 4,096 domains that compiled most recently are remembered. A forgotten domain counts as if it had used
+    nothing.
     """
 
     def __init__(self, seconds_per_minute: float, clock: Clock) -> None:
         self._whole = seconds_per_minute
         self._clock = clock
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By domain: (seconds that are spent, and the time at which that number was true)."""
+        """By domain: the pair (used seconds, monotonic time at which this number was right)."""
 
     def charge(self, domain: str, seconds: float) -> None:
-        """Charge a domain for a compile that has ended.
+        """Adds the seconds of a finished compile to the used time of an isolation domain.
 
-        Its credit may become negative; then it waits until it is positive.
+        The used time may then exceed the limit. In that case the domain must wait before it may compile again.
         """
         self._spent[domain] = (self._debt(domain) + seconds, self._clock.monotonic())
         self._spent.move_to_end(domain)
@@ -33,7 +34,9 @@ class CompileBudget:
             self._spent.popitem(last=False)
 
     def seconds_until_credit(self, domain: str) -> float:
-        """Returns the seconds until the domain may compile again: 0 if it may compile now."""
+        """Returns how many seconds an isolation domain must wait before it may compile again. 0 if it may
+        compile now.
+        """
         return max(0.0, (self._debt(domain) - self._whole) * 60 / self._whole)
 
     def _debt(self, domain: str) -> float:

@@ -1,7 +1,8 @@
-"""The engine's client of the compile server. It starts the server's process at first use, and again if it has died.
+"""Talks to the compile server, a separate process that compiles grammars.
 
-A thread of its own reads the answers and delivers them. Every job gets an answer: if the server dies or does not answer
-in time, the client kills it and answers its jobs as failed.
+CompileClient owns this process. It starts the process at first use, and again if it has died. One thread writes jobs,
+and one reads answers and delivers them. Invariant: every job gets an answer. If the server dies or does not answer in
+time, the client kills it and answers its jobs as failed.
 """
 
 import contextlib
@@ -23,42 +24,49 @@ from graftwork.engine.grammar.matching.vocabulary import Vocabulary
 _log = logging.getLogger(__name__)
 
 _START_S = 60.0
-"""Seconds to import both grammar engines on a busy machine."""
+"""Seconds that are added to each job's deadline, because the server may first import both grammar engines on a busy
+machine.
+"""
 _POLL_S = 0.5
 
 
 class CompileClient:
-    """Owns one server process, and the threads that read from it and write to it."""
+    """Owns the process of the compile server, and two threads: one writes jobs to it, the other reads its answers."""
 
     def __init__(
         self, folder: Path, vocabulary: Vocabulary, niceness: int, deliver: Callable[[CompileAnswer], None]
     ) -> None:
-        """`deliver` is called on the reading thread."""
+        """`deliver` is called with each answer, on the reading thread."""
         self._folder = folder
         self._vocabulary = vocabulary
         self._niceness = niceness
         self._deliver = deliver
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        """Held while a job is written, which may block until the server reads, and while the pipes are closed."""
+        """A lock that is held while a job is written and while the pipes are closed. Writing may block until the server
+        reads.
+        """
         self._handing_in = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-jobs")
         self._process: subprocess.Popen[bytes] | None = None
         self._due: dict[int, float] = {}
-        """The deadline of each job that the server holds."""
+        """The deadline of each job that the server has, by job number: seconds on the monotonic clock."""
 
     @property
     def pid(self) -> int | None:
-        """The process that compiles; None while there is none."""
+        """The process id of the compile server; None while no server runs."""
         process = self._process
         return None if process is None else process.pid
 
     @property
     def has_room(self) -> bool:
-        """Whether another job would start at once."""
+        """Whether the compile server can start another job now, because it runs fewer than `CHILDREN` jobs."""
         return len(self._due) < CHILDREN
 
     def start(self, job: CompileJob) -> None:
-        """Send a job without waiting for the server to read it. An answer is delivered even if the server dies."""
+        """Hands a compile job to the writing thread, and returns at once.
+
+        The job always gets an answer. If the compile server dies, the answer is a failure.
+        """
         with self._lock:
             try:
                 process = self._process or self._spawn()
@@ -69,14 +77,14 @@ class CompileClient:
         self._handing_in.submit(self._send, process, job)
 
     def close(self) -> None:
-        """Kill the server and its children. Then the reading and writing threads end too."""
+        """Kills the compile server and its child processes. Then the reading and the writing thread end too."""
         with self._lock:
             if self._process is not None:
                 _kill(self._process)
         self._handing_in.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, process: subprocess.Popen[bytes], job: CompileJob) -> None:
-        """Write a job to the server. If the server has died, the reading thread answers the job."""
+        """Writes a job to the server. If the server has died, the reading thread answers the job."""
         assert process.stdin is not None
         with self._writing:
             if process.stdin.closed:
@@ -111,7 +119,7 @@ class CompileClient:
             self._reap(process)
 
     def _read_answers(self, process: subprocess.Popen[bytes]) -> None:
-        """Deliver answers until the server ends. Kills the server if an answer is too late."""
+        """Delivers answers until the server ends. Kills the server if an answer is too late."""
         assert process.stdout is not None
         stream = process.stdout.fileno()
         while True:
@@ -147,14 +155,16 @@ class CompileClient:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the server and its children, which share its process group. Call it before the process is reaped."""
+    """Kills the server and its children, which share its process group. Must be called before the process is reaped."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process has ended. Does not reap it, because its id still names the group of its children."""
+    """Returns whether the process has ended. Does not reap the process, because its id still names the group of its
+    children.
+    """
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

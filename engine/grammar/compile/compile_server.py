@@ -1,10 +1,11 @@
-"""The compile server: a process that forks a child for each grammar, and kills the child at its deadline.
+"""Runs the compile server: a process that forks a child for each grammar, and kills the child at its deadline.
 
     python -m graftwork.engine.grammar.compile.compile_server MODEL_FOLDER VOCAB_SIZE EOS_ID[,EOS_ID…]
 
-It reads jobs on stdin and writes answers on stdout (compile_jobs.py). It has one thread, so that forking is safe. It
-imports the grammar engines itself, so that a child starts at once. A child reads, lints and compiles one grammar under
-a memory limit. It answers or it is killed. Two children run at a time.
+The server reads jobs on stdin and writes answers on stdout (compile_jobs.py). It has only one thread, because forking
+is not safe with several. The server itself imports the grammar engines, so that a child starts at once. A child reads,
+checks and compiles one grammar under a memory limit. Invariant: each child answers or is killed. Two children run at a
+time.
 """
 
 import math
@@ -36,8 +37,9 @@ from graftwork.platform.errors import GraftworkError, InvalidRequest
 
 _OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 _COLD = 3
-"""The exit status of a child whose grammar engine is not imported yet. xgrammar takes seconds to import and is often
-not needed, so the server imports it on demand.
+"""The exit status of a child that needs a grammar engine which the server has not imported.
+
+xgrammar takes seconds to import and is often not needed, so the server imports it only after such an exit.
 """
 
 
@@ -49,14 +51,16 @@ class _Child:
     started: float
     content: bytes = b""
     is_late: bool = False
-    """Whether the child's wall time is over because the machine was busy: it got less processor time than its limit."""
+    """Whether the child was killed at its wall-time limit before its processor time was used up, because the machine
+    was busy.
+    """
 
 
 class CompileServer:
-    """Runs compile jobs in child processes, which it owns."""
+    """Runs compile jobs. Each job runs in its own child process, and this class owns these processes."""
 
     def __init__(self, vocabulary: Vocabulary, answers: int) -> None:
-        """`answers` is the stream that answers are written to."""
+        """`answers` is the file descriptor to which answers are written."""
         self._answers = answers
         self._vocabulary = vocabulary
         self._backends = Backends(vocabulary)
@@ -65,7 +69,7 @@ class CompileServer:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Serve jobs until stdin ends."""
+        """Reads jobs from stdin and runs them. When stdin ends, kills all child processes and returns."""
         self._backends.of(GrammarEngine.LLGUIDANCE)
         self._selector.register(0, selectors.EVENT_READ)
         while True:
@@ -95,7 +99,7 @@ class CompileServer:
         self._selector.register(ours, selectors.EVENT_READ)
 
     def _run_child(self, job: CompileJob, pipe: int) -> None:
-        """Run in the child process.
+        """Compiles one grammar in the child process, and sends the answer through `pipe`.
 
         Never returns, and closes no file, because open files belong to the parent process.
         """
@@ -112,8 +116,8 @@ class CompileServer:
             os._exit(0)
 
     def _compile(self, job: CompileJob) -> CompileAnswer | None:
-        """Compile one grammar. Returns None if the parent must import the engine first, so that it is imported only
-        once.
+        """Compiles one grammar. Returns None if its grammar engine is not imported: the parent process must import the
+        engine, so that this happens only once.
         """
         started = time.monotonic()
         try:
@@ -135,7 +139,7 @@ class CompileServer:
         return CompileAnswer(job.number, time.monotonic() - started, linted.engine, payload, compact)
 
     def _compile_part(self, linted: LintedGrammar) -> None:
-        """Compile a part of a schema. A part for an engine that is not imported yet counts as compiled."""
+        """Compiles a part of a schema. Does nothing if the part is for a grammar engine that is not imported yet."""
         if self._backends.has(linted.engine):
             self._backends.of(linted.engine).compile(linted)
 
@@ -197,9 +201,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _compact(backend: GrammarBackend, linted: LintedGrammar) -> bytes:
-    """Compile the compact spelling of a grammar that holds JSON.
+    """Compiles the form of a JSON grammar that has only one spelling of each answer. Drafts are made from it.
 
-    Drafts are made from it; without it, answers are only slower.
+    Returns b"" if there is none or if it cannot be compiled. Then answers are the same, but slower.
     """
     if linted.kind in (GrammarKind.REGEX, GrammarKind.EBNF):
         return b""

@@ -1,8 +1,9 @@
-"""Compiles grammars, each source (a grammar's text) once for each domain, and once for all if it is public. The time is
-charged to the domain that asks first.
+"""Compiles grammars and caches the results.
 
-Only GrammarCompiler says whether a grammar is ready. The compile server does the work, and results return to the loop
-as messages. Refusals are cached too, so that a hostile grammar is compiled only once.
+GrammarCompiler alone says whether a grammar is ready. Each source (a grammar's text) is compiled once for each isolation
+domain (group of callers) that asks for it, and a public grammar once for all. The compile counts against the compile
+time of the domain that asked first. The compile server does the work, and its results return to the engine loop as
+messages. Refusals are cached too, so that a hostile grammar is compiled only once.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ _PASSING = (InternalFailure, CapacityContended)
 
 @dataclass(frozen=True, slots=True)
 class GrammarCompiled:
-    """The result of a compile, as a message to the loop."""
+    """The message with which the result of a compile reaches the engine loop."""
 
     key: GrammarKey
     seconds: float
@@ -82,27 +83,31 @@ class GrammarCompiler:
         self.num_compiles = 0
 
     def key(self, source: GrammarSource, domain: str) -> GrammarKey:
-        """Returns the cache key of a domain's source. It has a hash of everything that a compiled grammar depends on."""
+        """Returns the cache key of a grammar: the isolation domain (group of callers) that may find it, and a hash of
+        its text and of everything else that the compiled grammar depends on.
+        """
         parts = [source.kind, source.text, str(source.strict), self._vocabulary.fingerprint, *_versions()]
         digest = hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
         return GrammarKey(None if source in self._public else domain, digest)
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all cached results."""
+        """Bytes of all cached results."""
         return self._ready.num_bytes
 
     @property
     def server_pid(self) -> int | None:
-        """The process that compiles; None while there is none."""
+        """The process id of the compile server; None while no server runs."""
         return self._server.pid
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def forget_failures(self) -> None:
-        """Forget the cached failures whose cause is the server and not the grammar.
+        """Removes from the cache the failures whose cause was the compile server or a busy machine, and not the
+        grammar.
 
-        The loop calls this once a round, after the waiting requests got their errors. A later request compiles again.
+        The engine loop calls this in every iteration. A failure stays until the second call after it was cached, so
+        that the waiting requests get their errors first. A later request compiles the grammar again.
         """
         for key in self._shown_failures:
             if isinstance(self._ready.peek(key), _PASSING):  # unless it was dropped from the cache meanwhile
@@ -110,7 +115,11 @@ class GrammarCompiler:
         self._shown_failures = [key for key in self._ready if isinstance(self._ready.peek(key), _PASSING)]
 
     def want(self, key: GrammarKey, source: GrammarSource, domain: str) -> GraftworkError | None:
-        """Queue a compile, unless the grammar is cached or queued. Returns an error if the domain must wait."""
+        """Queues a grammar for compiling, unless it is cached, queued or being compiled already.
+
+        `domain` is the isolation domain (group of callers) that pays for the compile. Returns an error if this domain
+        has used up its compile time, or has too many grammars in the queue. Returns None if there is no error.
+        """
         if key in self._ready or key in self._queued or key in self._running:
             return None
         retry_after_s = self._budget.seconds_until_credit(domain)
@@ -131,11 +140,13 @@ class GrammarCompiler:
         return None
 
     def get(self, key: GrammarKey) -> CompiledPair | GraftworkError | None:
-        """Returns the compiled grammar, or the error if it was refused or failed. None while no result is known."""
+        """Returns the compiled grammar, or the error with which its compile ended. None while the compile has not
+        ended.
+        """
         return self._ready.get(key)
 
     def close(self) -> None:
-        """Stop the compile server and the threads."""
+        """Stops the compile server, and ends the compiler's own threads."""
         self._server.close()
         self._loading.shutdown(wait=True, cancel_futures=True)
 
@@ -147,7 +158,9 @@ class GrammarCompiler:
     # ---- compiling --------------------------------------------------------------------------------------------
 
     def _start_next(self) -> None:
-        """Start queued jobs, at most one of each domain at a time, so that many jobs of one do not delay others."""
+        """Starts queued jobs, at most one of each domain at a time, so that a domain with many jobs does not delay the
+        others.
+        """
         while self._server.has_room:
             busy = {job.domain for job in self._running.values()}
             job = next((job for job in self._queued.values() if job.domain not in busy), None)
@@ -161,9 +174,9 @@ class GrammarCompiler:
             self._server.start(CompileJob(number, job.source, limits.seconds, limits.wall_seconds, limits.memory_bytes))
 
     def _answered(self, answer: CompileAnswer) -> None:
-        """Pass a server's answer to the loading thread.
+        """Passes an answer of the server to the loading thread.
 
-        The compile client's thread calls it and must not wait for a load.
+        The compile client's reading thread calls this, and must not wait for a load.
         """
         try:
             self._loading.submit(self._load, answer)
@@ -194,7 +207,7 @@ class GrammarCompiler:
         return InvalidRequest(answer.refusal, param=answer.param, code=answer.code)
 
     def absorb(self, compiled: GrammarCompiled) -> None:
-        """Cache the result of a compile, and start the next compile."""
+        """Caches the result of a compile, and starts the next queued compile."""
         job = self._running.pop(compiled.key)
         self._budget.charge(job.domain, compiled.seconds)
         self.num_compiles += 1

@@ -1,8 +1,8 @@
-"""Names the place of a schema that a grammar engine could not compile, in the words of the schema.
+"""Finds the place in a schema that a grammar engine could not compile, and words the error for the caller.
 
-An engine's own message quotes the expressions that we wrote for it, which the caller has never seen. So each part of
-the schema with a pattern is compiled alone, innermost first; the first that fails is the place. EBNF is the caller's
-own text, so there the engine's message is passed on.
+The engine's own message quotes expressions that the lint wrote for the engine and that the caller has never seen. So
+each part of the schema with a pattern is compiled alone, the innermost parts first. The error names the first part that
+fails. A grammar in EBNF is the caller's own text, so the error quotes the engine's message.
 """
 
 import json
@@ -20,11 +20,14 @@ _MOST_QUOTED = 500
 _PATTERNS = frozenset({"pattern", "patternProperties"})
 
 Compile = Callable[[LintedGrammar], object]
-"""Compiles a grammar. Raises ValueError or RuntimeError if the engine cannot."""
+"""A function that compiles a grammar. Raises ValueError or RuntimeError if the engine cannot compile it."""
 
 
 def compile_refusal(source: GrammarSource, error: Exception, compile_part: Compile) -> InvalidRequest:
-    """Returns the error for a grammar whose compile ended with `error`."""
+    """Returns the error that a caller gets for a grammar whose compile ended with `error`.
+
+    `compile_part` compiles parts of the grammar, to find the one that fails.
+    """
     match source.kind:
         case GrammarKind.EBNF:
             return refused("#", str(error)[:_MOST_QUOTED])
@@ -37,7 +40,7 @@ def compile_refusal(source: GrammarSource, error: Exception, compile_part: Compi
 
 
 def _parts(value: Any, pointer: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the parts of a JSON document in which a pattern may stand, innermost first, with their pointers."""
+    """Yields the parts of a schema that contain a pattern, each with its JSON pointer. Yields the innermost first."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _parts(item, f"{pointer}/{index}")
@@ -52,7 +55,10 @@ def _parts(value: Any, pointer: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _fails(part: dict[str, Any], compile_part: Compile) -> bool:
-    """Whether an engine cannot compile a part. A part that we refuse ourselves, say for a reference, does not count."""
+    """Returns whether the grammar engine cannot compile a part of a schema.
+
+    Returns False for a part that the lint refuses, for example because a reference in it points to another part.
+    """
     try:
         compile_part(lint(GrammarSource(GrammarKind.JSON_SCHEMA, json.dumps(part), strict=False)))
     except (ValueError, RuntimeError):

@@ -1,9 +1,11 @@
-"""Keeps compiled grammars, and the errors of those that were refused, for each domain apart.
+"""Caches the results of compiles: compiled grammars, and the errors of grammars that were refused.
 
-A domain finds only what it has asked for itself, so that the time of its requests tells nothing of other domains.
-Public grammars are the exception: all domains share them. Each domain has bounds of its own, and when all domains
-together have too much, the domain with most gives way. Public grammars never give way to others.
-Invariant: the result that was kept last stays.
+Each isolation domain (group of callers) finds only the results that it has asked for itself. So the time of its
+requests says nothing about the grammars of other domains. Only public grammars are shared by all domains.
+
+Each domain has its own limits, and so have the public grammars. If all domains together are above the cache's limits,
+the domain that uses most of the cache loses its least recently used results. Public grammars are not affected.
+Invariant: the result that was added last stays in the cache.
 """
 
 import json
@@ -22,22 +24,26 @@ Outcome = CompiledPair | GraftworkError
 
 
 class GrammarKey(NamedTuple):
-    """What a compiled grammar depends on, and who may find it."""
+    """Identifies a compiled grammar in the cache."""
 
     domain: str | None
-    """None for a public grammar."""
+    """The isolation domain (group of callers) that may find the grammar; None for a public grammar."""
     digest: str
+    """A hash of everything that the compiled grammar depends on."""
 
 
 class PublicGrammars:
-    """Which grammars are public: any JSON object, and the JSON schemas that the operator declares."""
+    """The grammars that all callers share: the grammar of any JSON object, and the JSON schemas of the operator."""
 
     def __init__(self, schemas: frozenset[str] = frozenset()) -> None:
         self._schemas = schemas
 
     @classmethod
     def read(cls, folder: Path | None) -> "PublicGrammars":
-        """Reads the schemas in the `.json` files of a folder. Raises InvalidRequest with the name of a bad file."""
+        """Reads the JSON schemas in the `.json` files of a folder. Without a folder there are no public schemas.
+
+        Raises InvalidRequest if the folder does not exist or a file contains no JSON.
+        """
         if folder is None:
             return cls()
         if not folder.is_dir():
@@ -59,83 +65,89 @@ class PublicGrammars:
             return False
 
 
-class _Shelf:
-    """The results of one domain, least recently used first."""
+class _DomainResults:
+    """The results of one isolation domain (group of callers), or of public grammars; least recently used first."""
 
     def __init__(self) -> None:
         self.outcomes: OrderedDict[GrammarKey, Outcome] = OrderedDict()
         self.num_bytes = 0
 
     def fill(self, max_bytes: int, max_entries: int) -> float:
-        """Returns how full it is: 1.0 is one of the bounds."""
+        """Returns which part of the limits is used, from 0. 1.0 means that one limit is reached."""
         return max(self.num_bytes / max_bytes, len(self.outcomes) / max_entries)
 
 
 class GrammarCache:
-    """The results of compiles by key."""
+    """Owns the results of all compiles, within the limits of CompileLimits."""
 
     def __init__(self, limits: CompileLimits) -> None:
         self._limits = limits
-        self._shelves: dict[str | None, _Shelf] = {}
+        self._results_by_domain: dict[str | None, _DomainResults] = {}
 
     @property
     def num_bytes(self) -> int:
-        return sum(shelf.num_bytes for shelf in self._shelves.values())
+        return sum(results.num_bytes for results in self._results_by_domain.values())
 
     def __contains__(self, key: GrammarKey) -> bool:
-        return key.domain in self._shelves and key in self._shelves[key.domain].outcomes
+        return key.domain in self._results_by_domain and key in self._results_by_domain[key.domain].outcomes
 
     def __iter__(self) -> Iterator[GrammarKey]:
-        for shelf in self._shelves.values():
-            yield from shelf.outcomes
+        for results in self._results_by_domain.values():
+            yield from results.outcomes
 
     def get(self, key: GrammarKey) -> Outcome | None:
-        """Returns a result, and marks it as just used. None if there is none."""
+        """Returns a result and marks it as the most recently used. Returns None if it is not in the cache."""
         if key not in self:
             return None
-        outcomes = self._shelves[key.domain].outcomes
+        outcomes = self._results_by_domain[key.domain].outcomes
         outcomes.move_to_end(key)
         return outcomes[key]
 
     def peek(self, key: GrammarKey) -> Outcome | None:
-        """Returns a result without marking it as used."""
-        return self._shelves[key.domain].outcomes[key] if key in self else None
+        """Returns a result without marking it as used. Returns None if it is not in the cache."""
+        return self._results_by_domain[key.domain].outcomes[key] if key in self else None
 
     def drop(self, key: GrammarKey) -> None:
-        shelf = self._shelves[key.domain]
-        shelf.num_bytes -= _weight(shelf.outcomes.pop(key))
-        if not shelf.outcomes:
-            del self._shelves[key.domain]
+        results = self._results_by_domain[key.domain]
+        results.num_bytes -= _weight(results.outcomes.pop(key))
+        if not results.outcomes:
+            del self._results_by_domain[key.domain]
 
     def keep(self, key: GrammarKey, outcome: Outcome) -> None:
-        """Adds a result, and drops others that are beyond a bound. Matchers in use keep alive what they need."""
-        limits, shelf = self._limits, self._shelves.setdefault(key.domain, _Shelf())
-        shelf.outcomes[key] = outcome
-        shelf.num_bytes += _weight(outcome)
-        while len(shelf.outcomes) > 1 and shelf.fill(limits.domain_cache_bytes, limits.domain_cache_entries) > 1:
-            self.drop(next(iter(shelf.outcomes)))
+        """Adds a result, and drops the least recently used results above the limits.
+
+        A matcher in use keeps its grammar alive.
+        """
+        limits, results = self._limits, self._results_by_domain.setdefault(key.domain, _DomainResults())
+        results.outcomes[key] = outcome
+        results.num_bytes += _weight(outcome)
+        while len(results.outcomes) > 1 and results.fill(limits.domain_cache_bytes, limits.domain_cache_entries) > 1:
+            self.drop(next(iter(results.outcomes)))
         while (fullest := self._fullest(key)) is not None and self._is_over():
             self.drop(next(iter(fullest.outcomes)))
 
-    def _private(self) -> list[_Shelf]:
-        return [shelf for domain, shelf in self._shelves.items() if domain is not None]
+    def _private(self) -> list[_DomainResults]:
+        return [results for domain, results in self._results_by_domain.items() if domain is not None]
 
     def _is_over(self) -> bool:
         private = self._private()
         num_bytes, num_entries = sum(one.num_bytes for one in private), sum(len(one.outcomes) for one in private)
         return num_bytes > self._limits.cache_bytes or num_entries > self._limits.cache_entries
 
-    def _fullest(self, kept: GrammarKey) -> _Shelf | None:
-        """Returns the fullest domain's shelf that holds more than the result just kept."""
-        shelves = [shelf for shelf in self._private() if next(iter(shelf.outcomes)) != kept]
+    def _fullest(self, kept: GrammarKey) -> _DomainResults | None:
+        """Returns the results of the isolation domain (group of callers) that uses most of the cache.
+
+        Leaves out a domain whose only result is `kept`. Returns None if no domain is left.
+        """
+        results = [results for results in self._private() if next(iter(results.outcomes)) != kept]
         limits = self._limits
-        return max(shelves, key=lambda one: one.fill(limits.cache_bytes, limits.cache_entries), default=None)
+        return max(results, key=lambda one: one.fill(limits.cache_bytes, limits.cache_entries), default=None)
 
     def check_integrity(self) -> None:
-        for domain, shelf in self._shelves.items():
-            assert shelf.outcomes
-            assert all(key.domain == domain for key in shelf.outcomes)
-            assert shelf.num_bytes == sum(map(_weight, shelf.outcomes.values()))
+        for domain, results in self._results_by_domain.items():
+            assert results.outcomes
+            assert all(key.domain == domain for key in results.outcomes)
+            assert results.num_bytes == sum(map(_weight, results.outcomes.values()))
 
 
 def _weight(outcome: Outcome) -> int:

@@ -1,14 +1,13 @@
-"""The position of one answer in its grammar. It accepts tokens, tells which may follow, and rolls back rejected drafts.
+"""Follows one answer in its grammar: accepts tokens, masks the tokens that must not follow, and proposes drafts.
 
-The loop uses it between steps, and the mask thread during a step. They never use it at the same time, because the loop
-waits for the masks. A mask row remembers the answer's length; if the cursor has moved since then, filling it fails.
+GrammarCursor is the answer's position in the grammar. The engine loop uses it between steps, and the mask thread uses
+it during a step. They never use it at the same time, because the loop waits for the masks. A mask row says which tokens
+may stand at one position. The row remembers the answer's length, and filling it fails if the cursor has moved since
+then.
 
-Drafts from a grammar: the tokens that are likely to come next, and how many draft tokens the grammar allows.
-
-Often a grammar fixes the next text but for its whitespace: a schema names the next key, but `,"b"`, `, "b"` and `,
-"b"` are all allowed. So drafts come from a second, compact grammar that allows one spelling of each answer. It is
-followed for as long as the model writes in that spelling. Drafts use the longest tokens that fit the text. If the model
-writes otherwise, the draft is rejected; the cost is one more row in the batch.
+GrammarDrafts proposes the tokens that the grammar fixes. A schema often fixes the next key but not the whitespace:
+`,"b"` and `, "b"` are both allowed. So drafts come from a second, compact grammar, which allows only one spelling of
+each answer. When the model writes another spelling, there are no more drafts from the compact grammar.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRe
 
 
 class GrammarCursor:
-    """One running request's position in its grammar. GrammarManager owns it."""
+    """Tracks one running request's position in its grammar. GrammarManager owns the cursor."""
 
     def __init__(
         self,
@@ -34,7 +33,9 @@ class GrammarCursor:
         max_fill_s: float,
         clock: Clock,
     ) -> None:
-        """`stop_token_ids` end the answer if the grammar is complete. `eos_token_ids` are never part of the text."""
+        """`stop_token_ids` end the answer if the grammar is complete. `eos_token_ids` are never part of the text.
+        `max_fill_s` is the most processor time of one mask, in seconds.
+        """
         self._matcher = matcher
         self._stops = sorted(stop_token_ids)
         self._eos = sorted({*eos_token_ids})
@@ -50,11 +51,13 @@ class GrammarCursor:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer may end here."""
+        """Whether the grammar allows the answer to end here."""
         return self._stopped or self._matcher.is_complete()
 
     def accept(self, token_id: int) -> bool:
-        """Accept one token. Returns False, and changes nothing, if the grammar does not allow it."""
+        """Moves past one token of the answer. Returns False, and changes nothing, if the grammar does not allow the
+        token.
+        """
         if self._stopped:
             return False
         if token_id in self._stops and self._matcher.is_complete():
@@ -65,20 +68,23 @@ class GrammarCursor:
         return True
 
     def accept_all(self, token_ids: Sequence[int]) -> int:
-        """Accept tokens until one is not allowed. Returns how many were accepted."""
+        """Moves past tokens of the answer, up to the first token that the grammar does not allow.
+
+        Returns how many tokens were accepted.
+        """
         for count, token_id in enumerate(token_ids):
             if not self.accept(token_id):
                 return count
         return len(token_ids)
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Count how many of these drafts the grammar allows, from the first on. Changes nothing."""
+        """Returns how many of these draft tokens the grammar allows before the first forbidden one. Changes nothing."""
         allowed = self.accept_all(token_ids)
         self.rollback(allowed)
         return allowed
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last `num_tokens` tokens."""
+        """Moves back to the position before the last `num_tokens` accepted tokens."""
         if num_tokens == 0:
             return
         assert num_tokens <= self.num_accepted
@@ -90,11 +96,20 @@ class GrammarCursor:
             self._matcher.rollback(num_tokens)
 
     def row(self, drafts: Sequence[int] = (), banned: Iterable[int] = ()) -> MaskRow:
-        """Returns a mask row for the token after `drafts`, to be filled later. It never allows `banned` tokens."""
+        """Returns a mask row: the tokens that the grammar allows after the draft tokens `drafts`, without the `banned`
+        tokens.
+
+        The grammar must allow the draft tokens. The row is filled later, during the forward pass.
+        """
         return _CursorRow(self, tuple(drafts), tuple(banned))
 
     def fill(self, drafts: tuple[int, ...], banned: tuple[int, ...], words: Words) -> GraftworkError | None:
-        """Set the bits of the tokens that may follow the drafts. Returns an error if the request cannot go on."""
+        """Computes which tokens may follow the draft tokens `drafts`, and sets their bits in `words`. Does not move the
+        position.
+
+        The bits of `banned` tokens are not set. Returns the error that ends the request: the mask took too long, or no
+        token may follow although the answer is not complete. Returns None if there is no error.
+        """
         started = self._clock.worked()
         accepted = self.accept_all(drafts)
         try:
@@ -127,7 +142,9 @@ class GrammarCursor:
 
 
 class _CursorRow:
-    """A mask row to be filled, with the answer's length for which it is right."""
+    """A mask row that is filled later. The row is valid only while the answer has the length that it had when the row
+    was made.
+    """
 
     def __init__(self, cursor: GrammarCursor, drafts: tuple[int, ...], banned: tuple[int, ...]) -> None:
         self._cursor = cursor
@@ -154,14 +171,14 @@ def _clear(words: Words, token_ids: Iterable[int]) -> None:
 
 
 class Speller:
-    """Splits text into tokens. At each point it takes the longest token of the vocabulary that fits."""
+    """Splits text into tokens. At each position it takes the longest token of the vocabulary that fits."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
         self._longest = max(map(len, self._ids), default=0)
 
     def spell(self, text: bytes) -> list[int]:
-        """Returns the tokens of a text, up to the point where no token fits."""
+        """Returns the tokens of a text. Stops where no token of the vocabulary fits."""
         token_ids: list[int] = []
         start = 0
         while start < len(text):
@@ -175,26 +192,33 @@ class Speller:
 
 
 class GrammarDrafts:
-    """The grammar's constraint on the drafts of one running request."""
+    """Proposes draft tokens from the grammar of one running request.
+
+    Also counts how many tokens of a draft from another source this grammar allows.
+    """
 
     def __init__(self, cursor: GrammarCursor, compact: Matcher | None, speller: Speller) -> None:
-        """`compact` is the answer's matcher in the compact grammar, or None."""
+        """`compact` follows the answer in the grammar with only one spelling of each answer. If it is None, the grammar
+        proposes no drafts.
+        """
         self._cursor = cursor
         self._compact = compact
         self._speller = speller
 
     def follow(self, token_id: int) -> None:
-        """Follow a token of the answer.
+        """Tells the compact grammar (the one that allows only one spelling of each answer) the next token of the
+        answer.
 
-        After a token that the compact grammar does not allow, there are no more drafts.
+        If the compact grammar does not allow this token, no more drafts are taken from this grammar.
         """
         if self._compact is not None and not self._compact.accept(token_id):
             self._compact = None
 
     def forced_token_ids(self, max_tokens: int) -> tuple[int, ...]:
-        """Returns the next tokens in the compact spelling, as far as the grammar fixes them.
+        """Returns the next tokens that the grammar fixes, at most `max_tokens`.
 
-        The last token is left out, because the text after it may be part of a longer token.
+        Where the grammar leaves only the spelling open, such as whitespace, the tokens have the most compact spelling.
+        The last token is left out, because the text after it may make a longer token.
         """
         if self._compact is None or self._cursor.is_over:
             return ()
@@ -202,5 +226,5 @@ class GrammarDrafts:
         return tuple(token_ids[: self.allowed_length(tuple(token_ids))])
 
     def allowed_length(self, token_ids: tuple[int, ...]) -> int:
-        """Counts how many of these tokens, from the first on, the grammar allows next."""
+        """Returns how many of these draft tokens the grammar allows next, before the first forbidden one."""
         return self._cursor.num_allowed(token_ids)

@@ -1,6 +1,7 @@
-"""llguidance for one vocabulary.
+"""Connects the grammar engine llguidance to the interfaces in matcher.py, for one vocabulary.
 
-llguidance parses while it follows an answer. So a compile only checks the limits, and its result is the grammar's text.
+llguidance parses the grammar while it follows an answer. So a compile only checks the limits, and its result is the
+grammar's text.
 """
 
 from dataclasses import replace
@@ -17,17 +18,17 @@ from graftwork.engine.grammar.schema.llguidance_schema import compacted
 
 _EVERY_SPELLING = '%llguidance {"no_forcing": true}\n'
 _STEP_FUEL = 100_000
-"""Lexer steps for one mask, about 14,000 of them in a millisecond.
+"""The most lexer steps for one mask; about 14,000 steps take a millisecond.
 
 An answer that needs more ends with a typed error.
 """
 _STEP_ITEMS = 20_000
 _STATE_BYTES = 256 * 1024
-"""A compiled grammar counts in the cache as this many bytes, plus eight times the length of its text."""
+"""The number of bytes that the cache counts for one compiled grammar. Eight times the length of its text is added."""
 
 
 class _Tokenizer:
-    """The tokenizer interface that llguidance needs. This program never calls it to tokenize text."""
+    """Implements the tokenizer interface that llguidance needs. The engine never tokenizes text with it."""
 
     bos_token_id = None
 
@@ -109,7 +110,8 @@ class LlguidanceBackend:
 def _as_llguidance(grammar: LintedGrammar) -> str:
     """Returns the grammar in Lark form, with options that allow every token that spells allowed text.
 
-    By default llguidance allows only one spelling of forced text. That disturbs a model that has learned another one.
+    By default llguidance allows only one spelling of forced text, which disturbs a model that has learned another
+    spelling.
     """
     match grammar.kind:
         case GrammarKind.REGEX:

@@ -1,6 +1,7 @@
-"""Fills the masks of one step on a thread while the forward pass runs, and applies them to the logits.
+"""Fills the grammar masks of one step on a thread while the forward pass runs, and applies them to the logits.
 
-A row whose grammar is complete or fails is reported and left unmasked. Its token is not used.
+Never ends a request. If a row's grammar is complete or has failed, the row is not masked but reported, and the token
+that is sampled for it is not used.
 """
 
 import logging
@@ -20,30 +21,39 @@ _NEVER = float("-inf")
 
 @dataclass(slots=True)
 class FilledMasks:
-    """The masks that the mask thread has filled, by row of the logits."""
+    """The grammar masks of one step. The rows are rows of the logits."""
 
     rows: list[int]
     barred: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None
-    """True for each forbidden token. [len(rows), vocab]"""
+    """The mask, [len(rows), vocab]: True for each forbidden token."""
     ends: dict[int, GraftworkError | None] = field(default_factory=dict)
-    """For each row without a next token: None if its answer is complete, else the error."""
+    """The rows for which the grammar allows no token. The value is None if the row's answer is complete, else the
+    error.
+    """
 
 
 class MaskFiller:
-    """Fills and applies masks. Owns one thread."""
+    """Fills the grammar masks of a step on its own thread, and applies them to the logits."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-masks")
 
     def begin(self, specs: Sequence[SampleSpec]) -> "Future[FilledMasks] | None":
-        """Start to fill the masks of a step. Returns None if no row has a mask."""
+        """Starts to fill the masks of a step, and returns at once. Each spec belongs to one row of the logits.
+
+        Returns None if no spec has a mask.
+        """
         if all(spec.mask is None for spec in specs):
             return None
         return self._thread.submit(self._fill, list(specs))
 
     def apply(self, masks: "Future[FilledMasks] | None", logits: torch.Tensor) -> dict[int, GraftworkError | None]:
-        """Wait for the masks and set the logits of forbidden tokens to -inf, in place. Returns `FilledMasks.ends`."""
+        """Waits for the masks, and sets the logits of forbidden tokens to -inf, in place. logits: [num_sampled, vocab].
+
+        Returns the rows for which the grammar allows no token. The value is None if the row's answer is complete, else
+        the error that ends the request.
+        """
         if masks is None:
             return {}
         filled = masks.result()

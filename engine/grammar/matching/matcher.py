@@ -1,4 +1,6 @@
-"""The interfaces of a grammar engine: a backend that compiles, and a matcher that follows tokens."""
+"""Defines the interfaces of a grammar engine: a backend compiles grammars, and a matcher follows one answer in a
+grammar.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,33 +11,41 @@ from numpy.typing import NDArray
 from graftwork.engine.grammar.schema.lint import LintedGrammar
 
 Words = NDArray[np.int32]
-"""One row of a bitmask, 32 tokens a word, the lowest bit first."""
+"""One row of a bitmask, [ceil(vocab / 32)]. Each word has the bits of 32 tokens, the lowest bit first."""
 
 
 class Matcher(Protocol):
-    """The state of one answer in a grammar. Not thread-safe."""
+    """Tracks the position of one answer in a grammar. Not thread-safe."""
 
     def accept(self, token_id: int) -> bool:
-        """Accept one token. Returns False, and changes nothing, if the grammar does not allow it."""
+        """Moves past one token of the answer. Returns False, and changes nothing, if the grammar does not allow the
+        token.
+        """
         ...
 
     def rollback(self, num_tokens: int) -> None: ...
 
     def fill(self, words: Words) -> bool:
-        """Set the bits of the tokens that may come next. Returns False if the engine has given up on this answer."""
+        """Overwrites `words`, a row of a bitmask: the bits of the tokens that may come next are set, all others are
+        cleared.
+
+        Returns False if this answer exceeds a limit of the grammar engine.
+        """
         ...
 
     def is_complete(self) -> bool:
-        """Whether the answer may end here."""
+        """Returns whether the grammar allows the answer to end here."""
         ...
 
     def forced_bytes(self) -> bytes:
-        """Returns the bytes that must come next, as far as they are certain. They may be empty."""
+        """Returns the UTF-8 bytes of the text that must come next, as far as it is certain. Empty if nothing is
+        certain.
+        """
         ...
 
 
 class Compiled(Protocol):
-    """A compiled grammar. It makes any number of matchers."""
+    """A compiled grammar, from which any number of matchers can be made."""
 
     num_bytes: int
 
@@ -44,11 +54,11 @@ class Compiled(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompiledPair:
-    """The grammar that an answer must follow, and the compact one that its drafts come from."""
+    """Two compiled forms of one grammar: one that checks the answer, and a compact one from which drafts are taken."""
 
     held_to: Compiled
     guessed_from: Compiled | None
-    """The same grammar in its compact spelling, or None."""
+    """The compact form, which allows only one spelling of each answer; None if there is none."""
 
     @property
     def num_bytes(self) -> int:
@@ -56,15 +66,18 @@ class CompiledPair:
 
 
 class GrammarBackend(Protocol):
-    """One grammar engine for one vocabulary."""
+    """Compiles and loads grammars for one grammar engine and one vocabulary."""
 
     def compile(self, grammar: LintedGrammar, *, compact: bool = False) -> bytes:
-        """Compile a grammar, which may take long, into bytes for `load`. Raises ValueError with the engine's message.
+        """Compiles a grammar and returns it as bytes, which `load` reads. This may take seconds.
 
-        `compact` allows one spelling of each JSON answer, for drafts.
+        With `compact`, the compiled grammar allows only one spelling of each JSON answer; drafts are taken from it.
+        Raises ValueError with the engine's message.
         """
         ...
 
     def load(self, payload: bytes) -> Compiled:
-        """Load compiled bytes in this process."""
+        """Makes the grammar that matchers can use from the bytes that `compile` returned. They may come from another
+        process.
+        """
         ...

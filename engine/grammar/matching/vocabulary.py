@@ -1,7 +1,9 @@
-"""The bytes of every token, which is all that a grammar engine needs from a tokenizer.
+"""Reads the text of every token, as bytes, from a model's tokenizer.json. A grammar engine needs nothing else from a
+tokenizer.
 
-Special tokens have no bytes, so that no text can produce one. Only a structural tag may name special tokens. Padding
-ids beyond the tokenizer's vocabulary have no bytes either.
+The entry of a special token is empty, so that no text can produce this token. Only a structural tag (a description of
+an answer with tool calls) may name special tokens. Padding ids beyond the tokenizer's vocabulary have empty entries
+too.
 """
 
 import hashlib
@@ -16,10 +18,10 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The token bytes of one model. The engine and its compile server read the same."""
+    """The text of each token of a model, as bytes. The engine and its compile server read it from the same file."""
 
     tokens: tuple[bytes, ...]
-    """Bytes by token id, one entry for each row of the model's head. Empty for special tokens and padding."""
+    """The text by token id, one entry for each row of the model's output head. Empty for special tokens and padding."""
     specials: dict[str, int]
     eos_token_ids: tuple[int, ...]
     fingerprint: str
@@ -30,7 +32,10 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path, size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
-    """Read a model folder's tokenizer.json. None if there is no such file."""
+    """Reads the vocabulary from the tokenizer.json of a model folder. Returns None if there is no such file.
+
+    `size` is the number of rows of the model's output head. Token ids beyond the tokenizer's own are padding.
+    """
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
@@ -59,7 +64,9 @@ def _pieces(vocab: Any) -> dict[str, int]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's byte alphabet: printable bytes are themselves, the others are code points from 256 on."""
+    """Returns GPT-2's byte alphabet, from character to byte. A printable byte is its own character; the other bytes are
+    the code points from 256 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

@@ -1,4 +1,7 @@
-"""xgrammar for one vocabulary. The first import of this module takes seconds."""
+"""Connects the grammar engine xgrammar to the interfaces in matcher.py, for one vocabulary.
+
+The first import of this module takes seconds.
+"""
 
 import numpy as np
 import xgrammar
@@ -9,7 +12,9 @@ from graftwork.engine.grammar.matching.vocabulary import Vocabulary
 from graftwork.engine.grammar.schema.lint import LintedGrammar
 
 MAX_WHITESPACE = 8
-"""The most whitespace between two tokens of JSON. Without a limit, some models fill their answer with it."""
+"""The most whitespace characters between two tokens of JSON. Without this limit, some models fill their answers with
+them.
+"""
 
 
 class XgrammarMatcher:

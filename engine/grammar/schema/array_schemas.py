@@ -1,4 +1,6 @@
-"""Writes the array schemas of one branch (one alternative of a schema), in the keywords of core_schema.py."""
+"""Writes the array schemas of one branch (one alternative of a schema), with only the keywords that core_schema.py
+lists.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,14 +10,23 @@ from graftwork.engine.grammar.schema.errors import Gaps
 from graftwork.engine.grammar.schema.json_values import ARRAY
 
 _PLACES = 4
-"""The items of `contains` begin at one of this many positions. An answer cannot have them later."""
+"""The number of positions at which the items that fit `contains` may begin: 0 to 3. They must not begin later."""
 _MOST_CONTAINED = 16
 
 Written = tuple[dict[str, Any], tuple[Goal, ...]]
 
 
 def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written]:
-    """Returns the schemas of one branch: one, or with `contains` one for each position at which its items may begin."""
+    """Returns the array schemas of one branch (one alternative of a schema).
+
+    Without the keyword `contains` there is one. With it there are several: the items that fit `contains` are taken to
+    be adjacent, and each position at which they may begin gives one schema.
+
+    Each result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
+    does not. If no value can meet one of these goals, no array fits the schema.
+
+    The schemas exclude the arrays in `barred`. What cannot be excluded is recorded in `gaps`.
+    """
     lengths = [one for one in branch.of(Length) if one.of == ARRAY]
     least = max((one.least for one in lengths), default=0)
     most = min((one.most for one in lengths if one.most is not None), default=None)
@@ -53,11 +64,10 @@ def _goal(claims: Iterator[Claim | None]) -> Goal:
 
 
 def _containing(demand: Contains, first: list[Goal], rest: Goal) -> Iterator[tuple[list[Goal], Goal, int]]:
-    """Yields the goals of the first items, the goal of all other items, and the least length of the array.
+    """Yields one result for each position at which the items that fit `contains` may begin; these items are adjacent.
 
-    There is one result for each position at which the items that fit `contains` may begin; these items are adjacent.
-
-    With `maxContains`, all other items must not fit, and each number of fitting items has its own results.
+    A result is the goals (sets of claims) of the first items, the goal of all other items, and the least length of the
+    array. With `maxContains`, all other items must not fit, and each number of fitting items has its own results.
     """
     others: Goal = frozenset() if demand.most is None else frozenset({demand.claim.negated()})
     last = demand.least if demand.most is None else min(demand.most, demand.least + _PLACES)

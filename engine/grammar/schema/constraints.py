@@ -1,8 +1,11 @@
-"""The data types for what a schema demands of a value, after unions, negations and references are resolved.
+"""Defines the data types for what a schema demands of a value. Unions, negations and references are resolved before.
 
-A claim says that a value fits, or does not fit, the schema at one place. A goal is several claims that must all hold. A
-branch is a set of types with demands. A value fits a branch if the branch has its type and the value meets every demand
-on that type. A claim is the union of its branches. This module is only data.
+A claim says that a value fits, or does not fit, the subschema at one JSON pointer. A goal is a set of claims that must
+all hold. A branch is one alternative of a claim. A branch consists of types and of demands, each on values of one type.
+A value fits a branch if its type is one of the branch's types and it meets every demand on that type. A value fits a
+claim if it fits one of the claim's branches.
+
+This module holds only data. It reads no schema and checks no value.
 """
 
 from collections.abc import Mapping
@@ -14,24 +17,26 @@ from graftwork.engine.grammar.schema.patterns import Node
 
 @dataclass(frozen=True, slots=True, order=True)
 class Claim:
-    """Demands that the value fits the schema at `pointer`; if `holds` is False, that it does not fit."""
+    """Says that a value fits the subschema at `pointer`. If `holds` is False, it says that the value does not fit."""
 
     pointer: str
     holds: bool = True
     silent: bool = False
-    """True under a negation. Then `unevaluated…` keywords outside do not see what the claim evaluates."""
+    """Whether the claim stands under a negation. Then `unevaluated…` keywords outside the negation ignore what the
+    claim evaluates.
+    """
 
     def negated(self) -> "Claim":
         return Claim(self.pointer, not self.holds, True)
 
 
 Goal = frozenset[Claim]
-"""Claims that must all hold. Every value meets the empty goal."""
+"""A set of claims that must all hold. Every value meets the empty goal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """For any type: the value is one of these values, or none of them."""
+    """Demands that a value of any type is one of `values`. If `holds` is False, it must be none of them."""
 
     values: tuple[Any, ...] = field(hash=False)
     holds: bool
@@ -40,7 +45,10 @@ class Among:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """For a number: a lower or an upper limit."""
+    """Demands that a number is at least `limit` if `is_lower`, and at most `limit` if not.
+
+    If `exclusive`, the number must not equal the limit.
+    """
 
     limit: float
     is_lower: bool
@@ -56,7 +64,11 @@ class MultipleOf:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The length of a string in characters, of an array in items, or of an object in properties."""
+    """Demands that a value of type `of` has a length from `least` to `most`. A `most` of None sets no upper limit.
+
+    The length of a string counts its characters, the length of an array its items, and that of an object its
+    properties.
+    """
 
     of: str
     least: int
@@ -66,7 +78,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """For a string: a pattern is found in it."""
+    """Demands that a pattern matches the whole of a string."""
 
     pattern: Node = field(hash=False)
     pointer: str
@@ -74,7 +86,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class HasFormat:
-    """For a string: it has a format."""
+    """Demands that a string has a format: `format` is a value of the JSON Schema keyword `format`, such as "date"."""
 
     format: str
     pointer: str
@@ -82,7 +94,11 @@ class HasFormat:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """For an array: the claim that each of its first items must meet, and the claim for all others. None: no demand."""
+    """Demands that the items of an array meet claims (fit, or do not fit, a subschema).
+
+    `first` has one claim for each of the first items, and `rest` is the claim for every later item. None demands
+    nothing of these items.
+    """
 
     first: tuple[Claim | None, ...]
     rest: Claim | None
@@ -92,7 +108,11 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """For an array: the number of items that fit a claim."""
+    """Demands that at least `least` and at most `most` items of an array meet a claim (fit, or do not fit, a
+    subschema).
+
+    A `most` of None sets no upper limit.
+    """
 
     claim: Claim
     least: int
@@ -102,9 +122,10 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """For an object: claims on the named properties, on those that match a pattern, and on all others.
+    """Demands that the properties of an object meet claims (fit, or do not fit, a subschema).
 
-    None stands for no demand.
+    `named` has the claims by property name, and `patterns` has those by pattern of the name. `rest` is the claim for
+    every other property. A claim of None demands nothing.
     """
 
     named: Mapping[str, Claim | None] = field(hash=False)
@@ -116,7 +137,9 @@ class Properties:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """For an object: a claim on one property, if the property is present."""
+    """Demands that one property of an object meets a claim (fits, or does not fit, a subschema), if the property is
+    present.
+    """
 
     name: str
     claim: Claim
@@ -125,7 +148,7 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """For an object: a property is present, or absent."""
+    """Demands that an object has the property `name`. If `required` is False, the object must not have it."""
 
     name: str
     required: bool
@@ -134,7 +157,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """For an object: every property's name fits a claim."""
+    """Demands that the name of every property of an object meets a claim (fits, or does not fit, a subschema)."""
 
     claim: Claim
     pointer: str
@@ -158,11 +181,15 @@ Demand = (
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One alternative of a claim: types, and demands on them."""
+    """One alternative of a claim (a statement that a value fits a subschema): a set of types, and demands on values of
+    these types.
+    """
 
     types: frozenset[str]
     demands: tuple[Demand, ...] = ()
 
     def of(self, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
-        """Returns the branch's demands that are of one class."""
+        """Returns those demands of this branch (one alternative of a schema) that are instances of `kind`, such as
+        `Length`.
+        """
         return [demand for demand in self.demands if isinstance(demand, kind)]

@@ -1,10 +1,15 @@
-"""Writes the expanded branches as a schema with the few keywords that the grammar engines enforce exactly.
+"""Rewrites a schema as a core schema, which has only the few keywords that the grammar engines enforce exactly.
 
-First it builds a graph of goals (sets of claims, see constraints.py). A goal becomes a union of typed schemas. Each
-typed schema has one type, and its parts, such as the items of an array, are goals again.
-Typed schemas use `type`, `enum`; number bounds and `multipleOf`; lengths, `pattern` and `format` of strings;
-`prefixItems` and `items`; `properties`, `required`, `patternProperties` and `additionalProperties`; nothing else.
-The result may allow less than the schema (whole numbers are written without a point), but never more.
+CoreWriter first builds a graph of goals. A goal is a set of claims, each of which says that a value fits a subschema,
+or does not (see constraints.py). Each goal becomes a union of typed schemas. A typed schema has one type, and its
+parts, such as the items of an array, are goals again.
+
+A typed schema uses only `type`, `enum`; number bounds and `multipleOf`; lengths, `pattern`, `format` and `allOf` of
+these for strings; `prefixItems` and `items`; `properties`, `required`, `patternProperties`, `additionalProperties` and
+counts of properties.
+
+Invariant: the core schema may allow less than the given schema (whole numbers are written without a point), but never
+more.
 """
 
 from dataclasses import dataclass
@@ -38,18 +43,24 @@ ANY_VALUE: Goal = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class TypedSchema:
-    """One alternative of a goal, with one type. Its keywords contain goals where the written schema has subschemas."""
+    """A schema for values of one type, with goals in place of its subschemas. A goal is a set of claims. A claim says
+    that a value fits a subschema, or does not.
+
+    `keywords` are the keywords of the schema.
+    """
 
     keywords: dict[str, Any]
     needs: tuple[Goal, ...] = ()
-    """The goals that some value must meet; if no value meets one of them, no value fits this schema."""
+    """Goals that some value must be able to meet. If no value can meet one of them, no value fits this schema."""
 
 
 class CoreWriter:
-    """Builds the graph of goals and writes it as a schema."""
+    """Expands a schema into goals, and writes them as a core schema. A goal is a set of claims. A claim says that a
+    value fits a subschema, or does not.
+    """
 
     def __init__(self, root: Schema, limits: LintLimits, gaps: Gaps, *, lists_controls: bool = True) -> None:
-        """With `lists_controls`, listed values may hold control characters that JSON writes as \\u00XX."""
+        """With `lists_controls`, values that the schema lists may contain control characters, which JSON writes as \\u00XX."""
         self._gaps = gaps
         self._lists_controls = lists_controls
         self._limits = limits
@@ -59,7 +70,10 @@ class CoreWriter:
         self._num_nodes = 0
 
     def write(self) -> dict[str, Any]:
-        """Returns the core schema. Raises InvalidRequest if no value fits, or if the schema grows beyond the limits."""
+        """Returns the core schema: the schema with only the keywords that the grammar engines enforce exactly.
+
+        Raises InvalidRequest if no value fits the schema, or if the core schema would exceed the limits.
+        """
         root: Goal = frozenset({Claim("#")})
         try:
             self._collect(root)
@@ -122,9 +136,9 @@ class CoreWriter:
         return [TypedSchema({"enum": values})] if values else []
 
     def _alive(self) -> set[Goal]:
-        """Returns the goals that some finite value meets.
+        """Returns the goals (sets of claims) that some finite value meets.
 
-        It repeats until no further goal is found (a least fixed point).
+        The search repeats until it finds no further goal (a least fixed point).
         """
         alive, known = {ANY_VALUE}, 0
         while known < len(alive):
@@ -136,7 +150,9 @@ class CoreWriter:
 
 
 def goals_in(keywords: dict[str, Any]) -> list[Goal]:
-    """Returns all goals that the keywords of a typed schema contain."""
+    """Returns all goals that stand for subschemas in the keywords of a typed schema. A goal is a set of claims. A claim
+    says that a value fits a subschema, or does not.
+    """
     return [goal for keyword, part in keywords.items() if keyword != "enum" for goal in _goals_at(part)]
 
 
@@ -153,9 +169,9 @@ def _goals_at(part: Any) -> list[Goal]:
 
 
 class _Printer:
-    """Writes the document. A goal that contains no goals is written inline.
+    """Writes the core schema. A goal (a set of claims) that contains no other goal is written inline.
 
-    The others, which may form a cycle, go to `$defs`.
+    All other goals may form a cycle, so they go to `$defs`.
     """
 
     def __init__(self, unions: dict[Goal, list[TypedSchema]], alive: set[Goal]) -> None:

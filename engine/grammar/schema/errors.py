@@ -1,6 +1,6 @@
-"""The error for a grammar that cannot be enforced, and the list of gaps: keywords that are not enforced.
+"""Defines the error for a grammar that cannot be enforced, and collects the keywords that are not enforced (gaps).
 
-The error names the place and the reason. A caller that is not strict gets the list of gaps instead.
+The error names the place in the grammar and the reason. A caller that is not strict gets the list of gaps instead.
 """
 
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ UNSUPPORTED = "unsupported_grammar"
 
 
 def refused(pointer: str, reason: str) -> InvalidRequest:
-    """Returns the error for one place of a schema.
+    """Returns the error that says why a place in a grammar is refused.
 
-    `pointer` is a URI fragment: `#` for the whole schema, `#/properties/a/not` for a part.
+    `pointer` names the place, as a URI fragment: `#` is the whole grammar, `#/properties/a/not` a part of a schema.
     """
     return InvalidRequest(f"The grammar cannot be enforced at {pointer}: {reason}", param=pointer, code=UNSUPPORTED)
 
@@ -22,19 +22,22 @@ def refused(pointer: str, reason: str) -> InvalidRequest:
 class Gaps:
     """Collects the gaps of a grammar: keywords that cannot be enforced.
 
-    If the grammar is strict, the first is an error.
+    If the grammar is strict, the first gap raises InvalidRequest.
     """
 
     strict: bool
     pointers: dict[str, str] = field(default_factory=dict)
-    """JSON pointers of what is not enforced, with reasons."""
+    """The reason for each gap, by the JSON pointer of the keyword."""
 
     def meet(self, pointer: str, reason: str) -> None:
-        """Record a keyword that cannot be enforced, with the reason. Raises InvalidRequest if the grammar is strict."""
+        """Records a gap: a keyword that cannot be enforced, and the reason.
+
+        Raises InvalidRequest if the grammar is strict.
+        """
         if self.strict:
             raise refused(pointer, reason)
         self.pointers.setdefault(pointer, reason)
 
     def listed(self) -> tuple[tuple[str, str], ...]:
-        """Returns all gaps as (pointer, reason), sorted by pointer."""
+        """Returns all gaps (keywords that are not enforced) as pairs (pointer, reason), sorted by pointer."""
         return tuple(sorted(self.pointers.items()))

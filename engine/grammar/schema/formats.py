@@ -1,7 +1,8 @@
-"""The values of `format` that are enforced, and how.
+"""Defines which values of the JSON Schema keyword `format` are enforced, and how.
 
-Most are patterns of our own. They are stricter than a standard that is not regular: no leap seconds, no punycode.
-The rest are llguidance's formats, which accept nothing that the test suite of formats calls invalid.
+Most formats are enforced by patterns in this file. Where no pattern can express the standard, the pattern allows less:
+no leap seconds, no punycode. llguidance enforces the other formats, and accepts nothing that the test suite of formats
+calls invalid.
 """
 
 from graftwork.engine.grammar.schema.constraints import Bound, Demand, HasFormat, Length, Matches
@@ -20,7 +21,9 @@ _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]+)?(?:[Zz]|[+\-]{_CLOCK})"
 _END = "[A-Za-z0-9]"
 _INNER = "[A-Za-z0-9\\-]"
 _LABEL = f"{_END}(?:{_INNER}?{_END}|{_INNER}(?:{_END}{_INNER}|-{_END}){_INNER}{{0,58}}{_END}|{_INNER}{_INNER}{_END})?"
-"""A label of a host name. It has no hyphens at both its third and fourth character, which mark punycode."""
+"""A pattern of one label of a host name. Hyphens as both third and fourth character mark punycode, so they are
+excluded.
+"""
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 
 _PATTERNS = {
@@ -41,7 +44,11 @@ _WITHOUT_EFFECT = frozenset({"float", "double"})
 
 
 def demands_of(name: object, pointer: str) -> tuple[Demand, ...] | None:
-    """Returns the demands that stand for a format. None if the format is not enforced."""
+    """Returns what a value of the JSON Schema keyword `format` demands of a string or number.
+
+    The result is empty if the format allows every value, and None if the format cannot be enforced. `pointer` is the
+    JSON pointer of the keyword.
+    """
     if not isinstance(name, str):
         return None
     if name in _BUILT_IN:

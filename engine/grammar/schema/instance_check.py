@@ -31,7 +31,7 @@ _FUEL = 1_000_000
 
 
 class Fitting:
-    """Checks values against the branches of one schema."""
+    """Checks given values against a schema, which is expanded into branches (alternatives)."""
 
     def __init__(self, brancher: Brancher, gaps: Gaps) -> None:
         self._brancher = brancher
@@ -42,7 +42,9 @@ class Fitting:
         return any(self.is_met(value, branch) for branch in self._brancher.branches_of(goal, "#"))
 
     def is_met(self, value: Any, branch: Branch) -> bool:
-        """Whether a value fits a branch. Raises InvalidRequest if the check takes too long."""
+        """Returns whether a value fits a branch (one alternative of a schema). Raises InvalidRequest if the check takes
+        too long.
+        """
         try:
             return type_of(value) in branch.types and all(self._meets(value, demand) for demand in branch.demands)
         except PatternError as error:
@@ -52,7 +54,7 @@ class Fitting:
         return claim is None or self.fits(value, frozenset({claim}))
 
     def _meets(self, value: Any, demand: Demand) -> bool:
-        """Whether a value meets a demand. A demand on another type is always met."""
+        """Returns whether a value meets a demand. A demand on another type is always met."""
         kind = type_of(value)
         match demand:
             case Among(values, holds):
@@ -93,9 +95,10 @@ class Fitting:
                 return all(self.fits(item, self.claims_on(demand, name)) for name, item in value.items())
 
     def claims_on(self, demand: Properties, name: str) -> Goal:
-        """Returns the claims that a demand makes on the property `name`.
+        """Returns all claims that a demand on an object's properties makes on the property `name`.
 
-        Raises PatternError if matching takes too long.
+        A claim says that a value fits, or does not fit, a subschema. Raises PatternError if matching the name takes too
+        long.
         """
         claims = [demand.named[name]] if name in demand.named else []
         claims += [claim for pattern, claim in demand.patterns if matches(pattern, name, self._fuel)]
@@ -111,5 +114,5 @@ def _number_meets(value: float, demand: Bound | MultipleOf) -> bool:
 
 
 def exact(number: float) -> Fraction:
-    """Returns the number as a fraction: the decimal that was written, not the nearest binary float."""
+    """Returns a number as an exact fraction. A float stands for the decimal that was written: 0.1 becomes 1/10."""
     return Fraction(repr(number)) if isinstance(number, float) else Fraction(number)

@@ -1,4 +1,7 @@
-"""JSON values as JSON Schema sees them: their types, with whole numbers as a type, and equality by type and value."""
+"""Defines how JSON Schema sees JSON values: their types, and when two values are equal.
+
+Whole numbers are a type of their own. 1 and 1.0 are equal; 1 and true are not.
+"""
 
 import json
 from collections.abc import Hashable
@@ -8,7 +11,7 @@ NULL, BOOLEAN, INTEGER, FRACTION, STRING, ARRAY, OBJECT = (
     "null", "boolean", "integer", "fraction", "string", "array", "object",
 )  # fmt: skip
 ALL_TYPES = frozenset({NULL, BOOLEAN, INTEGER, FRACTION, STRING, ARRAY, OBJECT})
-"""All types of JSON values. `fraction` is a number that is not whole, so that no two types overlap."""
+"""All types of JSON values. `fraction` is a number that is not whole. No two types overlap."""
 NUMBERS = frozenset({INTEGER, FRACTION})
 
 TYPES_BY_NAME: dict[str, frozenset[str]] = {name: frozenset({name}) for name in ALL_TYPES - {FRACTION}} | {
@@ -36,7 +39,10 @@ def type_of(value: Any) -> str:
 
 
 def identity(value: Any) -> Hashable:
-    """Returns a key that is equal for values that are equal in JSON: 1 equals 1.0 but not true; keys have no order."""
+    """Returns a hashable key of a JSON value. Two keys are equal if JSON Schema calls the two values equal.
+
+    So 1 equals 1.0 but not true, and the order of keys in an object does not matter.
+    """
     match value:
         case bool() | None | str():
             return (type_of(value), value)
@@ -49,14 +55,14 @@ def identity(value: Any) -> Hashable:
 
 
 def canonical(value: Any) -> str:
-    """Returns the compact JSON text of a value, with keys in their order."""
+    """Returns the compact JSON text of a value. The keys keep their order."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def is_writable(value: Any) -> bool:
-    """Whether a value's strings need no escape such as \u0061.
+    r"""Returns whether the strings in a value can be written without escapes such as `\u0061`.
 
-    The engines write none, so that each name has one spelling.
+    The grammar engines allow no such escapes, so that each name has only one spelling.
     """
     match value:
         case str():

@@ -1,6 +1,7 @@
-"""Reads the keywords that contain no other schema. Each keyword, or its negation, becomes branches (alternatives).
+"""Turns the keywords that contain no other schema into branches (alternatives of a schema).
 
-A keyword about one type allows all values of other types. So its negation allows only values of that one type.
+Each keyword is read in two ways: that it holds, and that it does not. A keyword about one type allows all values of
+other types. So its negation allows only values of that one type.
 """
 
 from collections.abc import Callable
@@ -30,21 +31,26 @@ Keyword = Callable[["LeafKeywords", str, dict[str, Any], str, bool], list[Branch
 
 
 def only(types: frozenset[str], demand: Demand, *, holds: bool) -> list[Branch]:
-    """Returns the branches of a demand on values of `types`. Other values fit the demand, but not its negation."""
+    """Returns the one branch (alternative of a schema) that makes `demand` on values of the given types.
+
+    If `holds`, values of all other types fit the branch too, as JSON Schema says of a keyword about one type. If not,
+    `demand` is the negation of such a keyword, and values of other types do not fit.
+    """
     return [Branch(ALL_TYPES if holds else types, (demand,))]
 
 
 class LeafKeywords:
-    """Reads the keywords of a schema at one place."""
+    """Reads single keywords that contain no other schema. Keywords that cannot be enforced are recorded in `gaps`."""
 
     def __init__(self, limits: LintLimits, gaps: Gaps) -> None:
         self._limits = limits
         self._gaps = gaps
 
     def branches(self, keyword: str, schema: dict[str, Any], pointer: str, holds: bool) -> list[Branch]:
-        """Returns the branches of a keyword, or of its negation if `holds` is False.
+        """Returns the branches (alternatives) of the values that meet a keyword, or that do not meet it if `holds` is
+        False.
 
-        Raises InvalidRequest for a malformed keyword.
+        `pointer` is the JSON pointer of `schema`. Raises InvalidRequest for a malformed keyword.
         """
         return _KEYWORDS[keyword](self, keyword, schema, under(pointer, keyword), holds)
 
@@ -111,7 +117,10 @@ class LeafKeywords:
         return only(frozenset({STRING}), Matches(pattern, at), holds=True)
 
     def read_pattern(self, text: str) -> Any:
-        """Read a pattern and check its limits. Raises PatternError."""
+        """Reads a regular expression and checks its limits.
+
+        Raises PatternError if it exceeds a limit or cannot be enforced.
+        """
         if len(text) > self._limits.pattern_length:
             raise PatternError(f"it is longer than {self._limits.pattern_length} characters")
         pattern = read_search(text)
@@ -169,7 +178,9 @@ LEAF_KEYWORDS = tuple(_KEYWORDS)
 
 
 def whole_number(value: object, at: str) -> int:
-    """Returns the value as a non-negative whole number. Raises InvalidRequest for any other value."""
+    """Returns a value as an int, after checking that it is a whole number from 0. Raises InvalidRequest if it
+    is not.
+    """
     if not _is_number(value) or value != int(value) or value < 0:
         raise refused(at, "a count is a whole number from 0.")
     return int(value)

@@ -1,9 +1,10 @@
-"""Reads a grammar before it is compiled: decides whether a grammar engine can serve it, chooses the engine, and writes
-the grammar for that engine.
+"""Checks a grammar before it is compiled, chooses the grammar engine, and writes the grammar for that engine.
 
-The lint is pure Python with bounded cost. Every keyword is enforced by the chosen engine, or refused with its JSON
-pointer. If the caller is not strict, keywords that cannot be enforced are listed instead. xgrammar serves what it
-enforces exactly: plain JSON, EBNF, and schemas of closed objects. llguidance serves the rest.
+This check (the lint) is pure Python with bounded cost. Invariant: the chosen engine enforces every keyword, or the
+keyword is refused with its JSON pointer. If the caller is not strict, keywords that cannot be enforced are listed
+instead.
+
+xgrammar serves what it enforces exactly: plain JSON, EBNF, and schemas of closed objects. llguidance serves the rest.
 """
 
 import json
@@ -34,22 +35,25 @@ class GrammarEngine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LintedGrammar:
-    """The text for an engine to compile, and the gaps: the keywords that this text does not enforce."""
+    """A grammar in the form that the grammar engine compiles, and its gaps: the keywords that this form does not
+    enforce.
+    """
 
     engine: GrammarEngine
     kind: GrammarKind
     text: str
     gaps: tuple[tuple[str, str], ...] = ()
-    """JSON pointers with reasons. Empty if the caller is strict."""
+    """Pairs (JSON pointer of the keyword, reason). Empty if the caller is strict."""
 
 
 def lint(
     source: GrammarSource, limits: LintLimits = _LIMITS, specials: Mapping[str, int] | None = None
 ) -> LintedGrammar:
-    """Check a grammar and prepare it for an engine. Raises InvalidRequest with the JSON pointer as its `param`.
+    """Checks a grammar and rewrites it for a grammar engine.
 
-    `specials` are the tokenizer's special tokens, which a structural tag may name. Without `specials` use the result
-    of a structural tag only as a check, because its special tokens are written as plain text.
+    Raises InvalidRequest, whose `param` is the JSON pointer of the refused place. `specials` are the tokenizer's
+    special tokens, which a structural tag (a description of an answer with tool calls) may name. Without `specials`,
+    the result for a structural tag is good only as a check, because its special tokens are written as plain text.
     """
     size = len(source.text.encode(errors="surrogatepass"))
     if size > limits.text_bytes:
@@ -74,9 +78,10 @@ def lint(
 
 
 def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
-    """Rewrite a schema in the few keywords that the engines enforce exactly.
+    """Returns the schema rewritten with only the few keywords that the grammar engines enforce exactly.
 
-    Raises InvalidRequest if that is impossible.
+    Keywords that cannot be enforced are recorded in `gaps`. Raises InvalidRequest if the schema is too large, if no
+    value fits it, or if there is a gap and the grammar is strict.
     """
     check_size(schema, limits)
     core = CoreWriter(schema, limits, gaps).write()
@@ -86,7 +91,10 @@ def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """Parse JSON. Raises InvalidRequest if the text is no JSON."""
+    """Parses a text as JSON.
+
+    Raises InvalidRequest if the text is not JSON, is nested too deep, or has a number that is too large for a double.
+    """
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite)
         canonical(value).encode()  # half of a surrogate pair is not a character

@@ -1,4 +1,4 @@
-"""Writes a core schema for llguidance, with options that fix how JSON is spelled."""
+"""Writes a core schema (see core_schema.py) for llguidance, with options that fix how JSON is spelled."""
 
 from typing import Any
 
@@ -9,7 +9,8 @@ _OPTIONS = {
     "whitespace_pattern": "[ \\n\\r\\t]{0,8}",
     "json_allowed_escapes": '"\\bfnrt',
 }
-"""No escapes such as `"\\u0061"`, which would be a second spelling of a forbidden name.
+r"""The options for answers. Escapes such as `"\u0061"` are not allowed, because they are a second spelling of a
+forbidden name.
 
 Whitespace is limited, because some models fill their answers with it.
 """
@@ -21,25 +22,28 @@ _COMPACT_OPTIONS = {
     "key_separator": ": ",
     "json_allowed_escapes": '"\\bfnrt',
 }
-"""The spelling that most programs use. It serves only to draft answers, never to check them."""
+"""The options for drafts: the spelling that most programs use. Answers are never checked with these options."""
 
 
 _CONTROLS = {"json_allowed_escapes": '"\\bfnrtu'}
-"""For schemas that list control characters, where `may_list_controls`.
+"""The changed options for schemas that list control characters; see `may_list_controls`.
 
-llguidance 1.9.1 then writes listed values with \\u00XX for these alone, but allows any escape in open names and strings.
+With these options, llguidance 1.9.1 writes only control characters of listed values as \\u00XX. In names and strings
+that are not listed, it allows every escape.
 """
 _OPEN = frozenset({"patternProperties", "minLength", "maxLength"})
+"""Keywords with which a string that is written with escapes could break the schema."""
 
 
 def lists_controls(part: Any) -> bool:
-    """Returns whether a core schema lists a value with a character that JSON writes as \\u00XX."""
+    """Returns whether a core schema lists a value with a control character, which JSON writes as \\u00XX."""
     return "\\u00" in canonical(part)
 
 
 def may_list_controls(part: Any) -> bool:
-    """Returns whether a core schema stays exact if its strings may hold escapes: every object in it is closed, and no
-    length is counted.
+    """Returns whether a core schema accepts the same values if its strings may be written with escapes.
+
+    That is so if no object in it allows further properties, and no length of a string is limited.
     """
     match part:
         case {"enum": list()}:
@@ -54,7 +58,9 @@ def may_list_controls(part: Any) -> bool:
 
 
 def compacted(text: str) -> str:
-    """Returns the grammar `spelled` with options that allow only one spelling of each answer."""
+    """Returns a copy of a schema that `spelled` wrote for llguidance. The copy allows only one spelling of each
+    answer.
+    """
     for extra in ({}, _CONTROLS):
         text = text.replace(canonical(_OPTIONS | extra), canonical(_COMPACT_OPTIONS | extra))
     return text

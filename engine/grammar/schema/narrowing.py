@@ -1,8 +1,12 @@
-"""Drops from a branch (an alternative of a schema) the types that its own demands exclude."""
+"""Derives what follows from the demands of a branch (one alternative of a schema).
+
+Removes the types whose values can never meet the demands. Finds the properties and items about which no keyword of the
+branch says anything, for `unevaluatedProperties` and `unevaluatedItems`.
+"""
 
 from typing import Any
 
-from graftwork.engine.grammar.schema.constraints import Among, Bound, Branch, Length, Presence
+from graftwork.engine.grammar.schema.constraints import Among, Bound, Branch, Claim, Items, Length, Presence, Properties
 from graftwork.engine.grammar.schema.json_values import ALL_TYPES, NUMBERS, OBJECT, identity, type_of
 
 
@@ -11,7 +15,10 @@ def required_names(branch: Branch) -> list[str]:
 
 
 def narrowed(branch: Branch) -> Branch | None:
-    """Returns the branch without the types that its demands exclude. None if no type is left, so that no value fits."""
+    """Returns a branch (alternative of a schema) without the types whose values can never meet its demands.
+
+    Returns None if no type is left: then no value fits the branch.
+    """
     types = set(branch.types & _possible_types(branch))
     lengths: dict[str, list[Length]] = {}
     for length in branch.of(Length):
@@ -33,7 +40,10 @@ def _possible_types(branch: Branch) -> frozenset[str]:
 
 
 def listed_values(branch: Branch) -> list[Any] | None:
-    """Returns the values that all lists (`enum`, `const`) of a branch allow. None if the branch has no list."""
+    """Returns the values that `enum` and `const` allow in a branch (one alternative of a schema).
+
+    Every such keyword of the branch must allow the value. Returns None if the branch has neither keyword.
+    """
     among = branch.of(Among)
     listed = [demand for demand in among if demand.holds]
     if not listed:
@@ -50,3 +60,27 @@ def _bounds_cross(bounds: list[Bound]) -> bool:
     if lower is None or upper is None:
         return False
     return lower[0] > upper[0] or (lower[0] == upper[0] and (lower[1] or not upper[1]))
+
+
+def rest_of_properties(branch: Branch, rest: Claim) -> Properties:
+    """Returns the demand that `rest` holds for all properties that no keyword of this branch evaluates.
+
+    Another branch may evaluate such a property; that does not matter here.
+    """
+    seen = [demand for demand in branch.of(Properties) if not demand.silent]
+    everything = any(demand.rest is not None for demand in seen)
+    return Properties(
+        {name: None for demand in seen for name in demand.named},
+        tuple((pattern, None) for demand in seen for pattern, _ in demand.patterns),
+        None if everything else rest,
+        rest.pointer,
+        rest.silent,
+    )
+
+
+def rest_of_items(branch: Branch, rest: Claim) -> Items:
+    """Returns the demand that `rest` holds for all items that no keyword of this branch evaluates."""
+    seen = [demand for demand in branch.of(Items) if not demand.silent]
+    everything = any(demand.rest is not None for demand in seen)
+    most = max((len(demand.first) for demand in seen), default=0)
+    return Items((None,) * most, None if everything else rest, rest.pointer, rest.silent)

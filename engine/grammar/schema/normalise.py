@@ -1,9 +1,10 @@
 """Expands a schema into branches, in which no union, negation, condition or reference is left.
 
-Every keyword is read in two ways: that it holds, and that it does not. Negation swaps the two readings (De Morgan). So
-the engines need not know `not`, `if`/`then`/`else` or the exclusive part of `oneOf`. A keyword whose negation cannot be
-expressed (such as "some item does not fit") is a gap: it is not enforced. Branches that contradict themselves are
-dropped.
+A branch is one alternative of the schema. Every keyword is read in two ways: that it holds, and that it does not.
+Negation swaps the two readings (De Morgan). So the engines never see `not`, `if`/`then`/`else` or the exclusive part of
+`oneOf`. A keyword whose negation cannot be expressed (such as "some item does not fit") is a gap: it is not enforced.
+
+Branches that contradict themselves are dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,6 @@ from graftwork.engine.grammar.schema.constraints import (
     Branch,
     Claim,
     Contains,
-    Demand,
     Goal,
     Items,
     Length,
@@ -28,26 +28,29 @@ from graftwork.engine.grammar.schema.errors import Gaps, refused
 from graftwork.engine.grammar.schema.json_values import ALL_TYPES, ARRAY, OBJECT
 from graftwork.engine.grammar.schema.keywords import ANYTHING, LEAF_KEYWORDS, NOTHING, LeafKeywords, whole_number
 from graftwork.engine.grammar.schema.limits import LintLimits
-from graftwork.engine.grammar.schema.narrowing import narrowed, required_names
+from graftwork.engine.grammar.schema.narrowing import narrowed, required_names, rest_of_items, rest_of_properties
 from graftwork.engine.grammar.schema.patterns import Node, PatternError
 from graftwork.engine.grammar.schema.schema_document import Dialect, SchemaDocument, under
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _WORK = 40_000
 _WORTH = 16
-"""Joining two branches costs one unit, and one more for each this many demands and listed values."""
+"""The number of demands and listed values that cost one unit of work when two branches are joined. Each join costs one
+more unit.
+"""
 _LOOK_AHEAD = 2
 _MOST_SUBSETS = 4
 
 
 class _Loop(Exception):
-    """A claim refers to itself while it is expanded."""
+    """Raised when a claim refers to itself while it is expanded."""
 
 
 class Brancher:
-    """Expands claims into branches.
+    """Expands claims into branches. A claim says that a value fits a subschema, or does not; a branch is one
+    alternative.
 
-    Owns the branches of claims expanded so far, and counts the work against a limit.
+    Remembers the branches of each claim, and counts its own work. Raises InvalidRequest if the work exceeds the limit.
     """
 
     def __init__(self, document: SchemaDocument, limits: LintLimits, gaps: Gaps) -> None:
@@ -62,9 +65,10 @@ class Brancher:
     # ---- goals ------------------------------------------------------------------------------------------------
 
     def branches_of(self, goal: Goal, pointer: str) -> list[Branch]:
-        """Returns the branches whose values fit all claims of a goal.
+        """Returns the branches (alternatives) of the values that meet `goal`, a set of claims that must all hold.
 
-        If there are too many, the error names `pointer`.
+        A claim says that a value fits a subschema, or does not. Raises InvalidRequest, which names `pointer`, if there
+        are too many branches.
         """
         try:
             return self._product([self.branches(claim) for claim in sorted(goal)], pointer)
@@ -73,7 +77,11 @@ class Brancher:
             return ANYTHING
 
     def is_possible(self, goal: Goal, depth: int = 0) -> bool:
-        """Whether some value may meet a goal. False is certain, True is not."""
+        """Returns False if certainly no value meets a goal (a set of claims that a value fits, or does not fit, a
+        subschema).
+
+        True is not certain, because only a few levels of required properties are examined.
+        """
         try:
             branches = self._product([self.branches(claim) for claim in sorted(goal)], "#")
         except _Loop:
@@ -91,7 +99,10 @@ class Brancher:
         )
 
     def property_goal(self, branch: Branch, name: str) -> Goal:
-        """Returns all claims that a branch makes on the value of property `name`."""
+        """Returns the claims that a branch (one alternative of a schema) makes on the value of the property `name`.
+
+        A claim says that a value fits a subschema, or does not. Claims that a pattern of names makes are left out.
+        """
         claims: set[Claim] = {demand.claim for demand in branch.of(Property) if demand.name == name}
         for demand in branch.of(Properties):
             claims |= set(_claims_on(demand, name))
@@ -100,7 +111,10 @@ class Brancher:
     # ---- claims -----------------------------------------------------------------------------------------------
 
     def branches(self, claim: Claim) -> list[Branch]:
-        """Returns the branches of one claim. The result is kept for the next call."""
+        """Returns the branches (alternatives) of the values for which a claim holds, and caches them.
+
+        A claim says that a value fits a subschema, or does not. Raises `_Loop` if the claim refers to itself.
+        """
         if claim not in self._known:
             if claim in self._open:
                 raise _Loop
@@ -130,7 +144,7 @@ class Brancher:
         return self._with_unevaluated(schema, claim, self._product(parts, claim.pointer))
 
     def _product(self, parts: Sequence[list[Branch]], pointer: str) -> list[Branch]:
-        """Combine one branch of each list in `parts`, in every way. Drops combinations that contradict themselves."""
+        """Combines one branch of each list in `parts`, in every way. Drops combinations that contradict themselves."""
         found = ANYTHING
         for part in sorted(parts, key=len):
             if part is ANYTHING:
@@ -215,7 +229,7 @@ class Brancher:
         return none + [branch for pair in pairs for branch in pair]
 
     def _are_apart(self, one: Claim, two: Claim) -> bool:
-        """Whether types, values or required properties show that no value fits both."""
+        """Returns True if types, values or required properties show that no value fits both claims."""
         return not any(
             self._has_types(both, 0)
             for left in self.branches(one)
@@ -355,40 +369,18 @@ class Brancher:
     # ---- unevaluated parts ------------------------------------------------------------------------------------
 
     def _with_unevaluated(self, schema: dict[str, Any], claim: Claim, found: list[Branch]) -> list[Branch]:
-        for keyword, add in (("unevaluatedProperties", _rest_of_properties), ("unevaluatedItems", _rest_of_items)):
+        for keyword, add in (("unevaluatedProperties", rest_of_properties), ("unevaluatedItems", rest_of_items)):
             if keyword in schema:
                 rest = Claim(under(claim.pointer, keyword), True, claim.silent)
                 found = [Branch(branch.types, (*branch.demands, add(branch, rest))) for branch in found]
         return found
 
 
-def _rest_of_properties(branch: Branch, rest: Claim) -> Demand:
-    """Returns the demand that `rest` holds for all properties that no keyword of this branch evaluates.
-
-    Another branch may evaluate such a property; that does not matter here.
-    """
-    seen = [demand for demand in branch.of(Properties) if not demand.silent]
-    everything = any(demand.rest is not None for demand in seen)
-    return Properties(
-        {name: None for demand in seen for name in demand.named},
-        tuple((pattern, None) for demand in seen for pattern, _ in demand.patterns),
-        None if everything else rest,
-        rest.pointer,
-        rest.silent,
-    )
-
-
-def _rest_of_items(branch: Branch, rest: Claim) -> Demand:
-    seen = [demand for demand in branch.of(Items) if not demand.silent]
-    everything = any(demand.rest is not None for demand in seen)
-    most = max((len(demand.first) for demand in seen), default=0)
-    return Items((None,) * most, None if everything else rest, rest.pointer, rest.silent)
-
-
 def _claims_on(demand: Properties, name: str) -> list[Claim]:
-    """Returns the claims of a demand on property `name`, without claims by pattern, which take time to match.
+    """Returns the claims that a demand makes on property `name`, without claims by pattern, because matching takes
+    time.
 
-    Without them the demand only becomes weaker.
+    So the result may demand less than the schema, but never more.
     """
     found = demand.named.get(name) if name in demand.named or demand.patterns else demand.rest
     return [] if found is None else [found]

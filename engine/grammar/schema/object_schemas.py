@@ -1,4 +1,6 @@
-"""Writes the object schemas of one branch (one alternative of a schema), in the keywords of core_schema.py."""
+"""Writes the object schemas of one branch (one alternative of a schema), with only the keywords that core_schema.py
+lists.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,7 +32,14 @@ Written = tuple[dict[str, Any], tuple[Goal, ...]]
 def object_schemas(
     branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps
 ) -> list[Written]:
-    """Returns one schema for the objects of a branch, or an empty list if a required property is impossible."""
+    """Returns one object schema of a branch (one alternative of a schema), or an empty list if a required property can
+    have no value.
+
+    The result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
+    does not. If no value can meet one of these goals, no object fits the schema.
+
+    The schema excludes the objects in `barred`. What cannot be excluded is recorded in `gaps`.
+    """
     try:
         return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()
     except PatternError as error:
@@ -94,9 +103,10 @@ class _ObjectWriter:
     # ---- properties without -----------------------------------------------------------------------------------
 
     def _unnamed(self) -> tuple[Mapping[str, Goal | bool], Goal | bool, list[str]]:
-        """Returns the goals by pattern, the goal of all other properties, and further names that a list allows.
+        """Returns the goals (sets of claims) by pattern, the goal of all other properties, and further names that a
+        list allows.
 
-        The goal of other properties is False if there may be none.
+        The goal of the other properties is False if there must be no other property.
         """
         by_pattern = [_claims_by_pattern(shape) for shape in self._shapes]
         everywhere: Goal = frozenset().union(
@@ -135,7 +145,9 @@ class _ObjectWriter:
         return ({pattern: rest} if rest is not False else {}), False, []
 
     def _pattern_of_names(self, branches: list[Branch]) -> str | None:
-        """Returns the pattern that all names must match. None if any name is allowed."""
+        """Returns the pattern that all names must match. None if any name is allowed, or if the names cannot be
+        enforced.
+        """
         asked: list[Node] = []
         for one in branches[0].demands:
             if isinstance(one, Matches):
@@ -159,8 +171,8 @@ class _ObjectWriter:
     def _counts(self, is_closed: bool, num_allowed: int, *, has_optional: bool) -> dict[str, Any] | None:
         """Returns the keywords that limit the number of properties. None if no number fits.
 
-        A model may write a property twice, which counts once. So a limit is a gap if that could break it.
-        llguidance 1.9.1 counts properties only if all declared names are required.
+        A model may write a property twice, but it counts once. A limit that this could break is not enforced, and is
+        recorded as a gap. llguidance 1.9.1 counts properties only if all declared names are required.
         """
         lengths = [one for one in self._branch.of(Length) if one.of == OBJECT]
         least = max((one.least for one in lengths), default=0)
@@ -195,7 +207,7 @@ def _union(claims: Iterable[Claim | None]) -> Goal:
 
 
 def _claims_by_pattern(shape: Properties) -> dict[str | None, Goal]:
-    """Returns the claims of a demand by pattern, in the engine's spelling. The key None stands for any name.
+    """Returns the claims of a demand by pattern, as the engine spells the pattern. The key None stands for any name.
 
     Two patterns of a schema may get the same spelling; then their claims are joined.
     """

@@ -1,15 +1,19 @@
-r"""Regular expressions of JSON Schema (ECMA-262, unicode), as far as they are regular.
+r"""Reads the regular expressions of JSON Schema (ECMA-262, unicode), matches text with them, and writes them for
+grammar engines.
 
-Reads a pattern into characters, sequences, alternatives and repeats. Writes it for an engine as a match of the whole
-text with every class written out, so that the engine's own meaning of `\d`, `.` or a search does not matter.
-Look-around, back references, word boundaries and flags are refused. `matches` takes polynomial time for every pattern.
+A pattern is read into characters, sequences, alternatives and repeats. The written pattern matches the whole text and
+has every class written out, so that an engine's own meaning of `\d`, `.` or a search does not matter.
+
+Never accepts what is not regular: look-around, back references, word boundaries and flags are refused. `matches` takes
+polynomial time for every pattern.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 Ranges = tuple[tuple[int, int], ...]
-"""Ranges of code points: inclusive, ascending, not touching."""
+"""Ranges of code points in ascending order. Both ends of a range are included. Neighbouring ranges are merged into one.
+"""
 
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
@@ -18,19 +22,19 @@ _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 class PatternError(ValueError):
-    """A pattern cannot be enforced, or matching it takes too long. The message says why."""
+    """Raised if a pattern cannot be enforced, or if matching takes too long. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """Matches one character of a class."""
+    """Matches one character that is in a set of characters."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Matches its parts one after another. An empty run matches the empty string."""
+    """Matches several patterns one after another. A run of no patterns matches the empty string."""
 
     parts: tuple["Node", ...]
 
@@ -61,7 +65,7 @@ def normalise(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Returns the ranges of all other characters. Surrogates are not characters and are never in the result."""
+    """Returns the ranges of all characters that are not in `ranges`. Surrogates never are in the result."""
     left, start = [], 0
     for low, high in normalise([*ranges, _SURROGATES]):
         if start < low:
@@ -80,21 +84,15 @@ _DIGIT: Ranges = ((0x30, 0x39),)
 _WORD = normalise([*_DIGIT, (0x41, 0x5A), (0x61, 0x7A), (0x5F, 0x5F)])
 _SPACE = normalise([*_points("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"), (0x2000, 0x200A)])
 _NOT_NEWLINE = complement(_points("\n\r\u2028\u2029"))
-_CLASSES = {
-    "d": _DIGIT,
-    "w": _WORD,
-    "s": _SPACE,
-    "D": complement(_DIGIT),
-    "W": complement(_WORD),
-    "S": complement(_SPACE),
-}
+_CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
+_CLASSES |= {letter.upper(): complement(ranges) for letter, ranges in _CLASSES.items()}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 
 
 @dataclass(frozen=True, slots=True)
 class _Alternative:
-    """A sequence, and whether it is anchored at the text's start and end."""
+    """One alternative of a pattern: a sequence, and whether it is anchored at the text's start and end."""
 
     parts: tuple[Node, ...]
     starts: bool
@@ -102,7 +100,7 @@ class _Alternative:
 
 
 class _Reader:
-    """Recursive descent over one pattern."""
+    """Reads one pattern by recursive descent. Raises PatternError if the pattern is malformed or not regular."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -202,7 +200,7 @@ class _Reader:
 
     def _bounds(self) -> tuple[int, int | None] | None:
         simple: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-        if self._peek() in simple and self._peek():
+        if self._peek() in simple:
             return simple[self._take()]
         if not self._skip("{"):
             return None
@@ -278,7 +276,7 @@ def _is_one(ranges: Ranges) -> bool:
 
 
 def read_search(pattern: str) -> Node:
-    """Read a pattern that may be found anywhere in the text unless it is anchored, as in JSON Schema.
+    """Reads a pattern that may match anywhere in a text, unless it has anchors. So JSON Schema reads `pattern`.
 
     Raises PatternError if the pattern cannot be enforced.
     """
@@ -286,7 +284,7 @@ def read_search(pattern: str) -> Node:
 
 
 def read_whole(pattern: str) -> Node:
-    """Read a pattern that must match the whole text. Raises PatternError if it cannot be enforced."""
+    """Reads a pattern that must match the whole text. Raises PatternError if it cannot be enforced."""
     return _joined(_Reader(pattern).read(), around=())
 
 
@@ -296,12 +294,14 @@ def _joined(alternatives: list[_Alternative], around: tuple[Node, ...]) -> Node:
 
 
 def length_between(least: int, most: int | None) -> Node:
-    """Returns a pattern of every text whose length in characters is in a range."""
+    """Returns a pattern that matches every text of `least` to `most` characters. A `most` of None sets no upper
+    limit.
+    """
     return Repeat(ANY, least, most)
 
 
 def none_of(texts: Iterable[str]) -> Node:
-    """Returns a pattern of every text except the given texts."""
+    """Returns a pattern that matches every text except the given ones."""
     by_first: dict[str, list[str]] = {}
     texts = list(texts)
     for text in texts:
@@ -314,7 +314,9 @@ def none_of(texts: Iterable[str]) -> Node:
 
 
 def is_universal(node: Node) -> bool:
-    """Whether it is certain that every text matches: the pattern is anything, a part that may be empty, anything."""
+    """Returns True if it is easy to see that a pattern matches every text: one part matches any text, and all others
+    may be empty. Other patterns give False, even if they match every text.
+    """
     match node:
         case Either(choices):
             return any(is_universal(choice) for choice in choices)
@@ -325,7 +327,10 @@ def is_universal(node: Node) -> bool:
 
 
 def repeats(node: Node) -> int:
-    """Returns the largest product of nested counted repeats: `(a{3}){4}` has 12 copies of `a`."""
+    """Returns how often the most repeated part of a pattern is copied if all counted repeats are written out.
+
+    For `(a{3}){4}` the result is 12.
+    """
     match node:
         case Chars():
             return 1
@@ -336,7 +341,7 @@ def repeats(node: Node) -> int:
 
 
 def written(node: Node) -> str:
-    """Write a pattern in the syntax of Rust's regular expressions, without anchors."""
+    """Returns the pattern in the syntax of Rust's regular expressions, without anchors."""
     match node:
         case Chars(ranges):
             return f"[{''.join(_written_range(*one) for one in ranges)}]" if ranges else "[^\\x{0}-\\x{10FFFF}]"
@@ -354,20 +359,22 @@ def _written_range(low: int, high: int) -> str:
 
 
 class Fuel:
-    """The units of work that matches may still use. A unit is about a microsecond."""
+    """Limits the work of matching patterns. `left` is the number of units that may still be used; a unit is about a
+    microsecond.
+    """
 
     def __init__(self, units: int = 200_000) -> None:
         self.left = units
 
     def spend(self, units: int) -> None:
-        """Spend units. Raises PatternError if too few are left."""
+        """Takes units of work from those that are left. Raises PatternError if too few are left."""
         self.left -= units
         if self.left < 0:
             raise PatternError("it takes too long to match")
 
 
 def matches(node: Node, text: str, fuel: Fuel | None = None) -> bool:
-    """Whether the whole text matches. Raises PatternError if that takes too long."""
+    """Returns whether a pattern matches the whole text. Raises PatternError if matching takes too long."""
     return len(text) in _ends(node, text, frozenset({0}), fuel or Fuel())
 
 

@@ -1,7 +1,7 @@
-"""Decides which core schemas are plain: xgrammar enforces them exactly, in milliseconds and with small states.
+"""Decides which core schemas are plain. xgrammar enforces plain schemas exactly, and compiles them in milliseconds.
 
-Both test suites check this. A schema is not plain if xgrammar enforces it loosely (open objects with declared names,
-patterns, lengths, counts of properties) or compiles slowly (many optional properties).
+The two public suites of schemas in the tests check this. A schema is not plain if xgrammar enforces it loosely (open
+objects with declared names, patterns, lengths, counts of properties) or compiles it slowly (many optional properties).
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ _EXACT = {
 
 
 def is_plain(core: dict[str, Any]) -> bool:
-    """Whether every part of a core schema is plain."""
+    """Returns whether every part of a core schema is plain, so that xgrammar enforces the schema exactly."""
     top = {key: value for key, value in core.items() if key != "$defs"}
     return _is_plain(top) and all(_is_plain(one) for one in core.get("$defs", {}).values())
 

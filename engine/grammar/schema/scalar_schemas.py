@@ -1,4 +1,6 @@
-"""Writes the number and string schemas of one branch (one alternative), in the keywords of core_schema.py."""
+"""Writes the number and string schemas of one branch (one alternative of a schema), with only the keywords that
+core_schema.py lists.
+"""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
@@ -17,7 +19,7 @@ _MAX_BARRED_LENGTH = 64
 """The longest forbidden text, in characters. Each character is a nested group, and engines limit the nesting."""
 _STEP = 1e-6
 _EXACT = 2**53
-"""Up to this number, each whole number is a different double."""
+"""The largest number up to which each whole number is a different double."""
 _DIGITS = 15
 _LARGE = 10**9
 _FARTHEST = 9 * 10**18
@@ -26,9 +28,13 @@ _LEAST_INTEGER = -(2**63 - 1024)
 
 
 def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """Returns one schema for each range between forbidden numbers.
+    """Returns the number schemas of one branch (one alternative of a schema).
 
-    Returns none if whole numbers are not allowed, because no schema says that a number must have a fraction.
+    The schemas exclude the numbers in `barred`. These numbers cut the allowed range into several ranges, and each range
+    gives one schema. What cannot be excluded is recorded in `gaps`.
+
+    The result is empty if the branch does not allow whole numbers, because no schema can say that a number must have a
+    fraction.
     """
     if INTEGER not in branch.types:
         return []
@@ -51,8 +57,9 @@ def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[s
 
 
 def _inside(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Move an open bound at a whole number inwards, because llguidance 1.9.1 reads it as closed if the range is within
-    one unit.
+    """Returns the keywords with open bounds moved inwards and closed, if a range of fractions is shorter than 1.
+
+    llguidance 1.9.1 reads an open bound at a whole number as closed in such a range.
     """
     low, high = _limits(keywords)
     if keywords["type"] == "integer" or high - low >= 1:
@@ -119,12 +126,12 @@ def _beyond(bound: Bound, farthest: int) -> int | None:
 
 
 def _is_exact(point: float, *, is_whole: bool) -> bool:
-    """Whether a number is exact in llguidance, so that its neighbours are different numbers."""
+    """Returns whether llguidance represents a number exactly, so that its neighbours are different numbers."""
     return abs(point) <= _EXACT if is_whole else abs(point) < _LARGE and _rounded(point, up=True) == point
 
 
 def _rounded(limit: float, *, up: bool) -> float:
-    """Round to the number of digits that llguidance keeps."""
+    """Rounds a limit up or down to the 15 digits that llguidance keeps."""
     if isinstance(limit, int) and abs(limit) < 10**_DIGITS:
         return limit
     return float(Context(_DIGITS, ROUND_CEILING if up else ROUND_FLOOR).create_decimal(repr(limit)))
@@ -171,7 +178,11 @@ def _is_empty(keywords: dict[str, Any]) -> bool:
 
 
 def string_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """Returns one schema for the strings of a branch. A string must match all patterns."""
+    """Returns a list with the string schema of one branch (one alternative of a schema).
+
+    A string must match all patterns of the branch. The schema excludes the strings in `barred`. What cannot be excluded
+    is recorded in `gaps`.
+    """
     keywords: dict[str, Any] = {"type": STRING}
     lengths = [one for one in branch.of(Length) if one.of == STRING]
     least = max((one.least for one in lengths), default=0)

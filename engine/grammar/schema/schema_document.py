@@ -1,7 +1,7 @@
-"""A JSON Schema as a set of places (subschemas) by JSON pointer, and the targets of references.
+"""Finds all subschemas of a JSON Schema by JSON pointer, and the targets of its references.
 
-It knows which values are subschemas, so that an `$id` inside an `enum` is data. Never follows a reference out of the
-document.
+Knows which values are subschemas, so that an `$id` inside an `enum` is read as data. Never follows a reference out of
+the document.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def under(pointer: str, *names: str | int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One subschema, with the base URI of its references."""
+    """One subschema, and the base URI against which its references are resolved."""
 
     schema: Schema
     base: str
@@ -58,16 +58,21 @@ class Place:
 
 
 class SchemaDocument:
-    """All places of one document. Read-only after it is made."""
+    """Holds all subschemas of one document, by JSON pointer.
+
+    If a reference leads to a value that no keyword marks as a subschema, this value becomes a subschema too.
+    """
 
     def __init__(self, root: Schema) -> None:
-        """Find all subschemas of `root`.
+        """Finds all subschemas of `root`.
 
         Raises InvalidRequest if a subschema is neither an object nor a boolean, or has an unknown dialect.
         """
         self._places: dict[str, Place] = {}
         self._targets: dict[str, str] = {}
-        """The JSON pointers of schemas with an `$id` or an anchor, by absolute URI. An anchor follows the `#`."""
+        """The JSON pointers of schemas with an `$id` or an anchor, by absolute URI. An anchor is the part after the
+        `#`.
+        """
         self._dynamic: dict[str, list[str]] = {}
         self.has_unevaluated = False
         self._visit(root, "#", "", Dialect.DRAFT2020)
@@ -79,9 +84,10 @@ class SchemaDocument:
         return pointer in self._places
 
     def target(self, pointer: str, keyword: str) -> str:
-        """Returns the JSON pointer of a reference's target.
+        """Returns the JSON pointer of the subschema to which a reference leads.
 
-        Raises InvalidRequest if the target is not in the document.
+        The reference is the value of `keyword` (such as `$ref`) in the subschema at `pointer`. Raises InvalidRequest if
+        it leads to nothing in the document.
         """
         place = self._places[pointer]
         assert isinstance(place.schema, dict)
@@ -102,9 +108,9 @@ class SchemaDocument:
         return found
 
     def _static(self, at: str, reference: str) -> str:
-        """Returns a dynamic reference to be read as a plain one.
+        """Returns a `$dynamicRef`, which is then resolved like a `$ref`.
 
-        Raises InvalidRequest if several places in the document have its name.
+        Raises InvalidRequest if several subschemas have its anchor.
         """
         name = urldefrag(reference)[1]
         if len(self._dynamic.get(name, [])) > 1:
@@ -112,7 +118,7 @@ class SchemaDocument:
         return reference
 
     def _visit_unknown(self, pointer: str, at: str) -> None:
-        """Add the target of a reference to the places, although no keyword marks it as a subschema.
+        """Adds the target of a reference to the subschemas, although no keyword marks it as one.
 
         Such a target is, for example, the value of an unknown keyword. Raises InvalidRequest if it is no schema.
         """

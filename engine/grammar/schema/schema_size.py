@@ -1,4 +1,4 @@
-"""Checks that a schema's JSON is small enough to be read. It takes one pass and uses no recursion."""
+"""Checks that a schema's JSON is small enough to be read. The check takes one pass without recursion."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from graftwork.engine.grammar.schema.schema_document import under
 
 
 def check_size(schema: Any, limits: LintLimits) -> None:
-    """Check the depth and the counts of a schema. Raises InvalidRequest that names the place where one is too large."""
+    """Checks how deep a schema is nested, and how many enum values, properties and optional properties it has.
+
+    Raises InvalidRequest, which names the place where a limit is exceeded.
+    """
     enum_values = properties = 0
     waiting: list[tuple[Any, str, int]] = [(schema, "#", 1)]
     while waiting:

@@ -1,5 +1,7 @@
-"""Structural tags: answers with tool calls. An answer is text with calls, or only calls, or either calls or a value of
-a schema.
+r"""Reads structural tags, and writes them as grammars. A structural tag describes an answer with tool calls.
+
+There are three kinds of tags. The first allows text with calls in it. The second allows calls without text. The third
+allows either calls without text, or a value that fits a schema. This module never checks an answer itself.
 
 The text of a structural tag is JSON:
 
@@ -13,7 +15,7 @@ The text of a structural tag is JSON:
 
 In a format whose calls are whole JSON values (`{"name": "f", "parameters": {…}}`), `begin` and `end` are empty and the
 schema covers the whole value. `begin`, `end`, `opening`, `separator` and `closing` may contain special tokens. Every
-schema is checked like a separate grammar. Pointers in a schema's errors begin at its place in the tag.
+schema is checked like a separate grammar. A pointer in an error begins at the place of the schema in the tag.
 """
 
 import json
@@ -37,7 +39,7 @@ _KNOWN = {"calls", "triggers", "answer", *_TEXT_FIELDS, *_FLAGS}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool: the text before and after its arguments, and their schema."""
+    """One tool that an answer may call: the text before and after the arguments, and the schema of the arguments."""
 
     begin: str
     schema: Any
@@ -46,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """A structural tag, parsed and checked."""
+    """A structural tag that was parsed and checked. It describes an answer with tool calls."""
 
     calls: tuple[Call, ...]
     triggers: tuple[str, ...] = ()
@@ -60,9 +62,9 @@ class StructuralTag:
 
 
 def read_tag(value: Any, limits: LintLimits) -> StructuralTag:
-    """Parse a structural tag.
+    """Parses a structural tag (a description of an answer with tool calls).
 
-    Raises InvalidRequest if it is malformed, or if free text could be mistaken for a tool call.
+    Raises InvalidRequest if the tag is malformed, or if free text could be mistaken for a tool call.
     """
     if not isinstance(value, dict) or not value.keys() <= _KNOWN:
         raise refused("#", f"a structural tag is an object of {', '.join(sorted(_KNOWN))}.")
@@ -119,13 +121,13 @@ def _check_triggers(tag: StructuralTag) -> None:
 
 @dataclass(slots=True)
 class TagWriter:
-    """Writes one tag as a Lark grammar of llguidance."""
+    """Writes a structural tag (a description of an answer with tool calls) as a Lark grammar for llguidance."""
 
     tag: StructuralTag
     limits: LintLimits
     gaps: Gaps
     specials: Mapping[str, int] = field(default_factory=dict)
-    """Ids of special tokens, by their content. They are matched as tokens, not as text."""
+    """Ids of special tokens, by their content. Special tokens are matched as tokens, not as text."""
 
     def write(self) -> str:
         tag = self.tag
@@ -140,7 +142,7 @@ class TagWriter:
         return "\n".join([*rules, ""])
 
     def _json(self, schema: Any, pointer: str) -> str:
-        """Write a schema inline. If it cannot be enforced, the error names the schema's place in the tag."""
+        """Returns a schema in Lark form. If it cannot be enforced, the error names the schema's place in the tag."""
         check_size(schema, self.limits)
         inner = Gaps(self.gaps.strict)
         try:
@@ -198,7 +200,7 @@ class TagWriter:
                     yield " ".join([f"trigger_{index}", self._call(number, call.begin[len(trigger) :]), *closing])
 
     def _literal(self, text: str) -> Iterator[str]:
-        """Write a text as Lark. Special tokens in the text are written by id."""
+        """Yields a text as parts in Lark form. Special tokens in the text are written by id."""
         if not self.specials:
             yield from [json.dumps(text)] if text else []
             return

@@ -1,11 +1,14 @@
-"""Chooses the files to remove when the disk store needs room.
+"""Chooses the page files to remove when the disk store needs room.
 
-A domain's limit is the most bytes that it may have. Its reserve is the bytes that other domains cannot take from it.
-Files are removed in this order:
+Each file is charged to one domain (usually one tenant). The limit of a domain is the largest total size of its files,
+in bytes. The reserve of a domain is a number of bytes: while the domain's files take no more than this, no file of the
+domain is removed to make room for another domain.
 
-    1. the oldest file of all domains that are over their limit
-    2. the oldest file of all domains that keep their whole reserve without that file
-    3. the oldest file of all domains that have more than their reserve
+Files are removed until there is enough room. The next file is always the first that exists in this list:
+
+    1. the oldest file among the domains that are over their limit
+    2. the oldest file among the domains that have at least their reserve even after that file is removed
+    3. the oldest file among the domains that have more bytes than their reserve
     4. the oldest file of the domain that needs room
 
 "Oldest" means least recently used. This module never reads, writes or removes a file.
@@ -17,11 +20,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from graftwork.engine.kv.disk.file_format import PageFile
 
 FileDomain = bytes | None
-"""The digest of a domain; None for files whose domain cannot be read."""
+"""The digest of a domain (usually one tenant); None for files whose domain cannot be read."""
 
 
 class DomainUsage:
-    """Owns the bytes, limit and reserve of each domain."""
+    """Records three numbers of bytes for each domain (usually one tenant): the size of its files, its limit and its
+    reserve.
+
+    The limit is the largest size that its files may have. The reserve is the size up to which its files are not removed
+    to make room for other domains.
+    """
 
     def __init__(self, shared_reserve_bytes: int = 0) -> None:
         """`shared_reserve_bytes` are divided equally among the domains that have files."""
@@ -35,18 +43,22 @@ class DomainUsage:
         return self._bytes.get(domain, 0)
 
     def bytes_by_domain(self) -> defaultdict[FileDomain, int]:
-        """Returns a copy of the bytes that each domain has."""
+        """Returns the total size of the files of each domain (usually one tenant), in bytes. The caller may change the
+        result.
+        """
         return self._bytes.copy()
 
     def add_bytes(self, domain: FileDomain, num_bytes: int) -> None:
-        """Adds bytes to a domain. A negative number removes bytes."""
+        """Adds `num_bytes` to the counted size of the files of `domain` (usually one tenant). A negative number
+        subtracts.
+        """
         self.total += num_bytes
         self._bytes[domain] += num_bytes
         if self._bytes[domain] == 0:
             del self._bytes[domain]
 
     def set_limit(self, domain: FileDomain, num_bytes: int | None) -> None:
-        """Sets the most bytes that a domain may have. None removes the limit."""
+        """Sets the largest total size of the files of `domain` (usually one tenant), in bytes. None removes the limit."""
         if num_bytes is None:
             self._limits.pop(domain, None)
         else:
@@ -56,23 +68,32 @@ class DomainUsage:
         self._reserves[domain] = num_bytes
 
     def is_over_limit(self, domain: FileDomain, num_bytes: int) -> bool:
-        """Returns whether `num_bytes` is more than one domain (one tenant's caches) may keep on disk."""
+        """Returns whether files with a total size of `num_bytes` exceed the limit of `domain` (usually one tenant).
+
+        Returns False if the domain has no limit.
+        """
         return domain in self._limits and num_bytes > self._limits[domain]
 
     def reserve_of(self, domain: FileDomain) -> int:
-        """Returns the bytes of disk space that are reserved for a domain. Other domains cannot evict these bytes."""
+        """Returns the reserve of `domain` (usually one tenant), in bytes.
+
+        While the domain's files take no more bytes than this, none of them is removed to make room for other domains.
+        """
         domains = len(self._bytes) - (None in self._bytes)
         shared = 0 if domain is None else self._shared_reserve_bytes // max(domains, 1)
         return max(self._reserves.get(domain, 0), shared)
 
     def check_integrity(self, bytes_by_domain: Mapping[FileDomain, int]) -> None:
-        """Compares all figures with a recount."""
+        """Raises AssertionError if the counted bytes of a domain (usually one tenant) are wrong.
+
+        `bytes_by_domain` is the true total size of the files of each domain.
+        """
         assert dict(bytes_by_domain) == dict(self._bytes), "a domain's bytes are miscounted"
         assert sum(bytes_by_domain.values()) == self.total, "the total is miscounted"
 
 
 class VictimSearch:
-    """One search for room. Lists files to remove (victims), and removes nothing itself."""
+    """Chooses the files that must be removed (the victims) to make room in the disk store. Removes no file itself."""
 
     def __init__(
         self, usage: DomainUsage, queues: Mapping[FileDomain, OrderedDict[str, PageFile]], kept: Collection[str]
@@ -91,7 +112,11 @@ class VictimSearch:
         self._oldest = {domain: next(rest, None) for domain, rest in self._rest.items()}
 
     def make_room(self, domain: FileDomain, num_bytes: int, max_bytes: int) -> bool:
-        """Adds victims until `domain` can have `num_bytes` more bytes. Returns False if that is impossible."""
+        """Adds files to `victims` until `domain` (usually one tenant) can store a new file of `num_bytes` bytes.
+
+        After that, the domain is within its limit, and all files together take at most `max_bytes`. Returns False if
+        this is impossible.
+        """
         while self._usage.is_over_limit(domain, self._bytes[domain] + num_bytes):
             if not self._choose_oldest(lambda other: other == domain):
                 return False
@@ -101,7 +126,9 @@ class VictimSearch:
         return True
 
     def enforce_limits(self) -> None:
-        """Adds victims until no domain exceeds its limit."""
+        """Adds files to `victims` until every domain (usually one tenant) would be within its limit without these
+        files.
+        """
         while self._choose_oldest(self._is_over_limit):
             pass
 

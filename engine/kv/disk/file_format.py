@@ -6,8 +6,8 @@
 Numbers are little-endian. A header is used only after its checksum, its version and the file's size were checked. Each
 page is checked when it is read. A file never changes after it got its final name.
 
-Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128, and a CRC with
-2^-32. On processors with SHA instructions, SHA-256 is the fastest digest of the standard library
+Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128. A CRC would miss
+it with probability 2^-32. On processors with SHA instructions, SHA-256 is the fastest digest of the standard library
 (benchmarks/disk_tier.py prints the rates).
 """
 
@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from graftwork.engine.core.prefix_keys import KEY_BYTES, PageKey
 
 BLOCK_BYTES = 4096
-"""A header's size is a multiple of this, so that pages start at block borders. The first read of a file has this size.
+"""The size of a header is a multiple of this number of bytes, so that pages start at block borders. The first read of a
+file has this size.
 """
 
 CHECKSUM_BYTES = 16
 
 MAX_PAGES = 1024
-"""The most pages in one file. It bounds the size of a header."""
+"""The most pages in one file. This bounds the size of a header."""
 
 _MAGIC = b"GRAFTKV\n"
 
@@ -37,21 +38,23 @@ _ENTRY_BYTES = KEY_BYTES + CHECKSUM_BYTES
 
 
 class DamagedFile(Exception):
-    """The content is wrong: the file was cut off or changed, or it is not a file of pages."""
+    """The file's content is wrong: it was cut off or changed, or the file was never a file of KV pages."""
 
 
 class ForeignFile(Exception):
-    """A valid header of another version of this format."""
+    """This engine cannot use the file: it has another format version or page layout, or a name that the store does not
+    use.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PageFileHeader:
-    """Describes the pages of one file."""
+    """The decoded header of a page file: which KV pages the file contains, and what is needed to check and to use them."""
 
     layout: bytes
-    """32 bytes. Pages of another layout cannot be used."""
+    """A digest of 32 bytes that identifies the page layout. An engine cannot use pages of another layout."""
     domain: bytes
-    """32 bytes: the digest of the domain that the file is charged to."""
+    """A digest of 32 bytes that identifies the domain (usually one tenant) that the file is charged to."""
     page_bytes: int
     keys: tuple[PageKey, ...]
     checksums: tuple[bytes, ...]
@@ -65,11 +68,11 @@ class PageFileHeader:
         return file_bytes(len(self.keys), self.page_bytes)
 
     def page_offset(self, number: int) -> int:
-        """Returns the offset of page `number` in the file."""
+        """Returns the offset of a page from the start of the file, in bytes. `number` is the page's index in `keys`."""
         return self.header_bytes + number * self.page_bytes
 
     def encode(self) -> bytes:
-        """Returns the header's bytes with checksum and padding."""
+        """Returns the header as bytes, with its checksum and zeros as padding, ready to be written to the file."""
         fixed = _FIXED_FIELDS.pack(_MAGIC, _VERSION, len(self.keys), self.page_bytes, self.layout, self.domain)
         entries = (key + checksum for key, checksum in zip(self.keys, self.checksums, strict=True))
         content = b"".join((fixed, *entries))
@@ -77,23 +80,23 @@ class PageFileHeader:
 
 
 def page_checksum(content: bytes | memoryview) -> bytes:
-    """Returns 16 bytes of SHA-256. Releases the GIL while it computes."""
+    """Returns the first 16 bytes of the SHA-256 of `content`. Releases the GIL while it computes."""
     return hashlib.sha256(content).digest()[:CHECKSUM_BYTES]
 
 
 def header_bytes(num_pages: int) -> int:
-    """Returns the size of a header for `num_pages` pages, in whole blocks."""
+    """Returns the size in bytes of the header of a file with `num_pages` pages, rounded up to whole blocks."""
     content = _FIXED_FIELDS.size + num_pages * _ENTRY_BYTES + CHECKSUM_BYTES
     return -(-content // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def file_bytes(num_pages: int, page_bytes: int) -> int:
-    """Returns the size of a file of `num_pages` pages."""
+    """Returns the size in bytes of a file with `num_pages` pages, including the header."""
     return header_bytes(num_pages) + num_pages * page_bytes
 
 
 def promised_header_bytes(start: bytes) -> int:
-    """Returns the size in bytes of the header that begins with `start`.
+    """Returns the size in bytes of a whole file header. `start` is the first part of this header.
 
     Raises DamagedFile if `start` is not the start of a header, or ForeignFile if the header has another version.
     """
@@ -102,9 +105,9 @@ def promised_header_bytes(start: bytes) -> int:
 
 
 def decode_header(content: bytes) -> PageFileHeader:
-    """Decodes and returns the header at the start of `content`.
+    """Decodes the header at the start of `content`.
 
-    Raises DamagedFile if any bit is wrong, or ForeignFile if the header has another version.
+    Raises DamagedFile if any bit of the header is wrong, or ForeignFile if the header has another version.
     """
     num_pages, page_bytes, layout, domain = _fixed_fields(content)
     end = _FIXED_FIELDS.size + num_pages * _ENTRY_BYTES
@@ -121,7 +124,7 @@ def decode_header(content: bytes) -> PageFileHeader:
 
 
 def checksums_of(pages: Iterable[memoryview]) -> tuple[bytes, ...]:
-    """Returns the checksum of each page."""
+    """Returns the checksum of each page's content, 16 bytes each."""
     return tuple(map(page_checksum, pages))
 
 
@@ -140,7 +143,7 @@ def _fixed_fields(content: bytes) -> tuple[int, int, bytes, bytes]:
 
 @dataclass(slots=True, eq=False)
 class PageFile:
-    """One file of pages that were written together."""
+    """The disk store's record of one file of KV pages."""
 
     name: str
     num_bytes: int
@@ -152,18 +155,18 @@ class PageFile:
 
     @property
     def num_pages(self) -> int:
-        """The number of pages in the file, including forgotten pages."""
+        """The number of pages in the file, including pages that the store no longer finds; 0 if the header is None."""
         return len(self.header.keys) if self.header is not None else 0
 
     @property
     def domain(self) -> bytes | None:
-        """The digest of the domain that the file is charged to; None if it cannot be read."""
+        """A digest of the domain (usually one tenant) that the file is charged to; None if the header is None."""
         return self.header.domain if self.header is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """Consecutive pages of one file, which are read at once."""
+    """Consecutive pages of one file. One read operation reads all of them."""
 
     file: PageFile
     header: PageFileHeader

@@ -19,23 +19,26 @@ Buffer = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of the folder."""
+    """The name, the size and the time of last use of one file in the disk store's folder."""
 
     name: str
     num_bytes: int
     used_at_ns: int
-    """Time of last use. It is stored as the file's modification time."""
+    """The time of last use, in nanoseconds since the Unix epoch. It is stored as the file's modification time."""
 
 
 class FileSystem(Protocol):
-    """One folder of files. Every operation may raise OSError."""
+    """The file operations of one folder. Every operation may raise OSError."""
 
     def entries(self) -> list[FileEntry]:
-        """Returns all regular files of the folder."""
+        """Returns the name, size and time of last use of each regular file in the folder."""
         ...
 
     def create(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> None:
-        """Writes a file, sets its time and syncs it to disk. After a failure, the caller must remove the file."""
+        """Writes a new file, sets its time of last use and syncs its content to disk.
+
+        If this fails, an incomplete file may remain. The caller must remove it.
+        """
         ...
 
     def rename(self, name: str, new_name: str) -> None: ...
@@ -45,11 +48,14 @@ class FileSystem(Protocol):
         ...
 
     def read(self, name: str, offset: int, into: memoryview) -> int:
-        """Reads into `into` from `offset` on. Returns how many bytes were read."""
+        """Reads bytes of a file into `into`, starting at `offset` in the file.
+
+        Returns the number of bytes that were read. It is less than the size of `into` if the file ends before.
+        """
         ...
 
     def stamp(self, name: str, used_at_ns: int) -> None:
-        """Sets the time of a file's last use."""
+        """Sets the time of a file's last use, in nanoseconds since the Unix epoch."""
         ...
 
     def sync(self) -> None:
@@ -58,7 +64,9 @@ class FileSystem(Protocol):
 
 
 class LocalFiles:
-    """A folder of the local file system. Only its user may read it, because KV pages reveal prompts and answers."""
+    """Implements FileSystem on a folder of the local disk. Only the folder's user may read its files, because KV pages
+    reveal prompts and answers.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -115,16 +123,16 @@ DRAFT_SUFFIX = ".part"
 
 
 class FaultTolerantFiles:
-    """Runs the operations of a FileSystem. Counts and returns their failures, instead of raising OSError."""
+    """Runs the operations of a FileSystem. Counts and returns failures, instead of raising OSError."""
 
     def __init__(self, files: FileSystem, monitor: DiskMonitor) -> None:
         self._files = files
         self._monitor = monitor
 
     def entries(self) -> list[FileEntry]:
-        """Returns all regular files.
+        """Returns the name, size and time of last use of each regular file in the folder.
 
-        Raises InvalidRequest if the folder cannot be listed, because the budget needs the list.
+        Raises InvalidRequest if the folder cannot be listed, because the store must know the size of the files in it.
         """
         try:
             return self._files.entries()
@@ -132,7 +140,7 @@ class FaultTolerantFiles:
             raise InvalidRequest(f"The folder for KV pages cannot be listed: {error.strerror}.") from error
 
     def put(self, name: str, contents: Sequence[Buffer], used_at_ns: int) -> bool:
-        """Writes a file. It gets its name only when it is complete. Returns whether this succeeded."""
+        """Writes a file under a temporary name and renames it when it is complete. Returns whether this succeeded."""
         draft = name + DRAFT_SUFFIX
         try:
             self._files.create(draft, contents, used_at_ns)
@@ -143,11 +151,11 @@ class FaultTolerantFiles:
         return True
 
     def remove_partial(self, name: str) -> bool:
-        """Removes the file that a failed `put` may have left. Returns whether it is gone."""
+        """Removes the incomplete file that a failed `put` may have left. Returns whether that file is gone."""
         return self.remove(name + DRAFT_SUFFIX) and self.remove(name)
 
     def remove(self, name: str) -> bool:
-        """Removes a file. Returns whether it is gone."""
+        """Removes a file. Returns whether the file is gone; this is also true for a missing file."""
         try:
             self._files.remove(name)
         except OSError as error:
@@ -156,7 +164,10 @@ class FaultTolerantFiles:
         return True
 
     def read(self, name: str, offset: int, into: memoryview) -> int | None:
-        """Reads into `into`. Returns how many bytes were read: 0 for a missing file, None if the disk failed."""
+        """Reads bytes of a file into `into`, starting at `offset` in the file.
+
+        Returns the number of bytes that were read: 0 for a missing file, None if the disk failed.
+        """
         try:
             return self._files.read(name, offset, into)
         except FileNotFoundError:
@@ -166,7 +177,7 @@ class FaultTolerantFiles:
             return None
 
     def stamp(self, name: str, used_at_ns: int) -> None:
-        """Sets the time of a file's last use. A missing file is not an error."""
+        """Sets the time of a file's last use, in nanoseconds since the Unix epoch. A missing file is not an error."""
         try:
             self._files.stamp(name, used_at_ns)
         except FileNotFoundError:

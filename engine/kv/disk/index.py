@@ -1,15 +1,16 @@
-"""Finds the file of each page on disk, and counts the bytes, the work and the failures of the disk store.
+"""Finds the file that contains a given KV page, and counts the bytes, the operations and the failures of the disk
+store.
 
-DiskIndex owns the record of each file. A file is in one of these states:
+DiskIndex owns one record for each file. A file is in one of these states:
 
-    claimed    the file's bytes are counted, but its pages are not found yet
-    published  the file's pages are found, and the file may be evicted
-    retired    the file's pages are no longer found, but its bytes are counted until the file is gone
-    freed      the index has forgotten the file
+    claimed    the file is being written: its bytes are counted, but a lookup does not find its pages yet
+    published  a lookup finds the file's pages, and the file may be evicted
+    retired    a lookup no longer finds the file's pages, but its bytes are counted until the file is removed
+    freed      the file was removed, and the index has no record of it
 
 The index never reads, writes or removes a file. Each method is atomic: it holds one lock, but never during I/O, so the
-engine's loop may call it while a worker writes. `holds` takes no lock. Invariant: the counted bytes are never less
-than the bytes in the folder. DiskMonitor owns the counters, and logs failures at most once a minute.
+engine's loop may call it while a worker writes. `holds` takes no lock. Invariant: the counted bytes are never less than
+the bytes in the folder. DiskMonitor owns the counters, and logs failures at most once a minute.
 """
 
 import logging
@@ -31,24 +32,26 @@ _SECONDS_BETWEEN_LINES = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DiskCounters:
-    """Totals since the store was created."""
+    """Counts what the disk store has done since it was created."""
 
     written: int = 0
-    """Pages written."""
+    """The number of pages written to disk."""
     read: int = 0
-    """Pages read with a correct checksum."""
+    """The number of pages read from disk with a correct checksum."""
     evicted: int = 0
-    """Pages removed to make room or to enforce a limit."""
+    """The number of pages removed from disk to make room or to enforce a limit."""
     corrupt: int = 0
-    """Files removed because a checksum or a length was wrong."""
+    """The number of files removed because a checksum or a length was wrong."""
     foreign: int = 0
-    """Files ignored at start: they have another layout, or other programs made them."""
+    """The number of files that could not be used at start: they have another layout or version, or other programs made
+    them.
+    """
     failed: int = 0
-    """Operations that failed in the file system, for example because the disk was full."""
+    """The number of operations that failed in the file system, for example because the disk was full."""
 
 
 class DiskMonitor:
-    """Owns the counters. Every method may be called from any thread."""
+    """Owns the counters of the disk store (DiskCounters). Every method may be called from any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -61,22 +64,22 @@ class DiskMonitor:
             return DiskCounters(**self._counts)
 
     def add(self, counter: str, amount: int = 1) -> None:
-        """Adds to a counter. `counter` is the name of a field of DiskCounters."""
+        """Adds `amount` to one counter. `counter` is the name of a field of DiskCounters."""
         with self._lock:
             self._counts[counter] += amount
 
     def record_corrupt(self, name: str, reason: str) -> None:
-        """Counts a file whose content was wrong."""
+        """Counts and logs a file whose content was wrong. `name` is the name of the file."""
         self.add("corrupt")
         self._log_failure("disk_tier_corrupt", name, reason)
 
     def record_failure(self, name: str, error: OSError) -> None:
-        """Counts an operation that failed in the file system."""
+        """Counts and logs a failed operation of the file system. `name` is the name of the file."""
         self.add("failed")
         self._log_failure("disk_tier_failed", name, str(error))
 
     def check_integrity(self) -> None:
-        """Checks that every counter is known and none is negative."""
+        """Checks that every counter is a field of DiskCounters, and that no counter is negative."""
         assert all(count >= 0 for count in astuple(self.snapshot())), "a counter is negative"
 
     def _log_failure(self, event: str, name: str, reason: str) -> None:
@@ -90,7 +93,10 @@ class DiskMonitor:
 
 
 class DiskIndex:
-    """The index of one folder: its files, the pages in them, and their bytes, at most `max_bytes`."""
+    """Records the files of the disk store's folder, their sizes and the pages in them.
+
+    The sizes of all files together should be at most `max_bytes`.
+    """
 
     def __init__(self, max_bytes: int, shared_reserve_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
@@ -99,9 +105,9 @@ class DiskIndex:
         self._queues: dict[bytes | None, OrderedDict[str, PageFile]] = {}
         self._usage = DomainUsage(shared_reserve_bytes)
         self._hidden: dict[str, PageFile] = {}
-        """Claimed or retired files. Their bytes are counted, but their pages are not found."""
+        """Claimed or retired files. The bytes of these files are counted, but their pages are not found."""
         self._empty: dict[str, PageFile] = {}
-        """Published files without findable pages."""
+        """Published files in which no page is found any more."""
         self._last_stamp_ns = 0
 
     @property
@@ -127,7 +133,10 @@ class DiskIndex:
             self._usage.set_reserve(domain, num_bytes)
 
     def claim(self, file: PageFile) -> bool:
-        """Counts the bytes of a file that will be written. Returns False and counts nothing if there is no room."""
+        """Counts the bytes of a file before it is written.
+
+        Returns False, and counts nothing, if the bytes of all files would then exceed `max_bytes`.
+        """
         with self._lock:
             if self._usage.total + file.num_bytes > self.max_bytes:
                 return False
@@ -135,18 +144,29 @@ class DiskIndex:
             return True
 
     def publish(self, file: PageFile) -> None:
-        """Makes the pages of a claimed file findable. From now on they are found there and no longer in older files."""
+        """Lets lookups find the pages of a file that is now written. Before, `claim` must have counted the file's
+        bytes.
+
+        If an older file contains the same pages, lookups no longer find them there.
+        """
         with self._lock:
             self._publish(file)
 
     def add(self, file: PageFile) -> None:
-        """Counts a file that exists already and makes its pages findable, even if the bytes then exceed `max_bytes`."""
+        """Counts the bytes of a file that is on the disk already, and lets lookups find its pages.
+
+        Accepts the file even if the bytes of all files then exceed `max_bytes`.
+        """
         with self._lock:
             self._claim(file)
             self._publish(file)
 
     def retire(self, file: PageFile) -> bool:
-        """Makes a published file and its pages unfindable. Returns False if the file is not published."""
+        """Prepares a published file for removal from the disk.
+
+        Before this call, lookups find the file's pages. After it, they do not, but the file's bytes stay counted.
+        Returns False if the file is not published.
+        """
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
             if queue.pop(file.name, None) is None:
@@ -160,17 +180,19 @@ class DiskIndex:
             return True
 
     def free(self, file: PageFile) -> None:
-        """Stops counting a claimed or retired file. Call it when the file is gone from the disk."""
+        """Forgets a file that no longer exists on the disk, and stops counting its bytes.
+
+        The file must not be published, which means that lookups do not find its pages.
+        """
         with self._lock:
             del self._hidden[file.name]
             self._usage.add_bytes(file.domain, -file.num_bytes)
 
     def mark_unremovable(self, file: PageFile, now_ns: int) -> None:
-        """Publishes a retired file again, without pages or domain, because it could not be removed.
+        """Records that a file could not be removed from the disk after `retire`.
 
-        The file's bytes stay counted.
-
-        The store tries to remove it again when it needs room.
+        The file's bytes stay counted, but no longer for its domain (usually one tenant), and its pages cannot be found.
+        The store tries to remove the file again when it needs room.
         """
         with self._lock:
             del self._hidden[file.name]
@@ -180,13 +202,16 @@ class DiskIndex:
             self._publish(remains)
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page unfindable."""
+        """Forgets where a page is, so that lookups no longer find the page. The page's content stays in its file."""
         with self._lock:
             if key in self._locations:
                 self._remove_location(self._locations[key][0], key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes all pages in a domain's files unfindable. Returns how many pages could be found before."""
+        """Forgets where the pages of a domain (usually one tenant) are, so that lookups no longer find them.
+
+        Returns the number of these pages.
+        """
         with self._lock:
             before = len(self._locations)
             for file in self._queues.get(domain, OrderedDict()).values():
@@ -195,7 +220,10 @@ class DiskIndex:
             return before - len(self._locations)
 
     def touch(self, file: PageFile, now_ns: int) -> int | None:
-        """Marks a file as just used. Returns its new time of last use in nanoseconds; None if it is not published."""
+        """Marks a file as just used. Returns the file's new time of last use, in nanoseconds.
+
+        Returns None if the file is not published, for example because it is being removed.
+        """
         with self._lock:
             queue = self._queues.get(file.domain, OrderedDict())
             if file.name not in queue:
@@ -205,12 +233,18 @@ class DiskIndex:
             return file.used_at_ns
 
     def new_stamp(self, now_ns: int) -> int:
-        """Returns a time in nanoseconds that is later than all times returned before: `now_ns`, or a little more."""
+        """Returns a time in nanoseconds to record as the last use of a file.
+
+        This is `now_ns`, or a little more if needed: each call returns a later time than all calls before it.
+        """
         with self._lock:
             return self._new_stamp(now_ns)
 
     def spans(self, keys: Sequence[PageKey]) -> list[FileSpan]:
-        """Returns where the longest stored prefix of `keys` is. Consecutive pages of one file form one span."""
+        """Finds the pages of the longest prefix of `keys` that is on disk.
+
+        Returns spans in the order of `keys`. A span is a group of consecutive pages in one file.
+        """
         found: list[FileSpan] = []
         with self._lock:
             for key in keys:
@@ -226,33 +260,38 @@ class DiskIndex:
         return found
 
     def names_holding(self, keys: Iterable[PageKey]) -> set[str]:
-        """Returns the names of the files in which `keys` are found."""
+        """Returns the names of the files that contain the pages of `keys`. Ignores keys that are not on disk."""
         with self._lock:
             return {self._locations[key][0].name for key in keys if key in self._locations}
 
     def empty_files(self) -> list[PageFile]:
-        """Returns the files without findable pages: every page was forgotten or is found in a newer file."""
+        """Returns the files in which lookups find no page any more, so that these files can be removed.
+
+        Each of their pages was forgotten, or lookups find it in a newer file.
+        """
         with self._lock:
             return list(self._empty.values())
 
     def victims_for(self, domain: bytes | None, num_bytes: int, kept: Collection[str]) -> list[PageFile] | None:
-        """Returns the files to remove so that `domain` can have `num_bytes` more; None if that is impossible.
+        """Returns the files to remove so that `domain` (usually one tenant) can store `num_bytes` more bytes.
 
-        Files named in `kept` are not chosen. Changes nothing.
+        Returns None if that is impossible. Does not choose files named in `kept`. Changes nothing.
         """
         with self._lock:
             choice = VictimSearch(self._usage, self._queues, kept)
             return choice.victims if choice.make_room(domain, num_bytes, self.max_bytes) else None
 
     def victims_over_limits(self) -> list[PageFile]:
-        """Returns the files to remove so that no domain exceeds its limit."""
+        """Returns the files to remove so that every domain (usually one tenant) is within its limit."""
         with self._lock:
             choice = VictimSearch(self._usage, self._queues, ())
             choice.enforce_limits()
             return choice.victims
 
     def check_integrity(self) -> None:
-        """Recounts the bytes, the pages and the files without pages, and checks the order of the queues."""
+        """Recounts the bytes, the pages and the files without pages. Checks that files are ordered by their time of
+        last use.
+        """
         with self._lock:
             listed = [file for queue in self._queues.values() for file in queue.values()]
             names = [file.name for file in (*listed, *self._hidden.values())]

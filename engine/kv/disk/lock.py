@@ -11,14 +11,15 @@ _POLL_S = 0.05
 
 
 class FolderLock:
-    """Locks the folder from `acquire` to `release`."""
+    """Locks a folder for this process. The lock lasts from `acquire` to `release`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._descriptor: int | None = None
 
     def acquire(self, timeout_s: float = 0.0) -> None:
-        """Creates the folder if needed, for this user only, and waits up to `timeout_s` seconds for the lock.
+        """Waits up to `timeout_s` seconds for the lock on the folder. Creates a missing folder, which only this user
+        may read.
 
         Raises InvalidRequest if another process keeps the lock or the folder cannot be used.
         """

@@ -1,7 +1,7 @@
-"""Finds the files that an earlier process left in the folder.
+"""Finds the page files that an earlier process left in the disk store's folder.
 
-Reads the header of each file once, and at most a limited number of bytes. Pages are checked when they are used. Files
-with other names than the store's are counted as foreign and never changed.
+Reads only the header of each file, which has a limited size. The content of a page is checked later, when the page is
+read. Files with other names than the store's are counted as foreign and never changed.
 """
 
 import re
@@ -24,17 +24,20 @@ _NAME = re.compile(rf"[0-9a-f]{{64}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
 
 
 def file_name(last_key: PageKey, stamp: int) -> str:
-    """Returns a unique name for a file. The last page's key identifies all pages before it."""
+    """Returns a unique name for a new page file. `last_key` is the key of the last page in the file.
+
+    This key depends on all pages before it. `stamp` is the time of writing, in nanoseconds, and differs for each file.
+    """
     return f"{last_key.hex()}-{stamp:016x}{_SUFFIX}"
 
 
 def is_our_name(name: str) -> bool:
-    """Returns whether the store may have created a file of this name, complete or not."""
+    """Returns whether `name` has the form of the store's file names. This includes the names of incomplete files."""
     return _NAME.fullmatch(name.removesuffix(DRAFT_SUFFIX)) is not None
 
 
 class FolderScan:
-    """Scans the folder once, at start."""
+    """Finds the page files in the disk store's folder when the store is opened."""
 
     def __init__(self, files: FaultTolerantFiles, monitor: DiskMonitor, layout: bytes) -> None:
         self._files = files
@@ -44,7 +47,8 @@ class FolderScan:
     def page_files(self) -> list[PageFile]:
         """Returns all files of the store, least recently used first. Removes incomplete and damaged files.
 
-        A file without a header is unusable, but takes room: it has another layout, or could not be read or removed.
+        If the header of a result is None, the file cannot be used but takes room: it has another layout or version, or
+        it could not be read or removed.
         """
         found = [file for entry in self._files.entries() if (file := self._read_page_file(entry)) is not None]
         return sorted(found, key=lambda file: (file.used_at_ns, file.name))

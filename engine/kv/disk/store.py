@@ -45,7 +45,7 @@ _DIGEST_BYTES = 32
 
 
 class DiskStore:
-    """The pages on disk of one engine."""
+    """Owns the KV pages that one engine keeps on disk."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class DiskStore:
         clock: Clock | None = None,
         reserve_share: float = 0.0,
     ) -> None:
-        """`layout` is a 32-byte digest of everything that decides the meaning of a page's bytes, the page size
-        included.
+        """`layout` is a 32-byte digest of everything that decides the meaning of a page's bytes, including the page
+        size.
 
         `reserve_share` of `max_bytes` is divided equally among the domains that have files.
         """
@@ -73,12 +73,12 @@ class DiskStore:
 
     @property
     def bytes_used(self) -> int:
-        """The number of bytes in the folder, including the file that is being written."""
+        """The total size in bytes of the store's files, including the file that is being written."""
         return self._index.bytes_used
 
     @property
     def num_pages(self) -> int:
-        """The number of pages for which `holds` is true."""
+        """The number of pages for which `holds` returns True."""
         return self._index.num_pages
 
     @property
@@ -86,24 +86,30 @@ class DiskStore:
         return self._monitor.snapshot()
 
     def bytes_of(self, domain: bytes) -> int:
-        """Returns the bytes of all files of a domain."""
+        """Returns the total size in bytes of all files of a domain (usually one tenant). `domain` is the domain's
+        digest.
+        """
         return self._index.bytes_of(domain)
 
     def set_limit(self, domain: bytes, num_bytes: int | None) -> None:
-        """Sets the most bytes that a domain may have. None removes the limit.
+        """Sets the largest total size in bytes of the files of a domain (usually one tenant). None removes the limit.
 
-        Files above the limit are evicted first when room is needed, or when `enforce_limits` is called.
+        `domain` is the domain's digest. When room is needed, files of domains over their limit are evicted first.
+        `enforce_limits` evicts them at once.
         """
         self._index.set_limit(domain, num_bytes)
 
     def set_reserve(self, domain: bytes, num_bytes: int) -> None:
-        """Sets the reserve of a domain: the bytes that evictions for other domains leave it."""
+        """Sets the reserve of a domain (usually one tenant), in bytes. `domain` is the domain's digest.
+
+        While the domain's files take no more bytes than this, none of them is evicted to make room for other domains.
+        """
         self._index.set_reserve(domain, num_bytes)
 
     def open(self, timeout_s: float = 0.0) -> None:
-        """Opens the folder and finds the pages of an earlier process.
+        """Locks the folder and finds the pages that an earlier process left there.
 
-        Waits up to `timeout_s` seconds for that process to end.
+        Waits up to `timeout_s` seconds if another process still has the folder locked.
 
         Removes incomplete and damaged files. Keeps files of other layouts until room is needed. Ignores files whose
         names are not the store's, and does not count their bytes. Raises InvalidRequest if the folder cannot be used.
@@ -116,7 +122,7 @@ class DiskStore:
             self._evict(self._index.victims_for(None, 0, ()) or [])
 
     def close(self) -> None:
-        """Releases the folder. The files stay."""
+        """Releases the lock on the folder. The files stay on disk."""
         self._folder_lock.release()
 
     def holds(self, key: PageKey) -> bool:
@@ -126,12 +132,12 @@ class DiskStore:
     def write(
         self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()
     ) -> int:
-        """Stores pages that follow each other in one prompt, first page first. Returns how many it has written.
+        """Stores pages that follow each other in one prompt, first page first. Returns how many pages it has written.
 
-        `above` are the keys of all pages before `keys` in the prompt. The new pages are useless without those. All
-        pages of one call have the same size. Skips pages that are stored already. Evicts no page of `above` or `keys`
-        during the call, and marks all of them as just used. Stores fewer pages if there is too little room or the disk
-        fails.
+        `domain` is the digest of the domain (usually one tenant) that the pages are charged to. `above` are the keys of
+        all pages before `keys` in the prompt. Without these pages, the new pages cannot be used. All pages of one call
+        have the same size. Skips pages that are stored already. Evicts no page of `above` or `keys` during the call,
+        and marks all of them as just used. Stores fewer pages if there is too little room or the disk fails.
         """
         assert len(domain) == _DIGEST_BYTES, "a domain is a digest of 32 bytes"
         path = [*above, *keys]
@@ -151,13 +157,14 @@ class DiskStore:
         return stored
 
     def read(self, key: PageKey, into: memoryview) -> bool:
-        """Reads one page into `into`. Returns False if the page is not stored or is damaged."""
+        """Reads the content of one page into `into`. Returns False if the page is not stored or is damaged."""
         return self.read_pages([key], into) == 1
 
     def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
-        """Reads the longest available prefix of `keys` into `into`, which must have room for all of them.
+        """Reads the pages of the longest prefix of `keys` that is stored and not damaged.
 
-        Returns how many pages are correct. The bytes after them are undefined. Removes a file that has any error.
+        `into` must have room for the pages of all keys. Returns how many pages were read correctly. The content of
+        `into` after these pages is undefined. If a file has any error, removes the file.
         """
         space = into.cast("B")
         spans = self._index.spans(keys)
@@ -174,32 +181,44 @@ class DiskStore:
         return done
 
     def touch(self, keys: Sequence[PageKey]) -> None:
-        """Marks pages as just used although they were read from another tier."""
+        """Marks the files of pages as just used, so that these files are evicted later.
+
+        Call it for pages that were used on the device or the host, without a read from the disk.
+        """
         self._touch(span.file for span in self._index.spans(keys))
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page unfindable. Its bytes are removed when all pages of its file are forgotten.
+        """Forgets where a page is, so that the page is no longer found.
 
-        If the process restarts before that, the page is found again.
+        The page's content is removed from the disk when the store has forgotten all pages of the same file. If the
+        process restarts before that, the new process finds the page again.
         """
         self._index.forget(key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes all pages of a domain unfindable. Returns how many pages could be found before."""
+        """Forgets where the pages of a domain (usually one tenant) are, so that they are no longer found.
+
+        `domain` is the domain's digest. Returns the number of these pages.
+        """
         return self._index.forget_domain(domain)
 
     def sweep(self) -> None:
-        """Removes the files whose pages were all forgotten."""
+        """Removes each file from the disk if `forget` or `forget_domain` was called for all pages in it."""
         with self._writing:
             self._remove_all(self._index.empty_files())
 
     def enforce_limits(self) -> int:
-        """Evicts files of domains that are above their limits. Returns how many pages were evicted."""
+        """Evicts files until every domain (usually one tenant) is within its limit. Returns how many pages were
+        evicted.
+        """
         with self._writing:
             return self._evict(self._index.victims_over_limits())
 
     def check_integrity(self) -> None:
-        """Recounts the index and compares its bytes with the folder. Call it only while no write is running."""
+        """Recounts the files, pages and bytes of the store, and compares the counted bytes with the folder.
+
+        Call it only while no write is running.
+        """
         self._index.check_integrity()
         self._monitor.check_integrity()
         there = sum(entry.num_bytes for entry in self._files.entries() if is_our_name(entry.name))
@@ -252,9 +271,9 @@ class DiskStore:
         return False
 
     def _finish_write(self, path: Sequence[PageKey], files: list[PageFile]) -> None:
-        """Marks all files of a path as used, the first file last, so that it is evicted last.
+        """Marks the files of all pages in `path` as just used, the first file last, so that it is evicted last.
 
-        Syncs new names to disk.
+        Syncs the names of new files to disk.
         """
         self._touch([*(span.file for span in self._index.spans(path)), *files])
         if files:
@@ -294,7 +313,7 @@ class DiskStore:
         return lost
 
     def _remove_all(self, files: list[PageFile]) -> int:
-        """Removes files. Returns how many findable pages they had."""
+        """Removes files. Returns how many pages were found in them before."""
         lost = 0
         for file in files:
             num_live = file.num_live

@@ -1,8 +1,9 @@
 """Decides which requests may share cached KV: requests with the same cache scope.
 
-A scope is a digest of the model, the KV layout, the isolation domain and the adapters. Every part is preceded by its
-length and the whole by a tag, so two different lists of parts never hash the same bytes. Source: vllm#44701: an
-adapter's name and a salt were joined without lengths, so two adapters could share a cache.
+A cache scope is a digest of the model, the KV layout, the isolation domain (usually one tenant) and the adapters.
+Before they are hashed, each part is preceded by its length, and all parts by a tag. So two different lists of parts
+never give the same input to the hash. Source: vllm#44701: an adapter's name and a salt were joined without lengths, so
+two adapters could share a cache.
 """
 
 import hashlib
@@ -17,7 +18,10 @@ _PUBLIC_TAG = b"graftwork/public-scope/1"
 
 
 def framed_digest(tag: bytes, *parts: bytes) -> bytes:
-    """Returns the SHA-256 of a tag and some parts, each preceded by its length."""
+    """Returns the SHA-256 of `tag` and `parts`, each preceded by its length in 8 bytes.
+
+    Without the lengths, the parts (ab, c) and (a, bc) would give the same digest.
+    """
     digest = hashlib.sha256()
     for part in (tag, *parts):
         digest.update(len(part).to_bytes(8, "big"))
@@ -26,25 +30,34 @@ def framed_digest(tag: bytes, *parts: bytes) -> bytes:
 
 
 class CacheScopes:
-    """Makes the scopes of one engine. Its model, KV dtype and page layout are part of every scope."""
+    """Computes the cache scopes of one engine. Two requests share cached KV only if they have the same cache scope.
+
+    The engine's model, KV dtype and page layout are part of every scope.
+    """
 
     def __init__(self, model_fingerprint: str, kv_layout: str) -> None:
         self._engine = (model_fingerprint.encode(), kv_layout.encode())
 
     def scope(self, domain: IsolationDomain, adapters: tuple[AdapterUse, ...]) -> CacheScope:
-        """Returns the scope of one isolation domain under some adapters; no adapters means the base model."""
+        """Returns the cache scope of requests from one isolation domain (usually one tenant) that use `adapters`.
+
+        An empty `adapters` means the base model.
+        """
         return CacheScope(framed_digest(_TAG, *self._engine, domain, *_parts(adapters)))
 
     def for_request(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
-        """Returns the scopes of a request's pages.
+        """Returns the cache scopes of a request's pages. Public pages are shared by all tenants, other pages are not.
 
-        A page that is only partly public stays in the domain's own scope.
+        A page that contains both public and other tokens is not shared.
         """
         own = self.scope(request.domain, request.adapters)
         return self.with_public_pages(own, request.adapters, request.public_tokens // page_tokens)
 
     def with_public_pages(self, own: CacheScope, adapters: tuple[AdapterUse, ...], public_pages: int) -> PrefixScope:
-        """Returns scopes in which all domains share the first `public_pages` pages."""
+        """Returns the cache scopes of a prompt whose first `public_pages` pages are shared by all tenants.
+
+        All pages after these have the scope `own`.
+        """
         if not public_pages:
             return PrefixScope(own)
         public = CacheScope(framed_digest(_PUBLIC_TAG, *self._engine, *_parts(adapters)))

@@ -21,28 +21,28 @@ _MIN_SECONDS = 1e-9
 """The lower bound of every cost, in seconds. Without this bound, a fit to noise could make an operation look free."""
 
 _MAX_RATIO = 8.0
-"""An observation is limited to this many times slower or faster than expected."""
+"""The largest factor between an observed and an expected time. A larger difference is limited to this factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """The cost of loading pages from one tier to the device."""
+    """The estimated time to load pages from the host or the disk to the device: a fixed time, and a time for each page."""
 
     fixed_s: float
     page_s: float
 
     def seconds(self, num_pages: int) -> float:
-        """Returns the seconds that a load takes; 0 for no pages."""
+        """Returns the estimated seconds to load `num_pages` pages; 0 for no pages."""
         return self.fixed_s + num_pages * self.page_s if num_pages > 0 else 0.0
 
     def scaled(self, factor: float) -> "TransferCost":
-        """Returns the cost on hardware that is slower by `factor`."""
+        """Returns a new TransferCost with all times multiplied by `factor`."""
         return TransferCost(self.fixed_s * factor, self.page_s * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """The cost of computing tokens."""
+    """The estimated time to compute the KV of prompt tokens on the device."""
 
     token_s: float
     attended_s: float
@@ -50,36 +50,39 @@ class PrefillCost:
     fixed_s: float
 
     def seconds(self, num_tokens: int, context_tokens: int) -> float:
-        """Returns the seconds to compute `num_tokens` after `context_tokens`; 0 for no tokens."""
+        """Returns the estimated seconds to compute `num_tokens` tokens that follow `context_tokens` tokens; 0 for no
+        tokens.
+        """
         if num_tokens <= 0:
             return 0.0
         return self.token_s * num_tokens + self.attended_s * _attended(num_tokens, context_tokens) + self.fixed_s
 
     def scaled(self, factor: float) -> "PrefillCost":
-        """Returns the cost on hardware that is slower by `factor`."""
+        """Returns a new PrefillCost with all times multiplied by `factor`."""
         return PrefillCost(self.token_s * factor, self.attended_s * factor, self.fixed_s * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """The costs of all ways to bring the KV of a prefix to the device."""
+    """The estimated times of the three ways to get KV onto the device: load it from the host or the disk, or compute
+    it.
+    """
 
     host: TransferCost
     disk: TransferCost
     prefill: PrefillCost
 
     def of_tier(self, tier: Tier) -> TransferCost:
-        """Returns the cost of loading from a tier; zero for the device."""
+        """Returns the cost of loading pages from `tier` to the device. The cost is zero if `tier` is the device."""
         return {Tier.DEVICE: TransferCost(0.0, 0.0), Tier.HOST: self.host, Tier.DISK: self.disk}[tier]
 
     def best_prefix(self, pages_by_tier: Sequence[Tier], total_tokens: int, page_tokens: int) -> int:
-        """Returns how many missing pages to load, from the first on. The rest is computed.
+        """Returns how many pages of the cached prefix to load to the device. The tokens after these pages are computed.
 
         `pages_by_tier` is the nearest tier of each page of the cached prefix. `total_tokens` is the length of the
-        prompt, uncached tokens included. Among equally fast choices, the smallest number is returned.
-
-        Only the borders between tiers are tried. Within one tier, load time grows linearly, and the time saved per page
-        rises, because later tokens attend to more positions. So the minimum of the total time is at a border.
+        prompt, including uncached tokens. Among equally fast choices, the smallest number is returned. Only the borders
+        between tiers are tried. Within one tier, load time grows linearly, and the time saved per page rises, because
+        later tokens attend to more positions. So the minimum of the total time is at a border.
         """
         best, best_s = 0, float("inf")
         counts = dict.fromkeys(Tier, 0)
@@ -102,7 +105,7 @@ UNMEASURED = LoadCost(TransferCost(0.0, 1.0), TransferCost(0.0, 1.0), PrefillCos
 
 @dataclass(frozen=True, slots=True)
 class TransferSample:
-    """One measured load."""
+    """The measured time of one load of `num_pages` pages to the device."""
 
     num_pages: int
     seconds: float
@@ -110,7 +113,7 @@ class TransferSample:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSample:
-    """One measured prefill of `num_tokens` after `context_tokens`."""
+    """The measured time to compute `num_tokens` tokens that follow `context_tokens` tokens."""
 
     num_tokens: int
     context_tokens: int
@@ -118,14 +121,14 @@ class PrefillSample:
 
 
 def fit_transfer(samples: Sequence[TransferSample]) -> TransferCost:
-    """Returns the cost that fits the measurements with the least relative error."""
+    """Returns the TransferCost whose predictions have the least relative error for the measured loads."""
     features = [[1.0, float(sample.num_pages)] for sample in samples]
     fixed_s, page_s = fit_costs(features, [sample.seconds for sample in samples])
     return TransferCost(fixed_s, max(page_s, _MIN_SECONDS))
 
 
 def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
-    """Returns the cost that fits the measurements with the least relative error."""
+    """Returns the PrefillCost whose predictions have the least relative error for the measured prefills."""
     features = [
         [float(sample.num_tokens), _attended(sample.num_tokens, sample.context_tokens), 1.0] for sample in samples
     ]
@@ -134,10 +137,11 @@ def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
 
 
 class CostTracker:
-    """Owns the present estimate of all costs, and corrects it by observed times.
+    """Owns the current estimates of load and prefill times, and corrects them by measured times.
 
-    An observation multiplies all costs of its kind by one factor: the ratio of observed to expected time, to the power
-    of `smoothing`. The ratio is limited to 8, so one stall does not reverse a decision.
+    There are three costs: of loads from the host, of loads from the disk, and of prefill. A measurement multiplies all
+    times of one cost by the same factor: the ratio of measured to expected time, to the power of `smoothing`. The ratio
+    is limited to the range from 1/8 to 8, so that a single slow operation does not change the estimates too much.
     """
 
     def __init__(self, cost: LoadCost, smoothing: float = 0.1) -> None:
@@ -146,15 +150,18 @@ class CostTracker:
 
     @property
     def cost(self) -> LoadCost:
-        """The present costs."""
+        """The current estimates of load and prefill times."""
         return self._cost
 
     def start_from(self, cost: LoadCost) -> None:
-        """Replaces the estimate with measured costs."""
+        """Replaces the current estimates with `cost`, which the engine measured at start."""
         self._cost = cost
 
     def observe_load(self, tier: Tier, num_pages: int, seconds: float) -> None:
-        """Corrects the estimate after a load of `num_pages` from the host or the disk."""
+        """Corrects the estimated load time of `tier` (the host or the disk).
+
+        Loading `num_pages` pages from there to the device took `seconds`.
+        """
         assert tier is not Tier.DEVICE, "what is on the device is not loaded"
         transfer = self._cost.of_tier(tier)
         if num_pages > 0:
@@ -162,13 +169,15 @@ class CostTracker:
             self._cost = replace(self._cost, host=moved) if tier is Tier.HOST else replace(self._cost, disk=moved)
 
     def observe_prefill(self, num_tokens: int, context_tokens: int, seconds: float) -> None:
-        """Corrects the estimate after a prefill."""
+        """Corrects the estimated prefill time. Computing `num_tokens` tokens after `context_tokens` tokens took
+        `seconds`.
+        """
         if num_tokens > 0:
             expected = self._cost.prefill.seconds(num_tokens, context_tokens)
             self._cost = replace(self._cost, prefill=self._cost.prefill.scaled(self._factor(seconds, expected)))
 
     def check_integrity(self) -> None:
-        """Checks that all costs are finite and that none is negative."""
+        """Checks that all estimated times are finite and that none is negative."""
         cost = self._cost
         for part in (cost.host, cost.disk, cost.prefill):
             assert all(math.isfinite(seconds) and seconds >= 0.0 for seconds in astuple(part)), f"{part} is no cost"
@@ -187,10 +196,11 @@ def _attended(num_tokens: int, context_tokens: int) -> float:
 
 
 def fit_costs(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Returns a non-negative weight for each feature, so that the weighted sums are closest to the measured seconds.
+    """Returns a weight >= 0 for each feature, so that the weighted sums of the features predict `seconds` best.
 
-    Closest means the least relative error: short measurements count as much as long ones, so the fixed cost is fitted
-    well too. Tries every subset of features. This is exact, and cheap for two or three features.
+    `features` has one row for each measurement. The best weights give the least squared relative error, so short
+    measurements count as much as long ones. Tries every subset of features. This is exact, and cheap for two or three
+    features.
     """
     assert features, "costs cannot be fitted to nothing"
     scale = 1.0 / np.maximum(np.asarray(seconds, dtype=np.float64), 1e-12)

@@ -1,8 +1,8 @@
 """Ranks the idle pages of a tier, and finds the idle page that the tier evicts next.
 
-EvictionQueue owns the order of the idle pages of one tier, and counts the pages of each domain. EvictionPolicy gives
-each page its rank and changes nothing. The page with the lowest rank is evicted first. On the device the classes of
-pages are evicted in this order:
+EvictionQueue owns the order of the idle pages of one tier, and counts the pages of each domain (usually one tenant).
+EvictionPolicy gives each page its rank and changes nothing. The page with the lowest rank is evicted first. On the
+device the classes of pages are evicted in this order:
 
     REDUNDANT    no session's history contains the page, and a lower tier has a copy
     SUPERSEDED   sessions used the page, but their histories no longer contain it
@@ -12,9 +12,9 @@ pages are evicted in this order:
 On the host the classes are the same, and the lower tier is the disk. All pages have the same size, so a rank is not
 divided by bytes. A lease raises a page's rank and never makes an allocation fail.
 
-Each domain has a reserve: an equal part of `reserve_share` of the tier. A page may be evicted if its domain holds
-more than its reserve, or if its domain needs the room itself. An adapter that needs frames belongs to no domain.
-KvSizes limits adapters so that all reserves fit. A page that has a child on the tier is never evicted.
+Each domain has a reserve: an equal part of a fixed share of the tier's pages. A page may be evicted if its domain has
+more pages than its reserve, or if its domain needs the room itself. An adapter that needs device memory belongs to no
+domain. KvSizes limits adapters so that all reserves fit. A page that has a child on the tier is never evicted.
 
 A heap sorts domains by a lower bound of their lowest rank. A bound is raised only when it is read. So the cost of an
 eviction does not grow with the number of domains.
@@ -47,10 +47,10 @@ _Entry = tuple[EvictionRank, int, Node]
 
 
 class EvictionQueue:
-    """The evictable pages of one tier, by domain and rank.
+    """Orders the evictable pages of one tier by domain (usually one tenant) and rank.
 
-    A queued page may have changed since it was added: it is in use again, or its rank has risen. So it is checked when
-    it is read.
+    After a page was queued, a request may use it again, or its rank may rise. So each page is checked again before the
+    queue returns it.
     """
 
     def __init__(self, tier: Tier, pool: PagePool, ranking: Ranking, reserved_pages: int) -> None:
@@ -66,27 +66,32 @@ class EvictionQueue:
         self._bounds: dict[Domain, EvictionRank] = {}
         """The bound of each domain in `_domain_heap` that is not outdated."""
         self._protected_domains: set[Domain] = set()
-        """Domains that were at or below their reserve when it was last checked. They are not in `_domain_heap`."""
+        """Domains that were at or below their reserve at the last check. These domains are not in `_domain_heap`."""
         self._numbers = count()
 
     def used_pages(self, domain: Domain) -> int:
-        """Returns how many of the tier's pages the tree holds for a domain."""
+        """Returns how many pages of `domain` (usually one tenant) the prefix tree holds on the tier of this queue."""
         return self._used.get(domain, 0)
 
     def reserve_pages(self) -> int:
-        """Returns the reserve of each domain that has pages: how many pages other domains cannot evict."""
+        """Returns the reserve of each domain (usually one tenant) that has pages on this tier. All have the same
+        reserve.
+
+        The reserve is how many pages of a domain cannot be evicted to make room for other domains.
+        """
         return self._reserved_pages // max(len(self._used), 1)
 
     def protected_pages(self) -> int:
-        """Returns how many pages other domains may be unable to evict.
+        """Returns how many cached pages on this tier may be impossible to evict for a domain (tenant) that needs room.
 
-        These are each domain's pages up to its reserve, and all public pages, because other pages may depend on them.
+        This is an upper bound. It counts the pages of each domain up to the domain's reserve, which others cannot take.
+        It also counts all public pages (shared by all tenants), because other pages may follow them in the prefix tree.
         """
         reserve = self.reserve_pages()
         return sum(used if domain == PUBLIC else min(used, reserve) for domain, used in self._used.items())
 
     def count_copy(self, node: Node, change: int) -> None:
-        """Records that the tree has gained (+1) or lost (-1) a copy on this tier."""
+        """Records that a node of the prefix tree has gained (+1) or lost (-1) its page on this tier."""
         domain, is_new = node.domain, node.domain not in self._used
         used = self._used.get(domain, 0) + change
         if used:
@@ -100,7 +105,10 @@ class EvictionQueue:
             self._protected_domains.discard(domain)
 
     def add(self, node: Node) -> None:
-        """Queues a page if it is evictable. Call it when a page becomes idle or a leaf, and when its rank falls."""
+        """Queues the page of `node` for eviction from this tier, if the page can be evicted.
+
+        Call it when a page becomes idle, when a page has no child on this tier any more, and when a page's rank falls.
+        """
         if self._is_evictable(node):
             heap = self._heaps.setdefault(node.domain, [])
             heapq.heappush(heap, (self._ranking(node, self.tier), next(self._numbers), node))
@@ -111,9 +119,10 @@ class EvictionQueue:
     # ---- victims ----------------------------------------------------------------------------------------------
 
     def victim_domain(self, domain: Domain | None) -> Domain | None:
-        """Returns the domain whose page is evicted for `domain`; None if no page may be evicted.
+        """Returns the domain (usually one tenant) that must lose a page to make room for `domain`.
 
-        `domain` is None if an adapter needs the room.
+        The result may be `domain` itself. Returns None if no page may be evicted. `domain` is None if an adapter needs
+        room.
         """
         first = self._first_above_reserve()
         own = None if domain is None else self._lowest_entry(domain)
@@ -122,23 +131,32 @@ class EvictionQueue:
         return domain
 
     def victim_domain_ignoring_reserves(self) -> Domain | None:
-        """Returns the domain of the lowest-ranked idle page; None if no page is idle. O(number of domains)."""
+        """Returns the domain (usually one tenant) of the evictable page with the lowest rank on this tier.
+
+        Ignores the reserves of domains. Returns None if no page can be evicted. O(number of domains).
+        """
         tops = [(top[0], top[1], one) for one in list(self._heaps) if (top := self._lowest_entry(one)) is not None]
         return min(tops)[2] if tops else None
 
     def lowest_rank(self, domain: Domain) -> EvictionRank:
-        """Returns the lowest rank of a domain's pages. Call it only for a domain that `victim_domain` returned."""
+        """Returns the lowest eviction rank of all queued pages of `domain` (usually one tenant).
+
+        Call it only for a domain that `victim_domain` has just returned.
+        """
         return self._heaps[domain][0][0]
 
     def pop(self, domain: Domain) -> Node:
-        """Removes and returns the page with the rank that `lowest_rank` returns.
+        """Removes the lowest-ranked page of `domain` (usually one tenant) from the queue, and returns the page's node.
 
-        The caller must evict it or add it again.
+        The caller must evict this page or add it to the queue again.
         """
         return heapq.heappop(self._heaps[domain])[2]
 
     def pop_or_none(self, domain: Domain) -> Node | None:
-        """Removes and returns the first page of a domain; None if it has no evictable page."""
+        """Removes the lowest-ranked page of `domain` (usually one tenant) from the queue, and returns the page's node.
+
+        Returns None if the domain has no page that can be evicted.
+        """
         return None if self._lowest_entry(domain) is None else self.pop(domain)
 
     def _first_above_reserve(self) -> Domain | None:
@@ -201,7 +219,10 @@ class EvictionQueue:
         heapq.heapify(self._heaps[domain])
 
     def check_integrity(self, nodes: list[Node]) -> None:
-        """Checks the counts, and that every evictable page is queued. `nodes` are all nodes with a copy on the tier."""
+        """Checks the page count of each domain (usually one tenant), and that every evictable page is queued.
+
+        `nodes` are all nodes of the prefix tree that have a page on this tier.
+        """
         used: dict[Domain, int] = {}
         for node in nodes:
             used[node.domain] = used.get(node.domain, 0) + 1
@@ -221,9 +242,10 @@ class EvictionQueue:
 
 
 class LeaseExpiryQueue:
-    """Remembers when each lease ends, so that the rank of the leased pages is lowered then.
+    """Remembers when each lease ends, because the ranks of the leased pages fall at that time.
 
-    A path is stored as its last node. An ended lease stays in the queue until `pop_expired` returns its path.
+    A lease protects the pages of one path in the prefix tree: until it ends, pages without a lease are evicted first. A
+    path is stored as its last node. A lease that has ended stays in the queue until `pop_expired` returns its path.
     """
 
     def __init__(self) -> None:
@@ -231,48 +253,60 @@ class LeaseExpiryQueue:
         self._numbers = count()
 
     def add(self, until: float, last: Node) -> None:
-        """Adds a lease on a path. It ends at `until`, in seconds. `last` is the path's last node."""
+        """Adds a lease, which protects the pages on the path from the root of the prefix tree to `last`.
+
+        The lease ends at `until`, in seconds on the monotonic clock.
+        """
         heapq.heappush(self._ends, (until, next(self._numbers), last))
 
     def pop_expired(self, now: float) -> Iterator[Node]:
-        """Removes all leases that have ended by `now`. Yields the last node of each path."""
+        """Removes all leases (protections of pages for a limited time) that end at `now` or earlier.
+
+        `now` is in seconds on the monotonic clock. Yields the last node of each path that these leases protected.
+        """
         while self._ends and self._ends[0][0] <= now:
             yield heapq.heappop(self._ends)[2]
 
     def check_integrity(self) -> None:
-        """Checks that the earliest end is found first."""
+        """Checks that the queue is ordered, so that the lease that ends first is returned first."""
         for index, entry in enumerate(self._ends):
             assert self._ends[(index - 1) // 2 if index else 0][:2] <= entry[:2], "a lease's end is found too late"
 
 
 class Evictable(Protocol):
-    """A user of memory that can free its memory in parts: one page, or one adapter."""
+    """Something that can evict a page or an adapter to free memory: the KV cache or the adapter cache."""
 
     def next_rank(self) -> EvictionRank | None:
-        """Returns the rank of the page or adapter that `evict_next` would evict; None if nothing can be evicted."""
+        """Returns the eviction rank of the page or adapter that `evict_next` would evict; None if nothing can be
+        evicted.
+        """
         ...
 
     def evict_next(self) -> None:
-        """Evicts the page or adapter whose rank the last `next_rank` returned."""
+        """Evicts the page or adapter whose eviction rank the last call of `next_rank` returned."""
         ...
 
 
 class FrameUser(Evictable, Protocol):
-    """What uses frames of the device besides KV pages: the adapters. They are ranked together with the pages."""
+    """Another user of device memory besides the KV cache: the adapters.
+
+    The memory is divided into frames. Each frame has the size of one KV page. Adapters are ranked for eviction together
+    with the pages.
+    """
 
     @property
     def evictable_pages(self) -> int:
-        """How many pages would become free if the frame user evicted as much as possible."""
+        """How many pages of memory would become free if all adapters that can be evicted were evicted."""
         ...
 
     @property
     def claimed_pages(self) -> int:
-        """How many pages no new request may take, because the frame user has waited too long for them."""
+        """How many pages of memory new requests must leave free, because adapters have waited too long for memory."""
         ...
 
 
 class NoFrameUser:
-    """Stands for the adapters on a tier that holds only KV pages. It uses no frames and has nothing to evict."""
+    """A FrameUser for a tier that holds only KV pages and no adapters. It uses no memory and evicts nothing."""
 
     evictable_pages = 0
     claimed_pages = 0
@@ -281,13 +315,13 @@ class NoFrameUser:
         return None
 
     def evict_next(self) -> None:
-        """Has nothing to evict."""
+        """Does nothing, because there is nothing to evict."""
 
 
 def evict_one(candidates: Sequence[Evictable]) -> bool:
-    """Evicts the page or adapter with the lowest rank among all candidates. At a tie, the first candidate evicts.
+    """Evicts one page or one adapter: the one with the lowest eviction rank among all `candidates`.
 
-    Returns False if no candidate can evict anything.
+    At a tie, the first of the candidates evicts. Returns False if no candidate can evict anything.
     """
     ranked = [
         (rank, place) for place, candidate in enumerate(candidates) if (rank := candidate.next_rank()) is not None
@@ -299,11 +333,16 @@ def evict_one(candidates: Sequence[Evictable]) -> bool:
 
 
 _REUSE_WITHOUT_LEASE = 0.1
-"""The assumed probability that a page without a lease is used again. It only ranks such pages against leased ones."""
+"""The assumed probability that a page without a lease is used again. It is needed only to compare such pages with
+leased ones.
+"""
 
 
 class EvictionClass(IntEnum):
-    """The lowest class is evicted first."""
+    """The class of a page for eviction. All pages of a lower class are evicted before pages of a higher class.
+
+    The module docstring defines the classes.
+    """
 
     REDUNDANT = 0
     SUPERSEDED = 1
@@ -313,25 +352,25 @@ class EvictionClass(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EvictionPolicy:
-    """Ranks pages from the state of the tree, the sessions, the disk and the clock."""
+    """Computes the eviction rank of a page from its copies on lower tiers, its lease, and its use by sessions."""
 
     clock: Clock
     costs: CostTracker
     page_tokens: int
     is_in_history: Callable[[PageKey], bool]
-    """Whether the history of some session contains a page."""
+    """Returns whether the history of at least one session contains the page with this key."""
     is_on_disk: Callable[[PageKey], bool]
     is_in_use: Callable[[Node], bool]
     """Returns whether a running request holds a page. Such a page is not superseded, even if no history contains it."""
 
     def rank(self, node: Node, tier: Tier) -> EvictionRank:
-        """Returns a page's rank among the pages of a tier."""
+        """Returns the eviction rank of a node's page on `tier`. The page with the lowest rank is evicted first."""
         eviction_class = self.eviction_class(node, tier)
         value = self._value(node, tier) if eviction_class is EvictionClass.VALUED else 0.0
         return eviction_class, value, node.last_used
 
     def eviction_class(self, node: Node, tier: Tier) -> EvictionClass:
-        """Returns a page's class; see the module's table."""
+        """Returns the eviction class of a node's page on `tier`. The module docstring defines the classes."""
         if not node.outlives_sessions and not self.is_in_history(node.key) and not self.is_in_use(node):
             return EvictionClass.SUPERSEDED
         if not self.has_copy_below(node, tier):
@@ -341,7 +380,9 @@ class EvictionPolicy:
         return EvictionClass.VALUED if tier is Tier.DEVICE and self._is_leased(node) else EvictionClass.LAPSED
 
     def has_copy_below(self, node: Node, tier: Tier) -> bool:
-        """Returns whether a lower tier has a copy, so that eviction loses nothing."""
+        """Returns whether a tier below `tier` has a copy of the node's page, so that eviction from `tier` loses
+        nothing.
+        """
         return (tier is Tier.DEVICE and node.host is not None) or self.is_on_disk(node.key)
 
     def _value(self, node: Node, tier: Tier) -> float:

@@ -1,8 +1,9 @@
 """Allocates runs of consecutive frames to adapters.
 
 A frame is device memory of the size of one KV page. Adapters and KV pages share the frames of one device. Free frames
-may be anywhere. So the allocator moves the pages inside the chosen run to free frames, even pages in use, and these
-pages get new numbers. If no run fits between the adapters, the allocator moves adapters to the highest frame numbers.
+may be anywhere. So the allocator first chooses a run of frames, and moves the KV pages inside this run to free frames.
+It even moves pages that requests use. A moved page gets a new page number. If there is no such run between the
+adapters, the allocator first moves the adapters to the highest frame numbers.
 All moves run on the loop's thread between steps and in the order of the device's stream. So a step sees either only old
 numbers or only new numbers.
 
@@ -24,7 +25,7 @@ from graftwork.engine.kv.index.page_store import PageStore
 
 @dataclass(frozen=True, slots=True, order=True)
 class FrameRun:
-    """The consecutive frames [first, end) of one adapter."""
+    """The consecutive frames (device memory of one page each) that one adapter uses: `first` to `end` - 1."""
 
     first: int
     num_frames: int
@@ -39,33 +40,39 @@ class FrameRun:
 
 
 class FrameMover(Protocol):
-    """Moves the content of frames; see DeviceMemory."""
+    """Moves the content of frames (device memory of one page each). DeviceMemory implements it."""
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None: ...
 
 
 class FrameAllocator:
-    """Owns the runs that adapters hold, and moves pages and runs to make room for new runs."""
+    """Owns the runs of frames (device memory of one page each) that adapters use.
+
+    Moves KV pages and adapters to make room for new runs.
+    """
 
     def __init__(self, page_store: PageStore, frames: FrameMover) -> None:
         self._page_store = page_store
         self._frames = frames
         self._runs: set[FrameRun] = set()
         self.on_pages_moved: Callable[[Mapping[PageId, PageId]], None] = lambda moves: None
-        """Called after pages were moved and the tree was updated.
+        """A callback that runs after pages were moved and the tree was updated.
 
-        Maps the old number of each moved page to the new one.
+        Its argument maps the old number of each moved page to the new one.
         """
         self.on_runs_moved: Callable[[Mapping[FrameRun, FrameRun]], None] = lambda moves: None
-        """Called after runs were moved. Maps the old run of each moved adapter to the new one."""
+        """A callback that runs after adapters were moved. Its argument maps the old run of each moved adapter to the
+        new one.
+        """
         self.num_relocated_pages = 0
         self.num_moved_runs = 0
 
     def allocate(self, num_frames: int) -> FrameRun | None:
-        """Allocates and returns a run of frames. At least `num_frames` frames must be free, anywhere on the device.
+        """Allocates and returns `num_frames` consecutive frames (device memory of one page each) for an adapter.
 
-        Returns None and changes nothing if pages that are being copied block every possible run. Try again after the
-        next message, because a message reports the end of a copy.
+        At least `num_frames` frames must be free, anywhere on the device. Returns None and changes nothing if every
+        possible choice of frames contains a page that is being copied. Then try again after the next message to the
+        engine's loop, because a message reports the end of a copy.
         """
         pool = self._page_store.device
         assert num_frames <= pool.free_pages, f"{num_frames} frames wanted, {pool.free_pages} free"
@@ -81,7 +88,7 @@ class FrameAllocator:
         return run
 
     def free(self, run: FrameRun) -> None:
-        """Makes the run's frames free."""
+        """Makes the frames (device memory of one page each) free that an adapter has used."""
         self._runs.remove(run)
         self._page_store.device.reclaim(run.pages)
 
@@ -140,17 +147,19 @@ class FrameAllocator:
         self.on_pages_moved(moves)
 
     def check_integrity(self) -> None:
-        """Checks that no two runs overlap and that the runs cover all lent frames."""
+        """Checks that no two adapters use the same frame, and that the page pool has lent as many frames as adapters
+        use.
+        """
         frames = [page for run in self._runs for page in run.pages]
         assert len(set(frames)) == len(frames), "a frame belongs to two adapters"
         assert len(frames) == self._page_store.device.lent_pages, "a lent frame is in no run"
 
 
 def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
-    """Returns the first frame of the best window of `num_frames` consecutive frames; None if there is no window.
+    """Returns the first of the `num_frames` consecutive frames that can be made free with the fewest moves of pages.
 
-    A window contains no fixed frame. The best window has the fewest held frames. At a tie, it is the window with the
-    highest numbers.
+    A frame is device memory of one page. Frames that must stay as they are cannot be chosen. Of equally good results,
+    returns the one with the highest frame numbers. Returns None if there are no such frames.
     """
     if num_frames > len(occupancy.is_fixed):
         return None
@@ -172,9 +181,10 @@ def _count_in_windows(marks: NDArray[np.bool_], width: int) -> NDArray[np.int64]
 
 
 def compacted_runs(runs: Iterable[FrameRun], in_flight: NDArray[np.bool_]) -> dict[FrameRun, FrameRun]:
-    """Returns which runs move, and where to, when all runs are moved to the highest possible frames.
+    """Returns the new frames of each adapter that moves if all adapters are moved to the highest possible frames.
 
-    Runs keep their order and never move past a page that is being copied.
+    `runs` are the frames of the adapters. `in_flight` says for each frame whether its page is being copied. Adapters
+    keep their order and never move past such a page.
     """
     moves: dict[FrameRun, FrameRun] = {}
     top = len(in_flight)

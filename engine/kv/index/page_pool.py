@@ -1,6 +1,6 @@
-"""Allocates the KV pages of one tier and counts their holders.
+"""Allocates the KV pages of one tier, and counts the holders of each page.
 
-Owns the state of every page number. Never touches memory: the code in kv/transfer maps numbers to memory.
+Owns the state of every page number. Never reads or writes memory: the code in kv/transfer maps page numbers to memory.
 
 A page is in one of these states:
 
@@ -29,25 +29,27 @@ from graftwork.engine.core.tiers import PageId
 
 
 class PagesExhausted(Exception):
-    """More pages were requested than are free. The caller must make room first."""
+    """More pages were requested than are free. The caller must free pages first."""
 
 
 class Occupancy(NamedTuple):
-    """Which pages must stay where they are, and which may be moved, by page number."""
+    """Tells for each page whether it must stay in its place in memory, and whether it contains KV that may be moved."""
 
     is_fixed: NDArray[np.bool_]  # [num_pages] lent or in flight: must stay where it is
     is_held: NDArray[np.bool_]  # [num_pages] has a holder and may be moved
 
 
 class PagePool:
-    """The pages `0 … num_pages - 1` of one tier. Allocating a page is O(log n), everything else O(1) per page."""
+    """Owns the state of the pages `0 … num_pages - 1` of one tier. Allocating a page is O(log n), everything else O(1)
+    per page.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free_heap = [PageId(page) for page in range(num_pages)]
         """A heap of all free pages.
 
-        It may also contain pages that are no longer free, because they were lent or another page was moved there.
+        The heap may also contain pages that are no longer free, because they were lent or another page was moved there.
         """
         self._in_free_heap = [True] * num_pages
         self._holders = array("i", [0]) * num_pages
@@ -61,32 +63,32 @@ class PagePool:
 
     @property
     def free_pages(self) -> int:
-        """The number of pages that have no holder and that no copy uses."""
+        """The number of free pages: nothing holds them, and no copy reads or writes them."""
         return self._num_free
 
     @property
     def idle_pages(self) -> int:
-        """The number of pages that only the prefix tree holds and that no copy uses."""
+        """The number of pages that only the prefix tree holds and that no copy reads or writes. They can be evicted."""
         return self._num_idle
 
     @property
     def in_flight_pages(self) -> int:
-        """The number of pages that a copy reads or writes, with or without holders."""
+        """The number of pages that a copy reads or writes now, even if nothing else uses them any more."""
         return self._num_in_flight
 
     @property
     def active_pages(self) -> int:
-        """The number of pages that a request or a transfer holds and that no copy uses."""
+        """The number of pages that a request or a transfer holds and that no copy reads or writes now."""
         return self.num_pages - self._num_free - self._num_idle - self._num_in_flight - self._num_lent
 
     @property
     def lent_pages(self) -> int:
-        """The number of pages whose frames are part of adapters."""
+        """The number of lent pages. The device memory of a lent page is part of an adapter."""
         return self._num_lent
 
     @property
     def num_holders(self) -> int:
-        """The number of holders, summed over all pages."""
+        """The number of holders of each page, summed over all pages. A holder keeps a page allocated."""
         return sum(self._holders)
 
     def holders(self, page: PageId) -> int:
@@ -100,7 +102,10 @@ class PagePool:
         return self._num_copies[page] > 0
 
     def allocate(self, count: int) -> list[PageId]:
-        """Allocates the lowest free pages, each with one holder. If too few are free, raises PagesExhausted."""
+        """Allocates the `count` free pages with the lowest numbers. The caller becomes the one holder of each page.
+
+        Raises PagesExhausted if fewer than `count` pages are free.
+        """
         if count > self._num_free:
             raise PagesExhausted(f"{count} pages wanted, {self._num_free} free of {self.num_pages}")
         taken = [self._lowest_free() for _ in range(count)]
@@ -110,14 +115,17 @@ class PagePool:
         return taken
 
     def hold(self, pages: Iterable[PageId]) -> None:
-        """Adds one holder to each page. The pages must have a holder already."""
+        """Adds one holder to each page. A holder keeps the page allocated. The pages must have a holder already."""
         for page in pages:
             assert self._holders[page] > 0, f"page {page} is free and cannot be shared"
             self._num_idle -= self.is_idle(page)
             self._holders[page] += 1
 
     def release(self, pages: Iterable[PageId]) -> list[PageId]:
-        """Removes one holder from each page and frees pages without one. Returns the pages that became idle."""
+        """Removes one holder from each page. A holder keeps the page allocated: a page without holders becomes free.
+
+        Returns the pages that are now idle, which means that only the prefix tree holds them.
+        """
         became_num_idle: list[PageId] = []
         for page in pages:
             assert self._holders[page] > 0, f"page {page} was released twice"
@@ -130,13 +138,15 @@ class PagePool:
         return became_num_idle
 
     def enter_tree(self, page: PageId) -> None:
-        """Makes the prefix tree a holder of the page. The page must have a holder already."""
+        """Records that the prefix tree holds the page, which keeps the page allocated. The page must have a holder
+        already.
+        """
         assert not self._in_tree[page], f"page {page} is in the tree already"
         self.hold([page])
         self._in_tree[page] = True
 
     def leave_tree(self, page: PageId) -> None:
-        """Removes the prefix tree from the page's holders."""
+        """Records that the prefix tree no longer holds the page. Without other holders, the page becomes free."""
         assert self._in_tree[page], f"page {page} is not in the tree"
         self._num_idle -= self.is_idle(page)
         self._in_tree[page] = False
@@ -144,7 +154,10 @@ class PagePool:
         self._free_if_unused(page)
 
     def begin_copy(self, pages: Iterable[PageId]) -> None:
-        """Marks held pages as in flight. None of them is allocated again before the copy ends."""
+        """Records that a copy operation, which reads or writes each page, has begun. The pages must be allocated.
+
+        None of these pages is allocated again before the operation ends. A page may take part in several operations.
+        """
         for page in pages:
             assert self._holders[page] > 0, f"page {page} is free and cannot be copied"
             self._num_idle -= self.is_idle(page)
@@ -152,7 +165,10 @@ class PagePool:
             self._num_copies[page] += 1
 
     def end_copy(self, pages: Iterable[PageId]) -> list[PageId]:
-        """Ends one copy of each page. Returns the pages that became idle."""
+        """Records that a copy operation, which has read or written each page, has ended.
+
+        Returns the pages that are now idle, which means that only the prefix tree holds them.
+        """
         became_num_idle: list[PageId] = []
         for page in pages:
             assert self._num_copies[page] > 0, f"page {page} ended a copy that had not begun"
@@ -167,7 +183,7 @@ class PagePool:
     # ---- frames for adapters ----------------------------------------------------------------------------------
 
     def lend(self, pages: Iterable[PageId]) -> None:
-        """Lends free pages: their frames become part of an adapter."""
+        """Makes free pages unavailable to requests, because their device memory becomes part of an adapter."""
         for page in pages:
             assert self._is_free(page), f"page {page} is not free and cannot be lent"
             self._lent[page] = True
@@ -175,7 +191,7 @@ class PagePool:
             self._num_free -= 1
 
     def reclaim(self, pages: Iterable[PageId]) -> None:
-        """Makes lent pages free."""
+        """Makes lent pages free again, because their device memory is no longer part of an adapter."""
         for page in pages:
             assert self._lent[page], f"page {page} was not lent"
             self._lent[page] = False
@@ -183,7 +199,11 @@ class PagePool:
             self._set_free(page)
 
     def relocate(self, source: PageId, target: PageId) -> None:
-        """Moves the holders of a page to a free page, after the content was moved there. No copy may use the page."""
+        """Moves a page from number `source` to the free number `target`: its users now hold `target`, and `source` is
+        free.
+
+        The caller has copied the content already. No other copy may use `source`.
+        """
         assert self._holders[source] > 0, f"page {source} is not held and cannot be moved"
         assert self._num_copies[source] == 0, f"page {source} is being copied and cannot be moved"
         assert self._is_free(target), f"page {target} is not free and cannot be moved to"
@@ -193,7 +213,9 @@ class PagePool:
         self._set_free(source)
 
     def occupancy(self) -> Occupancy:
-        """Returns which pages must stay where they are and which may be moved."""
+        """Returns, for each page, whether it must stay in its place in memory, and whether it contains KV that may be
+        moved.
+        """
         in_flight = np.frombuffer(self._num_copies, dtype=np.intc) > 0
         is_held = np.frombuffer(self._holders, dtype=np.intc) > 0
         return Occupancy(np.frombuffer(self._lent, dtype=np.bool_) | in_flight, is_held & ~in_flight)
@@ -221,7 +243,7 @@ class PagePool:
             self._in_free_heap[page] = True
 
     def check_integrity(self) -> None:
-        """Recounts all states."""
+        """Recounts the pages in each state, and checks that the results equal the stored counts."""
         assert sorted(self._free_heap) == [page for page in range(self.num_pages) if self._in_free_heap[page]]
         free = idle = in_flight = 0
         for page in map(PageId, range(self.num_pages)):

@@ -1,7 +1,7 @@
-"""Holds the pages of the device and the host: allocation, eviction and the prefix tree.
+"""Manages the KV pages of the device and the host: allocation, eviction and the prefix tree.
 
-Owns both page pools, the tree, the eviction queues and the limits of each domain. Never copies a page: the offloader
-saves pages before they are evicted.
+Owns the page pool and the eviction queue of each of these two tiers, the tree, and the limits of each domain (usually
+one tenant). Never copies a page: the offloader saves pages before they are evicted.
 
 Invariant: an eviction queue detects a page's higher rank by itself, but not a lower one. So every change that lowers a
 rank calls `requeue`, and the pages of expired leases are requeued before any eviction.
@@ -46,23 +46,27 @@ class DiskPages(Protocol):
     def counters(self) -> DiskCounters: ...
 
     def holds(self, key: PageKey) -> bool:
-        """Returns whether the page is on disk, without reading it."""
+        """Returns whether the page is stored on disk, without reading its content."""
         ...
 
     def forget(self, key: PageKey) -> None:
-        """Makes a page unfindable at once. `DiskStore.sweep` removes files whose pages were all forgotten."""
+        """Makes the disk store forget a page at once, so that the page is no longer found.
+
+        `DiskStore.sweep` later removes the page's file, if all pages in this file were forgotten.
+        """
         ...
 
     def forget_domain(self, domain: bytes) -> int:
-        """Makes all pages of a domain unfindable.
+        """Makes the disk store forget all pages of a domain (usually one tenant) at once, so that they are no longer
+        found.
 
-        `domain` is its digest. Returns how many pages could be found before.
+        `domain` is the domain's digest. Returns the number of these pages.
         """
         ...
 
 
 class NoDisk:
-    """A disk of zero bytes."""
+    """Replaces the disk store on an engine without a disk tier. It contains no pages."""
 
     num_pages = 0
     bytes_used = 0
@@ -72,7 +76,7 @@ class NoDisk:
         return False
 
     def forget(self, key: PageKey) -> None:
-        """Has nothing to forget."""
+        """Does nothing, because no page is on disk."""
 
     def forget_domain(self, domain: bytes) -> int:
         return 0
@@ -84,26 +88,28 @@ _DEVICE_SIZES = range(1 << 40)
 
 @dataclass(frozen=True, slots=True)
 class KvSizes:
-    """The sizes of the device and the host, and how much of each is guaranteed to KV pages and to adapters.
+    """The sizes of the device and host memory, and how much of it is guaranteed to KV pages and to adapters.
 
-    The memory of the device is divided into frames of one page each, which KV pages and adapters share. KV pages always
-    get `context_pages` and the reserve. Adapters always get `lora_floor_share`. Both may use the rest.
+    The memory of the device is divided into frames. A frame is the memory of one page. KV pages and adapters share the
+    frames. KV pages always get at least `context_pages` and `device_reserve_pages`, adapters at least
+    `lora_floor_pages`. Both may use the rest.
     """
 
     page_tokens: int
     page_bytes: int
     device_pages: int
-    """Frames of the device."""
+    """The number of frames (memory of one page each) on the device."""
     host_pages: int
     context_pages: int
-    """Pages of one context of full length."""
+    """The number of pages of one request with the largest context length."""
     reserve_share: float = 0.5
-    """Share of each tier, in [0, 1], that is divided equally among the domains that have pages there.
+    """The share of each tier's pages, in [0, 1], that is divided equally among the domains (tenants) that have pages
+    there.
 
-    A domain's part is its reserve: evictions for other domains leave it at least this many pages.
+    A domain's part is its reserve: this many of its pages cannot be evicted to make room for other domains.
     """
     lora_floor_share: float = 0.0
-    """Share of the device, in [0, 1], that is reserved for adapters."""
+    """The share of the device's frames that adapters can always get, in [0, 1]."""
 
     @property
     def lora_floor_pages(self) -> int:
@@ -111,20 +117,26 @@ class KvSizes:
 
     @property
     def device_reserve_pages(self) -> int:
-        """The number of device pages that are divided as reserves among the domains that have pages."""
+        """The sum of the reserves of all domains (usually, one domain is one tenant), in device pages.
+
+        A domain's reserve is the number of its pages that cannot be evicted to make room for other domains.
+        """
         most = self.device_pages - self.context_pages - self.lora_floor_pages
         return max(min(int(self.reserve_share * self.device_pages), most), 0)
 
     @property
     def max_lora_pages(self) -> int:
-        """The most frames that adapters may use: all but one context and all reserves.
+        """The largest amount of device memory that adapters may use, in pages.
 
-        Never below `lora_floor_pages`.
+        KV pages keep the rest: one context of full length, and the pages reserved for domains (tenants). The result is
+        never below `lora_floor_pages`.
         """
         return max(self.device_pages - self.context_pages - self.device_reserve_pages, 0)
 
     def device_pages_for(self, lora_pages: int) -> int:
-        """Returns the size of the smallest device on which adapters may use `lora_pages`."""
+        """Returns the size, in pages, of the smallest device on which adapters may use the memory of `lora_pages`
+        pages.
+        """
         return bisect_left(
             _DEVICE_SIZES, lora_pages, key=lambda pages: replace(self, device_pages=pages).max_lora_pages
         )
@@ -134,7 +146,7 @@ _MAX_REMEMBERED_REASONS = 1 << 16
 
 
 class PageStore:
-    """The pages of the device and the host."""
+    """Manages the KV pages of the device and the host: their allocation, their order of eviction and the prefix tree."""
 
     def __init__(self, sizes: KvSizes, ranking: Ranking, disk: DiskPages, clock: Clock) -> None:
         self.sizes = sizes
@@ -148,41 +160,47 @@ class PageStore:
             Tier.HOST: EvictionQueue(Tier.HOST, self.host, ranking, int(sizes.reserve_share * sizes.host_pages)),
         }
         self.frame_users: dict[Tier, FrameUser] = {Tier.DEVICE: NoFrameUser(), Tier.HOST: NoFrameUser()}
-        """By tier, what uses frames besides KV pages: the adapters on the device, nothing on the host."""
+        """The users of memory besides KV pages, by tier: the adapters on the device, and none on the host."""
         self._clock = clock
         self._lease_expiries = LeaseExpiryQueue()
         self._limits: dict[Domain, KvLimits] = {}
         self._eviction_reasons: OrderedDict[PageKey, MissReason] = OrderedDict()
 
     def pool(self, tier: Tier) -> PagePool:
-        """Returns the pool of the device or the host."""
+        """Returns the page pool of `tier`, which is the device or the host."""
         return self.device if tier is Tier.DEVICE else self.host
 
     def used_pages(self, tier: Tier, domain: Domain) -> int:
-        """Returns how many of the tier's pages the tree holds for a domain."""
+        """Returns how many pages of `domain` (usually one tenant) the prefix tree holds on `tier`."""
         return self._queues[tier].used_pages(domain)
 
     def reserve_pages(self, tier: Tier) -> int:
-        """Returns the reserve of each domain that has pages on the tier: how many pages other domains cannot evict."""
+        """Returns the reserve of each domain (usually one tenant) that has pages on `tier`.
+
+        The reserve is how many pages of a domain cannot be evicted to make room for other domains.
+        """
         return self._queues[tier].reserve_pages()
 
     # ---- room -------------------------------------------------------------------------------------------------
 
     def make_room(self, tier: Tier, num_pages: int, domain: Domain) -> int:
-        """Evicts the lowest-ranked pages until `num_pages` are free or no page may be evicted.
+        """Evicts pages and adapters, lowest rank first, until `num_pages` pages are free or nothing more may be
+        evicted.
 
-        Returns how many of the `num_pages` are free.
+        `domain` is the domain (usually one tenant) that needs the pages. Returns the number of free pages, at most
+        `num_pages`.
         """
         queue = self._queues[tier]
         pages = _IdlePages(self, tier, lambda: queue.victim_domain(domain))
         return self._make_room(tier, num_pages, [pages, self.frame_users[tier]])
 
     def make_room_for_frames(self, tier: Tier, num_pages: int, frame_user: Evictable) -> bool:
-        """Evicts pages and adapters (through `frame_user`) until `num_pages` are free. Returns whether this succeeded.
+        """Evicts pages and adapters until `num_pages` pages of memory are free for an adapter. Returns whether this
+        succeeded.
 
-        First evicts pages of domains above their reserve. This can free too little although no page is in use, if
-        reserved pages come after public pages in the tree. Then any idle page may be evicted, because KvSizes leaves
-        enough for KV in every case.
+        Adapters are evicted through `frame_user`. At first, every domain (usually one tenant) keeps its reserve. If
+        this frees too little and no request uses a page, the reserves are ignored: a public page may be impossible to
+        evict, because reserved pages follow it in the prefix tree. KvSizes leaves enough pages for KV in every case.
         """
         queue, pool = self._queues[tier], self.pool(tier)
         self._make_room(tier, num_pages, [_IdlePages(self, tier, lambda: queue.victim_domain(None)), frame_user])
@@ -201,18 +219,21 @@ class PageStore:
         return min(pool.free_pages, num_pages)
 
     def lowest_rank(self, tier: Tier, domain: Domain) -> EvictionRank:
-        """Returns the rank of the domain's lowest-ranked evictable page."""
+        """Returns the eviction rank of the page of `domain` (usually one tenant) that would be evicted first from
+        `tier`.
+        """
         return self._queues[tier].lowest_rank(domain)
 
     def evict_lowest(self, tier: Tier, domain: Domain) -> None:
-        """Evicts the domain's evictable page with the lowest rank."""
+        """Evicts the page of `domain` (usually one tenant) that has the lowest eviction rank on `tier`."""
         self.evict(self._queues[tier].pop(domain), tier, MissReason.EVICTED_PRESSURE)
 
     def could_allocate(self, tier: Tier, num_pages: int) -> bool:
-        """Returns whether `num_pages` are free, idle, or used by adapters that can be evicted.
+        """Returns whether `num_pages` pages of `tier` are free, idle, or used by adapters that can be evicted.
 
-        If adapters have waited too long for pages, the pages reserved for them and all protected pages do not count.
-        Reserves of domains may still prevent the allocation.
+        If adapters have waited too long for memory, two kinds of pages do not count: those that these adapters wait
+        for, and those that are reserved for domains (tenants). Even if the result is True, a reserve may still prevent
+        the allocation.
         """
         pool, frame_user = self.pool(tier), self.frame_users[tier]
         claimed = frame_user.claimed_pages and frame_user.claimed_pages + self._queues[tier].protected_pages()
@@ -220,9 +241,9 @@ class PageStore:
         return missing <= 0 or missing <= frame_user.evictable_pages
 
     def evict(self, node: Node, tier: Tier, reason: MissReason) -> None:
-        """Evicts one idle page that has no child on the tier.
+        """Evicts a node's idle page from `tier`. No child of the node may have a page on `tier`.
 
-        Remembers the reason if no other copy of the page exists.
+        If this was the last copy of the page on any tier, remembers `reason`, to explain a later cache miss.
         """
         other = node.host if tier is Tier.DEVICE else node.device
         if other is None and not self.disk.holds(node.key):
@@ -230,7 +251,7 @@ class PageStore:
         self.tree.remove_copy(node, tier)
 
     def forget(self, keys: Iterable[PageKey]) -> None:
-        """Removes pages, and all pages that follow them in prompts, from every tier.
+        """Removes pages, and all pages that follow them in the prefix tree, from every tier.
 
         Keeps pages that a request without a session has used.
         """
@@ -243,14 +264,14 @@ class PageStore:
                     self.disk.forget(gone.key)
 
     def set_limits(self, domain: Domain, limits: KvLimits) -> None:
-        """Sets how many bytes a domain may keep on each tier."""
+        """Sets the most bytes that the KV pages of a domain (usually one tenant) may take on each tier. Evicts nothing."""
         if limits == NO_KV_LIMITS:
             self._limits.pop(domain, None)
         else:
             self._limits[domain] = limits
 
     def excess_pages(self, tier: Tier, domain: Domain) -> int:
-        """Returns how many pages of the tier a domain has above its limit."""
+        """Returns by how many pages `domain` (usually one tenant) exceeds its limit on `tier`; 0 if it does not."""
         limits = self._limits.get(domain, NO_KV_LIMITS)
         max_bytes = limits.device_bytes if tier is Tier.DEVICE else limits.host_bytes
         if max_bytes is None:
@@ -258,23 +279,27 @@ class PageStore:
         return max(self.used_pages(tier, domain) - max_bytes // self.sizes.page_bytes, 0)
 
     def enforce_limit(self, tier: Tier, domain: Domain) -> None:
-        """Evicts a domain's own idle pages until the domain is within its limit or has no idle page left."""
+        """Evicts idle pages of `domain` (usually one tenant) from `tier` until the domain is within its limit there.
+
+        Stops before that if no page of the domain can be evicted.
+        """
         while self.excess_pages(tier, domain) and (node := self._queues[tier].pop_or_none(domain)) is not None:
             self.evict(node, tier, MissReason.EVICTED_QUOTA)
 
     # ---- changes of a page's state ----------------------------------------------------------------------------
 
     def release(self, tier: Tier, pages: Iterable[PageId]) -> None:
-        """Removes one holder from each page. Pages that are in the prefix tree stay cached."""
+        """Removes one holder (for example, a request) from each page. Pages that are in the prefix tree stay cached."""
         self._queue_pages(tier, self.pool(tier).release(pages))
 
     def end_copy(self, tier: Tier, pages: Iterable[PageId]) -> None:
-        """Ends one copy of each page."""
+        """Records that one copy operation of each page has ended. Queues the pages that are now idle for eviction."""
         self._queue_pages(tier, self.pool(tier).end_copy(pages))
 
     def requeue(self, keys: Iterable[PageKey]) -> None:
-        """Queues pages for eviction again because their rank has fallen: a session stopped using them, or a lease
-        ended.
+        """Puts pages into the eviction queues again, because their rank has fallen.
+
+        For example, a session's history no longer contains them.
         """
         for key in keys:
             node = self.tree.find(key)
@@ -282,9 +307,10 @@ class PageStore:
                 self._requeue_node(node)
 
     def requeue_path(self, last: Node) -> None:
-        """Queues a path for eviction again because the rank of its pages has fallen. `last` is the path's last node.
+        """Puts a path of the prefix tree into the eviction queues again, because the rank of its pages has fallen.
 
-        Only the deepest page of the path on each tier can be evicted next, so only that one is queued.
+        `last` is the last node of the path. On each tier, only the last page of the path is queued, because the pages
+        before it cannot be evicted earlier.
         """
         for tier, queue in self._queues.items():
             node: Node | None = last
@@ -294,7 +320,10 @@ class PageStore:
                 queue.add(node)
 
     def lease(self, nodes: Sequence[Node], lease: Lease) -> None:
-        """Leases the pages of a path. A page with several leases keeps the lease that ends last."""
+        """Protects the pages of a path with a lease: until it ends, pages without a lease are evicted first.
+
+        A page with several leases keeps the lease that ends last.
+        """
         for node in nodes:
             if node.lease is None or node.lease.until < lease.until:
                 node.lease = lease
@@ -304,7 +333,7 @@ class PageStore:
     # ---- evicted pages ----------------------------------------------------------------------------------------
 
     def eviction_reason(self, key: PageKey) -> MissReason | None:
-        """Returns why a page was evicted from its last tier; None if that is not remembered."""
+        """Returns why the last copy of a page was evicted; None if this is not known."""
         return self._eviction_reasons.get(key)
 
     def _remember_reason(self, node: Node, reason: MissReason) -> None:
@@ -336,7 +365,7 @@ class PageStore:
         self._requeue_node(node)  # the rank of the node's copy on the other tier has changed
 
     def check_integrity(self) -> None:
-        """Checks the pools, the tree and the queues."""
+        """Checks the page pools, the prefix tree and the eviction queues."""
         self.device.check_integrity()
         self.host.check_integrity()
         self.tree.check_integrity()

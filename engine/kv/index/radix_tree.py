@@ -1,8 +1,9 @@
 """Maps token prefixes to the pages that hold their KV, on the device and on the host.
 
-Owns the nodes. A node is one page of tokens after a prefix. An edge is one whole page in one scope, so nodes are never
-split. A node has a copy on the device, on the host or on both. The tree is one holder of each copy. Never decides what
-is evicted, and never contains a partial page.
+Owns the nodes. A node stands for one page of tokens after a certain prefix. An edge is one whole page in one cache
+scope (requests with the same scope may share KV), so nodes are never split. A node has a copy of its page on the
+device, on the host or on both. The tree is one holder of each copy. It never decides which page is evicted, and never
+contains a partial page.
 
 Invariants: if a node has a copy on a tier, all its ancestors have one there (a copy that is being loaded counts). A
 node without copies is not in the tree. So leaves are evicted first, and every node that `walk` finds is usable.
@@ -17,22 +18,23 @@ from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.index.page_pool import PagePool
 
 Domain = bytes
-"""The name of the isolation domain that a page is charged to. It is compared, never interpreted."""
+"""The digest of the isolation domain (usually one tenant) that a page is charged to. It is compared, never interpreted.
+"""
 
 PUBLIC: Domain = b""
-"""The domain that public pages are charged to."""
+"""The domain of public pages, which all tenants share."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One page of tokens after a prefix."""
+    """A node of the prefix tree: one page of tokens that follows the tokens of the node's ancestors."""
 
     parent: "Node | None"
     scope: CacheScope
     tokens: PageTokens
     key: PageKey
     depth: int
-    """The number of pages before this page."""
+    """The number of pages before this page in the prompt."""
     domain: Domain
     last_used: int
     device: PageId | None = None
@@ -53,7 +55,7 @@ class Node:
         return self.device if tier is Tier.DEVICE else self.host
 
     def is_leaf_on(self, tier: Tier) -> bool:
-        """Returns whether no child has a copy on the tier."""
+        """Returns whether no child of this node has a page on `tier`."""
         return (self.device_children if tier is Tier.DEVICE else self.host_children) == 0
 
 
@@ -68,7 +70,7 @@ class Lease:
 
 
 class RadixTree:
-    """A radix tree over pages of `page_tokens` tokens."""
+    """Maps token prefixes to nodes. Each node stands for one page of `page_tokens` tokens."""
 
     def __init__(self, device: PagePool, host: PagePool, page_tokens: int) -> None:
         self.page_tokens = page_tokens
@@ -78,22 +80,22 @@ class RadixTree:
         self._by_key: dict[PageKey, Node] = {}
         self._ticks = 0
         self.on_copy_changed: Callable[[Node, Tier, int], None] = lambda node, tier, change: None
-        """Called for each copy that a tier gains (+1) or loses (-1)."""
+        """A callback for each copy that a tier gains (+1) or loses (-1)."""
 
     def num_copies(self, tier: Tier) -> int:
-        """Returns how many pages of a tier the tree holds."""
+        """Returns how many nodes have a page on `tier`."""
         return len(self._nodes[tier])
 
     def node_of(self, tier: Tier, page: PageId) -> Node | None:
-        """Returns the node whose copy this page is; None if there is none."""
+        """Returns the node whose KV is in `page` of `tier`; None if the tree does not contain this page."""
         return self._nodes[tier].get(page)
 
     def nodes_on(self, tier: Tier) -> list[Node]:
-        """Returns all nodes that have a copy on a tier."""
+        """Returns all nodes that have a page on `tier`."""
         return list(self._nodes[tier].values())
 
     def find(self, key: PageKey) -> Node | None:
-        """Returns the node with a key; None if there is none."""
+        """Returns the node whose page has this key; None if the tree has no such node."""
         return self._by_key.get(key)
 
     def walk(self, scope: PrefixScope, token_ids: Sequence[int]) -> list[Node]:
@@ -109,7 +111,7 @@ class RadixTree:
         return nodes
 
     def touch(self, nodes: Sequence[Node]) -> None:
-        """Marks nodes as just used."""
+        """Marks nodes as just used, so that their pages are evicted later."""
         self._ticks += 1
         for node in nodes:
             node.last_used = self._ticks
@@ -117,10 +119,11 @@ class RadixTree:
     def insert(
         self, scope: PrefixScope, token_ids: Sequence[int], pages: Sequence[PageId], domain: Domain
     ) -> list[Node]:
-        """Adds the whole pages of computed tokens and returns their nodes.
+        """Adds the pages of `token_ids` to the tree and returns their nodes. Leaves out a last page that is not full.
 
-        If the tree already has a device page for a prefix, the tree keeps that page. Otherwise the caller's page
-        becomes the node's device copy. The caller still holds its own pages and must release them later.
+        `pages` contain the KV of `token_ids` on the device. If a node already has a device page, the tree keeps that
+        page. Otherwise the caller's page becomes the node's device page. The caller still holds its own pages and must
+        release them later.
         """
         nodes: list[Node] = []
         parent: Node | None = None
@@ -136,7 +139,10 @@ class RadixTree:
         return nodes
 
     def add_node(self, scope: PrefixScope, parent: Node | None, edge: Edge, domain: Domain) -> Node:
-        """Adds a node without copies. The caller must add a copy before anything else uses the tree."""
+        """Adds a node that has no page on any tier yet, and returns it.
+
+        The caller must call `add_copy` for the node before anything else uses the tree.
+        """
         depth = 0 if parent is None else parent.depth + 1
         key = page_key(scope, depth, None if parent is None else parent.key, edge[1])
         charged = domain if edge[0] == scope.own else PUBLIC
@@ -146,14 +152,19 @@ class RadixTree:
         return node
 
     def add_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Makes a page that has a holder the node's copy on the tier. The tree becomes one more holder of the page."""
+        """Makes `page` the page of `node` on `tier`. From now on, the tree keeps this page allocated.
+
+        The page must be allocated already, for example to a request.
+        """
         self._pools[tier].enter_tree(page)
         self._nodes[tier][page] = node
         self._set_copy(node, tier, page)
         self.on_copy_changed(node, tier, 1)
 
     def move_copy(self, node: Node, tier: Tier, page: PageId) -> None:
-        """Gives a node's copy its new page number, after the page and its holders were moved."""
+        """Records that the page of `node` on `tier` now has the number `page`, because its content and holders were
+        moved there.
+        """
         former = node.page(tier)
         assert former is not None, f"the node has no copy on the {tier}"
         del self._nodes[tier][former]
@@ -165,11 +176,14 @@ class RadixTree:
 
     @property
     def ticks(self) -> int:
-        """The present value of the counter that sets `last_used`."""
+        """The number of calls of `touch` so far. `Node.last_used` is this number when the node was used last."""
         return self._ticks
 
     def remove_copy(self, node: Node, tier: Tier) -> None:
-        """Removes a node's copy from a tier. No child may have a copy there. A node without copies leaves the tree."""
+        """Removes the page of a node from `tier`. No child of the node may have a page there.
+
+        If the node then has no page on any tier, the node leaves the tree.
+        """
         assert node.is_leaf_on(tier), "a page is dropped only after those below it"
         page = node.page(tier)
         assert page is not None, f"the node has no copy on the {tier}"
@@ -185,7 +199,7 @@ class RadixTree:
     def remove_subtree(self, node: Node) -> list[Node]:
         """Removes a node and all its descendants from the tree. A page stays allocated while a request still holds it.
 
-        Returns the nodes, leaves first.
+        Returns the removed nodes, leaves first.
         """
         below = list(_leaves_first(node))
         for one in below:
@@ -195,9 +209,10 @@ class RadixTree:
         return below
 
     def check_integrity(self) -> None:
-        """Recounts the nodes. Checks that each node is reachable and held.
+        """Recounts the nodes. Checks that each node can be reached from a root, and that each page of a node has a
+        holder.
 
-        Also checks that, on each tier where a node has a copy, all its ancestors have one.
+        Also checks that, on each tier where a node has a page, all ancestors of the node have one.
         """
         seen: dict[Tier, set[PageId]] = {Tier.DEVICE: set(), Tier.HOST: set()}
         waiting = list(self._roots.values())

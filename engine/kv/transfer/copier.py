@@ -1,11 +1,11 @@
-"""Runs transfers on two threads: one copies between device and host, the other reads and writes the disk.
+"""Copies KV pages on two threads: one copies between device and host, the other reads and writes the disk.
 
-Owns the two threads and their queues. Never chooses or owns a page: a plan names all pages that it uses, and the
-planner keeps them in flight until the transfer is reported as done. Each thread runs urgent plans first.
+Owns the two threads and their queues of transfer plans. Never chooses or owns a page: a plan names all pages that it
+uses, and its planner keeps them in flight until the plan is reported as done. Each thread runs urgent plans first.
 
-On CUDA the copies run on their own stream. The stream waits for the compute that wrote the sources. The report waits
-for the stream, so a reported copy is complete. Steps can read a load from the host earlier: its layers are copied in
-groups, and the step waits for each layer (see layer_gates).
+On CUDA the copies run on a stream of their own. This stream waits until the computation has written the pages to copy.
+The report waits for the stream, so a reported copy is complete. A step can read the pages of a load from the host
+before the report: the layers are copied in groups, and the step waits for each layer (see LayerGates).
 """
 
 import logging
@@ -52,26 +52,31 @@ class DiskIO(Protocol):
     def write(
         self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[memoryview], above: Sequence[PageKey] = ()
     ) -> int:
-        """Stores pages that follow each other in one prompt. `above` are the keys of the pages before them. Returns how
-        many pages are new.
+        """Stores pages that follow each other in one prompt. Returns how many of them were not stored before.
+
+        `domain` is the digest of the domain (usually one tenant) that the pages are charged to. `above` are the keys of
+        all pages before `keys` in the prompt.
         """
         ...
 
     def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
-        """Reads consecutive pages into one buffer. Returns how many pages are correct, counted from the first."""
+        """Reads consecutive pages into one buffer. Stops at the first page that cannot be read or is damaged.
+
+        Returns the number of pages that were read correctly.
+        """
         ...
 
     def sweep(self) -> None:
-        """Removes the files whose pages were all forgotten."""
+        """Removes each file from the disk if the store has forgotten all pages in it."""
         ...
 
     def close(self) -> None:
-        """Releases the folder, so that another process may use it."""
+        """Releases the lock on the disk store's folder, so that another process may use the folder."""
         ...
 
 
 class PageCopier:
-    """A CopyEngine that copies real memory. It calls `report` on its own threads."""
+    """The CopyEngine that copies pages in device memory, host memory and files. It calls `report` on its own threads."""
 
     def __init__(
         self,
@@ -93,18 +98,24 @@ class PageCopier:
         self._device_thread, self._disk_thread = _CopyThread("kv-copies"), _CopyThread("kv-files")
 
     def begin(self, plan: TransferPlan) -> None:
-        """Queues a plan on its thread. Loads and fetches are urgent; saves and stores are not."""
+        """Queues the transfer `plan` for one of the two threads.
+
+        Copies to the device are urgent: they run before copies to the host and to disk.
+        """
         thread = self._device_thread if plan.kind in (TransferKind.SAVE, TransferKind.LOAD) else self._disk_thread
         is_waited_for = plan.kind in (TransferKind.LOAD, TransferKind.FETCH)
         thread.put(_Priority.URGENT if is_waited_for else _Priority.BACKGROUND, lambda: self._carry_out(plan))
 
     def sweep(self) -> None:
-        """Removes forgotten files after all writes that are queued now."""
+        """Queues a cleanup of the disk: it removes the files of which the disk store has forgotten all pages.
+
+        The cleanup happens after all writes that are queued already.
+        """
         if self._disk is not None:
             self._disk_thread.put(_Priority.BACKGROUND, self._disk.sweep)
 
     def close(self) -> None:
-        """Carries out all queued plans and ends the threads."""
+        """Runs all queued plans, ends the two threads and closes the disk store."""
         self._device_thread.close()
         self._disk_thread.close()
         if self._disk is not None:
@@ -180,7 +191,7 @@ class PageCopier:
         return event.wait
 
     def _store(self, plan: TransferPlan) -> int:
-        """Writes one file for each sequence of pages of the same path and domain."""
+        """Writes one file for each run of consecutive pages of one domain."""
         start = 0
         for end in range(1, len(plan.nodes) + 1):
             if end == len(plan.nodes) or not _is_next(plan.nodes[end - 1], plan.nodes[end]):
@@ -222,13 +233,13 @@ class _Priority(IntEnum):
     """The order of jobs on a thread. The lowest number runs first."""
 
     URGENT = 0
-    """For a job that a request waits for."""
+    """The priority of a job that a request waits for."""
     BACKGROUND = 1
     SHUTDOWN = 2
 
 
 class _CopyThread:
-    """A thread that runs jobs by priority. Jobs of the same priority keep their order. No job may raise.
+    """Runs jobs by priority on one thread. Jobs of the same priority keep their order. No job may raise.
 
     Plans may run in any order, because no page is a source of one queued plan and a target of another.
     """

@@ -1,8 +1,9 @@
-"""Divides the memory of one device into frames, and shows frames as KV pages.
+"""Divides the memory of one device into frames, and provides frames as KV pages.
 
-DeviceMemory owns the memory. KvCache reads and writes frames as KV pages. A frame holds one KV page of all layers. An
-adapter uses a run of consecutive frames. Two more frames follow the numbered frames: the null frame is always zero, and
-the scratch frame is never read. Neither class records the users of a frame: PagePool does.
+A frame is the memory of one KV page, which holds the KV of all layers. DeviceMemory owns the memory. KvCache reads and
+writes frames as KV pages. An adapter uses a run of consecutive frames. Two more frames follow the numbered frames: the
+null frame is always zero, and the scratch frame is only used while frames are moved. Neither class records who uses a
+frame: PagePool does.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,10 @@ _ALIGNMENT = 64
 
 
 class DeviceMemory:
-    """`num_frames` frames of at least `used_bytes` bytes in one block of memory, numbered from 0."""
+    """Owns one block of device memory, divided into `num_frames` numbered frames.
+
+    Each frame has at least `used_bytes` bytes and can hold one KV page.
+    """
 
     def __init__(self, num_frames: int, used_bytes: int, device: torch.device) -> None:
         self.num_frames = num_frames
@@ -38,30 +42,34 @@ class DeviceMemory:
         return self.frames.device
 
     def frames_for(self, num_bytes: int) -> int:
-        """Returns how many frames `num_bytes` need."""
+        """Returns how many frames (device memory of one page each) are needed to hold `num_bytes` bytes."""
         return -(-num_bytes // self.frame_bytes)
 
     def block(self, first_frame: int, num_bytes: int) -> torch.Tensor:
-        """Returns memory that starts with a frame. Writing to it writes to the frames.  # [num_bytes] uint8"""
+        """Returns `num_bytes` bytes of device memory, from the start of frame `first_frame` on.  # [num_bytes] uint8
+
+        A frame is the memory of one page. Writing to the result changes the content of the frames.
+        """
         start = first_frame * self.frame_bytes
         return self.frames.flatten()[start : start + num_bytes]
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Moves frames as if all moves happened at the same time. Runs in stream order.
+        """Copies the content of frames (device memory of one page each) to other frames, as if all copies happened at
+        once.
 
-        `moves` are pairs (source, target). No frame is a source twice or a target twice. The old content of a target is
-        lost unless the target is also a source.
+        `moves` are pairs (source, target) of frame numbers. No frame is a source twice or a target twice. The former
+        content of a target is lost unless this frame is also a source. On CUDA, the copies run on the current stream.
         """
         for source, target in _in_safe_order(moves, self.scratch_frame):
             self.frames[target].copy_(self.frames[source])
 
     def check_integrity(self) -> None:
-        """Checks that the null frame is zero."""
+        """Checks that the null frame, which pads block tables, contains only zeros."""
         assert not self.frames[self.null_frame].any(), "the null frame was written"
 
 
 def frame_bytes_for(used_bytes: int) -> int:
-    """Returns the size in bytes of a frame that can hold `used_bytes`."""
+    """Returns the size in bytes of the smallest frame (device memory of one page) that can hold `used_bytes` bytes."""
     return -(-used_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -89,8 +97,9 @@ def _in_safe_order(moves: Iterable[tuple[int, int]], scratch: int) -> Iterator[t
 
 
 class KvCache:
-    """Keys and values of all layers, as pages. Page n is frame n; the null frame is the page of zeros that pads block
-    tables.
+    """Reads and writes the KV of all layers in pages of device memory.
+
+    Page number n is the frame number n of DeviceMemory. The null frame is the page of zeros that pads block tables.
     """
 
     def __init__(self, config: ModelConfig, device_memory: DeviceMemory, page_tokens: int, dtype: torch.dtype) -> None:
@@ -116,30 +125,30 @@ class KvCache:
         return self._pages.dtype
 
     def read_page(self, page: int, target: torch.Tensor) -> None:
-        """Copies one page's KV into `target`, a tensor of `page_shape`."""
+        """Copies the KV of page number `page` into `target`, a tensor of shape `page_shape`."""
         target.copy_(self._pages[page])
 
     def write_page(self, page: int, source: torch.Tensor) -> None:
-        """Copies `source`, a tensor of `page_shape`, into one page."""
+        """Copies `source`, a tensor of shape `page_shape`, into page number `page`."""
         self._pages[page].copy_(source)
 
     def write_layers(self, page: int, source: torch.Tensor, layers: range) -> None:
-        """Copies some layers of `source`, a tensor of `page_shape`, into one page.
+        """Copies only `layers` of `source`, a tensor of shape `page_shape`, into page number `page`.
 
-        On CUDA, returns before the copy is done.
+        On CUDA, the call returns before the copy has ended.
         """
         for part in range(2):  # keys, then values: each is one block of bytes
             target = self._pages[page, part, layers.start : layers.stop]
             target.copy_(source[part, layers.start : layers.stop], non_blocking=True)
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the keys and the values of one layer.  # each [frames, page_tokens, kv_heads, head_dim]
+        """Returns the keys and the values of one layer.  # each [num_frames + 2, page_tokens, kv_heads, head_dim]
 
-        Writing to these tensors writes to the frames.
+        Writing to these tensors changes the pages.
         """
         return self._pages[:, 0, layer], self._pages[:, 1, layer]
 
 
 def bytes_per_page(config: ModelConfig, page_tokens: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of one page: keys and values of all layers."""
+    """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in all layers."""
     return 2 * config.num_layers * page_tokens * config.kv_width * dtype.itemsize

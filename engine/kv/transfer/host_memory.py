@@ -1,14 +1,15 @@
 """Allocates the host memory for KV pages.
 
-Owns one block of memory with one row per page. A page has the same layout as on the device, so one copy moves it. Its
-bytes are consecutive, so they are written to disk unchanged. On CUDA the block is pinned, so copies overlap compute.
+Owns one block of memory with one row for each page. A page has the same layout as on the device, so one copy operation
+transfers it. The bytes of a page are consecutive, so they are written to disk unchanged. On CUDA the block is pinned,
+so that copies can run at the same time as computation.
 """
 
 import torch
 
 
 class HostMemory:
-    """Host memory of `num_pages` pages. A page can be read and written as bytes and as KV."""
+    """Owns host memory for `num_pages` KV pages. Provides each page as a tensor and as raw bytes."""
 
     def __init__(self, num_pages: int, page_shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> None:
         self.num_pages = num_pages
@@ -17,13 +18,17 @@ class HostMemory:
         self._pages = self._bytes.view(dtype).view(num_pages, *page_shape)
 
     def page(self, index: int) -> torch.Tensor:
-        """Returns one page as KV. Writing to it writes to the memory.  # page_shape"""
+        """Returns the KV page with number `index` as a tensor of shape `page_shape`. Writing to the result changes the
+        page.
+        """
         return self._pages[index]
 
     def bytes_of(self, index: int) -> memoryview:
-        """Returns one page as bytes. Writing to these bytes writes to the memory."""
+        """Returns the content of the KV page with number `index` as bytes. Writing to the result changes the page."""
         return self._bytes[index].numpy().data
 
     def all_bytes(self) -> memoryview:
-        """Returns the bytes of all pages, in order."""
+        """Returns the content of all pages as bytes, in the order of page numbers. Writing to the result changes the
+        pages.
+        """
         return self._bytes.numpy().data.cast("B")

@@ -1,7 +1,8 @@
-"""Allocates pages to requests and loads cached KV from the host and the disk to the device.
+"""Allocates device pages to requests, and loads cached KV from the host and the disk to the device.
 
-Owns the loads that are in flight. Never loads a page twice at the same time: further requests wait for the first load.
-Invariant: the source pages of a load are in flight before any eviction for it, and its targets before it begins.
+Owns the loads that are running. Never loads a page twice at the same time: a second request for the page waits for the
+first load. Invariant: the source pages of a load are marked as in flight before pages are evicted to make room for the
+load, and the target pages are marked before the load begins.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest cached prefix of a prompt, on any tier, in whole pages."""
+    """The longest prefix of a prompt whose KV is cached on the device, the host or the disk, in whole pages."""
 
     nodes: tuple[Node, ...]
     """The pages on the device or the host, first page first."""
@@ -31,7 +32,9 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenPath:
-    """Tokens from the start of a prompt, the scopes of their pages, and the domain that the pages are charged to."""
+    """The first tokens of a prompt, the cache scopes of their pages, and the domain (tenant) that the pages are charged
+    to.
+    """
 
     scope: PrefixScope
     token_ids: Sequence[int]
@@ -40,7 +43,7 @@ class TokenPath:
 
 @dataclass(frozen=True, slots=True)
 class PageAllocation:
-    """The pages that a request was given, in order."""
+    """The device pages that a request was given, in the order of its tokens."""
 
     pages: list[PageId]
     tiers: tuple[Tier, ...]
@@ -49,7 +52,9 @@ class PageAllocation:
 
 
 class PageLoader:
-    """Plans loads, and records which node of the prefix tree each load fills."""
+    """Starts loads of pages to the device, and records which load writes the device page of each node of the prefix
+    tree.
+    """
 
     def __init__(self, page_store: PageStore, copies: CopyEngine, costs: CostTracker) -> None:
         self._page_store = page_store
@@ -58,9 +63,11 @@ class PageLoader:
         self._in_flight: dict[Node, TransferPlan] = {}
 
     def allocate(self, path: TokenPath, match: PrefixMatch, num_tokens: int) -> PageAllocation | None:
-        """Allocates pages for the first `num_tokens` of a path, cached pages first. The caller holds each page once.
+        """Allocates device pages for the first `num_tokens` tokens of the prompt `path`: the cached pages of `match`,
+        then new pages.
 
-        Starts the loads that are faster than computing. Returns None and holds no page if there is no room.
+        The caller becomes one holder of each page. Loads cached pages if this is faster than computing them again.
+        Returns None and allocates nothing if there is no room.
         """
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
@@ -81,9 +88,10 @@ class PageLoader:
         return PageAllocation(held + pages, tuple(tiers), pending)
 
     def prefetch(self, path: TokenPath, match: PrefixMatch) -> list[Node]:
-        """Loads the pages of a path to the device, as many as fit. The caller does not hold them.
+        """Starts to load the cached pages of the prompt `path` to the device, as many as there is room for.
 
-        Returns the nodes that are on the device or being loaded.
+        The caller does not become a holder of these pages, so they can be evicted once they are loaded. Returns the
+        nodes that are on the device or being loaded.
         """
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
@@ -98,7 +106,10 @@ class PageLoader:
         return nodes
 
     def finish(self, done: TransferDone) -> int | None:
-        """Processes the end of a load. Returns the depth of the first page that failed; None if no page failed."""
+        """Processes the end of a load.
+
+        Returns the index in the prompt of the first page that could not be loaded; None if all pages were loaded.
+        """
         plan, page_store = done.plan, self._page_store
         for node in plan.nodes:
             node.is_loading = False
@@ -116,7 +127,7 @@ class PageLoader:
         return first_bad.depth
 
     def check_integrity(self) -> None:
-        """Checks that exactly the nodes of running loads are marked as loading."""
+        """Checks that a node of the prefix tree is marked as loading exactly if a load writes its page now."""
         for node, plan in self._in_flight.items():
             assert node in plan.nodes, "a load is recorded for a page that it does not fill"
             assert node.is_loading or not node.in_tree, "a page is being loaded and not marked"

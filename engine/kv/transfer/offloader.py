@@ -2,7 +2,8 @@
 
 Owns the queues of pages that wait for a copy. A session's pages are copied when its turn ends. Other pages are copied
 in the background when few pages are free. So most evicted pages already have a copy on a lower tier.
-Invariant: a page is on the host only if its parent is.
+
+Invariant: a page is on the host only if the page before it in the prompt is on the host too.
 """
 
 from collections import OrderedDict
@@ -16,15 +17,18 @@ from graftwork.engine.kv.index.radix_tree import Domain, Node
 from graftwork.engine.kv.transfer.plan import CopyEngine, PageMove, TransferDone, TransferKind, TransferPlan
 
 LOW_WATER = 0.25
-"""Share of a tier's pages. If fewer pages are free, idle pages are copied to the lower tier."""
+"""The fraction of a tier's pages that should be free. If fewer pages are free, idle pages are copied to the lower tier.
+"""
 _BATCH_PAGES = 64
 """The most pages that one background copy copies."""
 _SLACK = 64
-"""If a queue is longer than twice its tier's pages plus this number, nodes that left the tier are removed from it."""
+"""A bound on the length of a queue: twice the pages of its tier plus this number. A longer queue drops nodes that left
+the tier.
+"""
 
 
 class PageOffloader:
-    """Plans copies from the device to the host (saves) and from the host to disk (stores)."""
+    """Plans the copies of pages to lower tiers: from the device to the host (saves) and from the host to disk (stores)."""
 
     def __init__(
         self, page_store: PageStore, copies: CopyEngine, is_in_history: Callable[[PageKey], bool], *, has_disk: bool
@@ -40,9 +44,9 @@ class PageOffloader:
         self._saves = self._stores = 0
 
     def mark_dirty(self, nodes: Iterable[Node]) -> None:
-        """Queues the nodes of a path that have no copy on the host (dirty nodes).
+        """Queues the pages of `nodes` that are not on the host yet, so that they are copied there later.
 
-        `nodes` are the path from its start.
+        `nodes` are a path of the prefix tree, from the root on.
         """
         if not self._page_store.host.num_pages:
             return
@@ -51,35 +55,49 @@ class PageOffloader:
             self._dirty = OrderedDict((node, None) for node in self._dirty if _can_be_saved(node))
 
     def start_background_copies(self) -> None:
-        """Copies some idle pages to lower tiers if few pages are free and no background copy is running."""
+        """Starts to copy some idle pages to a lower tier, if few pages of their tier are free and no such copy is
+        running.
+        """
         if not self._saves and self._dirty and _runs_short(self._page_store, Tier.DEVICE):
             self._save_oldest()
         self._begin_store()
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Copies to the host the pages of a path that have no copy there, first page first, as many as fit."""
+        """Starts to copy the pages of `nodes` to the host: those that are not there yet, in this order, as many as fit.
+
+        `nodes` are a path of the prefix tree.
+        """
         self._save([node for node in nodes if _can_be_saved(node)])
 
     def suspend(self, nodes: Sequence[Node]) -> None:
-        """Copies a path to the host, and removes each page from the device as soon as the host has a copy."""
+        """Starts to copy the pages of `nodes` to the host. Removes each page from the device as soon as the host has a
+        copy.
+
+        `nodes` are a path of the prefix tree.
+        """
         self._suspending.update(nodes)
         self.save(nodes)
         self._drop_suspended()
 
     def keep_on_device(self, nodes: Iterable[Node]) -> None:
-        """Cancels `suspend` for some nodes."""
+        """Cancels the effect of `suspend` for some nodes: their pages are not removed from the device."""
         self._suspending.difference_update(nodes)
 
     def store(self, nodes: Iterable[Node]) -> None:
-        """Stores pages of a session's history on disk, so that they survive this process."""
+        """Starts to copy those pages of `nodes` that are on the host to disk, so that they remain after a restart of
+        the engine.
+
+        Does nothing on an engine without a disk tier.
+        """
         if self._has_disk:
             self._queue_store(nodes)
             self.start_background_copies()
 
     def enforce_limits(self, domain: Domain) -> None:
-        """Removes a domain's pages above its limits.
+        """Removes pages of a domain (usually one tenant) from the device and the host until the domain is within its
+        limits.
 
-        If there is a lower tier, pages without a copy there are copied first.
+        A page without a copy on a lower tier is copied there first, if there is a lower tier.
         """
         page_store = self._page_store
         if page_store.excess_pages(Tier.DEVICE, domain):
@@ -93,7 +111,7 @@ class PageOffloader:
                 page_store.enforce_limit(Tier.HOST, domain)
 
     def finish(self, done: TransferDone) -> None:
-        """Processes the end of a copy, and begins the next one."""
+        """Processes the end of a copy to a lower tier, and starts the next one."""
         if done.plan.kind is TransferKind.SAVE:
             self._saves -= 1
             self._finish_save(done)
@@ -242,7 +260,7 @@ class PageOffloader:
         return len(queue) > _SLACK + 2 * self._page_store.pool(tier).num_pages
 
     def check_integrity(self) -> None:
-        """Checks that no queue is longer than its limit."""
+        """Checks that no queue of pages is longer than its limit."""
         assert not self._is_too_long(self._dirty, Tier.DEVICE)
         assert not self._is_too_long(self._to_store, Tier.HOST)
         assert not self._is_too_long(self._only_on_host, Tier.HOST)

@@ -3,9 +3,9 @@
     SAVE   device → host      STORE  host → disk
     LOAD   host → device      FETCH  disk → device
 
-A TransferPlan is immutable and names all pages that it uses. The planner marks them as in flight before the copy
+A TransferPlan is immutable and names all pages that it uses. The planner marks these pages as in flight before the copy
 begins, and evicts nothing while it makes a plan. A CopyEngine runs plans on other threads. A TransferDone message
-reports the end of a plan to the loop.
+reports the end of a plan to the engine's loop.
 
 While a page is loaded, a step may already use it: in each layer, attention waits only for that layer's KV. A gate is
 the record of which layers of one load may be read.
@@ -34,7 +34,7 @@ StreamWait = Callable[[], None]
 
 
 class LoadFailed(Exception):
-    """A load failed to copy KV that a step reads, so the step cannot be computed."""
+    """A step cannot be computed, because it reads KV that a load could not copy to the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class _OpenLayers:
 
 
 class LayerGate:
-    """Records which layers of one load may be read (are open).
+    """Records which layers of one load of KV a step may read already. These layers are called open.
 
-    The copier's thread opens the layers in order. The loop's thread waits for them.
+    The copier's thread opens the layers in order. The thread of the engine's loop waits for them.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -58,9 +58,10 @@ class LayerGate:
         self._changed = Condition()
 
     def open_layers(self, end: int, wait: StreamWait) -> None:
-        """Allows the layers below `end` to be read.
+        """Opens all layers with an index below `end`: steps may read their KV from now on.
 
-        `wait` makes the caller's stream wait until these layers are copied.
+        A step calls `wait` before it reads such a layer. `wait` makes the step's stream wait until these layers are
+        copied.
         """
         with self._changed:
             assert self._end < end <= self._num_layers, "layers come in order"
@@ -68,15 +69,16 @@ class LayerGate:
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """Makes every wait for a layer that is not open raise LoadFailed."""
+        """Records that the load has failed. Waiting for a layer that is not open now raises LoadFailed."""
         with self._changed:
             self._has_failed = True
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Waits until work that the calling thread starts later may read a layer.
+        """Waits until work that the calling thread starts after this call may read the KV of `layer`.
 
-        Raises LoadFailed if the load failed.
+        On CUDA, the thread's stream waits for the end of the copy, not the thread. Raises LoadFailed if the load failed
+        before it copied this layer.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._end > layer or self._has_failed)
@@ -86,7 +88,7 @@ class LayerGate:
         opened.wait()
 
     def check_integrity(self) -> None:
-        """Checks that layers were opened in order."""
+        """Checks that the layers were opened in order, and that no more layers were opened than exist."""
         ends = [opened.end for opened in self._opened]
         assert ends == sorted(set(ends)), "layers were opened out of order"
         assert self._end <= self._num_layers, "a layer was opened that does not exist"
@@ -97,31 +99,43 @@ class LayerGate:
 
 
 class LayerGates:
-    """The gates of all running loads, and the gates that the present step waits for. Used only on the loop's thread."""
+    """Owns one gate for each running load. A gate records which layers of the load a step may read already.
+
+    Selects the gates that the next step waits for. Only the thread of the engine's loop may use this class.
+    """
 
     def __init__(self) -> None:
         self._gates: dict[Hashable, LayerGate] = {}
         self._selected: tuple[LayerGate, ...] = ()
 
     def add(self, load: Hashable, gate: LayerGate) -> None:
-        """Adds the gate of a load that has begun."""
+        """Adds the gate of a running load. A gate records which layers of the load a step may read already."""
         self._gates[load] = gate
 
     def remove(self, load: Hashable) -> None:
-        """Removes the gate of a load that has ended. A load without a gate is not an error."""
+        """Removes the gate of a load that has ended. Does nothing if the load has no gate.
+
+        A gate records which layers of a load a step may read already.
+        """
         self._gates.pop(load, None)
 
     def select(self, loads: Iterable[Hashable]) -> None:
-        """Chooses the loads that the next step waits for: those of `loads` that have a gate."""
+        """Chooses the loads that the next step waits for in each layer: those of `loads` that have a gate.
+
+        A gate records which layers of a load a step may read already.
+        """
         self._selected = tuple(self._gates[load] for load in loads if load in self._gates)
 
     def wait(self, layer: int) -> None:
-        """Waits until a layer of every selected load may be read. Raises LoadFailed if one of these loads failed."""
+        """Waits until the KV of `layer` may be read in all loads that `select` has chosen.
+
+        Raises LoadFailed if one of these loads failed before it copied this layer.
+        """
         for gate in self._selected:
             gate.wait(layer)
 
     def check_integrity(self) -> None:
-        """Checks all gates."""
+        """Checks the gate of every running load. A gate records which layers of the load a step may read already."""
         for gate in {*self._gates.values(), *self._selected}:
             gate.check_integrity()
 
@@ -134,7 +148,7 @@ class TransferKind(StrEnum):
 
     @property
     def source(self) -> Tier:
-        """The tier that is read."""
+        """The tier from which a transfer of this kind reads pages."""
         return {
             TransferKind.SAVE: Tier.DEVICE,
             TransferKind.LOAD: Tier.HOST,
@@ -145,7 +159,10 @@ class TransferKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PageMove:
-    """The copy of one page. A page on disk is named by its key, and its number is None."""
+    """The copy of one page from one tier to another, with its page numbers on both tiers.
+
+    A page on disk has no number: `source` or `target` is then None, and `key` identifies the page.
+    """
 
     key: PageKey
     source: PageId | None
@@ -154,7 +171,9 @@ class PageMove:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferPlan:
-    """Pages of one path that are copied together, first page first."""
+    """Describes one transfer: consecutive pages of one prompt that are copied from one tier to another, first page
+    first.
+    """
 
     kind: TransferKind
     domain: Domain
@@ -165,7 +184,7 @@ class TransferPlan:
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
-    """Reports that a plan has ended: no copy uses its pages any more."""
+    """Reports to the engine's loop that a transfer has ended. From now on this transfer does not use its pages."""
 
     plan: TransferPlan
     num_good: int
@@ -175,35 +194,43 @@ class TransferDone:
 
 @dataclass(frozen=True, slots=True)
 class LoadReadable:
-    """Reports that a load has begun and steps may use its pages. The gate makes each layer wait for its KV."""
+    """Reports to the engine's loop that a load has begun and that steps may already use its pages.
+
+    `gate` makes a step wait, in each layer, until the KV of that layer is copied.
+    """
 
     plan: TransferPlan
     gate: LayerGate
 
 
 Report = Callable[[TransferDone | LoadReadable], None]
-"""Receives messages about transfers. It is called on the thread that runs the transfer."""
+"""A callback that receives messages about transfers. It is called on the thread that runs the transfer."""
 
 
 class CopyEngine(Protocol):
-    """Copies pages. Plans of the same kind run in the order in which they begin."""
+    """Copies pages between tiers. Plans of the same kind run in the order in which `begin` was called."""
 
     def begin(self, plan: TransferPlan) -> None:
-        """Starts a plan and returns at once. The end of the plan is reported exactly once, even after a failure.
+        """Starts the transfer that `plan` describes and returns at once.
 
-        Before that, a load may be reported once as readable.
+        Its end is reported exactly once with TransferDone, even if it fails. Before that, LoadReadable may be reported
+        once.
         """
         ...
 
     def sweep(self) -> None:
-        """Removes forgotten pages from the disk after all queued writes. Returns at once."""
+        """Starts a cleanup of the disk, and returns at once. It removes the files of which the disk store has forgotten
+        all pages.
+
+        The cleanup happens after all writes to disk that are queued already.
+        """
         ...
 
     def close(self) -> None:
-        """Finishes all plans that have begun, and stops the threads."""
+        """Finishes all transfers that have begun, and stops the copy threads."""
         ...
 
 
 def domain_digest(domain: Domain) -> bytes:
-    """Returns the 32 bytes that stand for a domain in files. They do not reveal the domain's name."""
+    """Returns 32 bytes that identify a domain (usually one tenant) in files. They do not reveal the domain's name."""
     return hashlib.sha256(domain).digest()

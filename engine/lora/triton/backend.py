@@ -1,17 +1,18 @@
-"""The LoRA backend of CUDA devices. It launches one shrink and one expand Triton kernel for each group of projections.
+"""Applies LoRA adapters on CUDA devices, with one shrink and one expand Triton kernel for each group of projections
+(linear layers with the same input).
 
-The kernels find each resident adapter in tables of addresses and read its matrices where they are. A step sends its
-rows to the device once, for all layers, and no layer waits for the host. Base rows are in no tile. A mixture is several
-parts of one tile, each with its weight.
+The kernels find each adapter on the device in tables of addresses and read its matrices where they are. A step sends
+its rows to the device once, for all layers, and no layer waits for the host. Rows of the base model cost nothing. A row
+of a mixture gets several adapters, each with its weight.
 
-The kernels apply the low-rank factors of all linear layers, and their columns (DoRA, biases). Torch applies the rest,
-only for the rows that need it:
+The kernels apply the low-rank factors of all linear layers, and the changes of whole output columns (DoRA, biases).
+Torch applies the rest, only for the rows that need it:
 
 - changes of the vocabulary: LoRA on embed_tokens and lm_head, and saved copies of either;
-- an adapter whose rank is too high for the tables, or that finds no free slot.
+- an adapter whose rank is too high for the tables, or for which the tables have no free slot (row).
 
-Invariant: each placed adapter either has a slot, or torch applies all of it; never both. (Changes of the vocabulary
-are always torch's.)
+Invariant: each placed adapter either has a slot, or torch applies all of it; never both. (Changes of the vocabulary are
+always torch's.)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,10 +34,10 @@ NUM_SLOTS = 1024
 
 
 class TritonLora:
-    """Applies adapters with the fused kernels. Owns which resident adapter is in which slot."""
+    """The LoRA backend for CUDA. Owns which adapter is in which slot (row) of the kernels' tables."""
 
     def __init__(self, fused: FusedLora, groups: Mapping[LayerKey, GroupShape], max_rank: int, rest: TorchLora) -> None:
-        """`fused` was made for `groups` and `max_rank`. `rest` applies what the kernels do not."""
+        """`fused` was made for `groups` and `max_rank`. `rest` applies the adapters that the kernels cannot apply."""
         self._fused = fused
         self._groups = groups
         self._max_rank = max_rank
@@ -76,7 +77,7 @@ class TritonLora:
         )
 
     def slot_of(self, digest: str) -> int | None:
-        """Returns an adapter's slot in the kernels' tables. None if torch applies the adapter."""
+        """Returns an adapter's slot (row) in the kernels' tables. None if torch applies the adapter."""
         return self._slots.get(digest)
 
     def check_integrity(self) -> None:
@@ -148,7 +149,10 @@ def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -
 def build_triton_lora(
     model: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device, rest: TorchLora
 ) -> TritonLora:
-    """Make a backend with empty slots for every fused layer of a model."""
+    """Returns the CUDA backend, with empty slots for adapters of up to `max_rank` ranks.
+
+    `rest` applies what the Triton kernels do not: changes of the vocabulary, and adapters without a slot.
+    """
     groups = {
         (layer, group.name): GroupShape.of(model, group.targets)
         for layer in range(model.num_layers)

@@ -1,6 +1,6 @@
 """Compiles the kernels for several GPU architectures, on a machine without a GPU.
 
-It checks that every kernel compiles and fits the architecture's shared memory.
+Checks that every kernel compiles and fits the architecture's shared memory.
 
     python -m graftwork.engine.lora.triton.compile_ahead
 
@@ -38,7 +38,7 @@ _ALIGNED_NUMBERS = {"in_features", "span_features", "x_stride", "y_stride", "pla
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """A fused layer in one step. Its fields decide which variants of the kernels run."""
+    """The shape of a fused layer in one step. It decides which variants of the kernels are compiled."""
 
     name: str
     num_tiles: int
@@ -66,7 +66,7 @@ class LayerShape:
 
     @property
     def kernels(self) -> tuple[Any, Any]:
-        """Returns the shrink kernel and the expand kernel that serve this shape."""
+        """The shrink kernel and the expand kernel that serve this shape."""
         if self.tile_rows == ROW_WISE:
             return shrink_rows_kernel, expand_rows_kernel
         return shrink_tiles_kernel, expand_tiles_kernel
@@ -82,14 +82,14 @@ SHAPES = (
     LayerShape("o prefill", 256, GROUPED_TILE_ROWS[1], 4096, 1, 128, torch.float32),
     LayerShape("o decode", 32, ROW_WISE, 4096, 1, 128, torch.float32),
 )
-"""Together they cover every dtype and tile size, parallel and serial spans, one and several blocks of ranks, and layers
-with and without mixtures and columns.
+"""The shapes that are compiled. Together they cover every dtype and tile size, parallel and serial spans, one and
+several blocks of ranks, and layers with and without mixtures and columns.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """One kernel, built for one architecture."""
+    """One kernel, compiled for one layer shape and one GPU architecture."""
 
     kernel: str
     shape: LayerShape
@@ -100,7 +100,7 @@ class CompiledKernel:
 
 
 def compile_all(capabilities: Sequence[int], shapes: Sequence[LayerShape] = SHAPES) -> Iterator[CompiledKernel]:
-    """Compile shrink and expand for each shape and architecture."""
+    """Compiles the shrink and the expand kernel for each layer shape and each architecture (compute capability)."""
     for capability in capabilities:
         for shape in shapes:
             for kernel in shape.kernels:
@@ -108,9 +108,9 @@ def compile_all(capabilities: Sequence[int], shapes: Sequence[LayerShape] = SHAP
 
 
 def compile_kernel(kernel: Any, shape: LayerShape, capability: int) -> CompiledKernel:
-    """Compile one kernel to a cubin, as a launch with 16-byte aligned tensors would.
+    """Compiles one kernel to a cubin (GPU machine code), as a launch with 16-byte aligned tensors would.
 
-    Raises RuntimeError if the kernel is an interpreted one.
+    Raises RuntimeError if Triton's interpreter is on, because an interpreted kernel cannot be compiled.
     """
     if not isinstance(kernel, triton.runtime.JITFunction):
         raise RuntimeError(  # noqa: TRY004 -- the environment is at fault, not the argument
@@ -147,7 +147,7 @@ def _type_of(name: str, shape: LayerShape) -> str:
 
 
 def constants_of(shape: LayerShape) -> dict[str, Any]:
-    """Returns the compile-time arguments that a launch for this shape passes to the kernels."""
+    """Returns the compile-time arguments with which the kernels are launched for this layer shape, by name."""
     plan = shape.plan
     return {
         "NUM_SLICES": shape.num_slices,
@@ -172,7 +172,7 @@ HEADING = _LINE.format("kernel", "layer", "dtype", "rank", "arch", "shared bytes
 
 
 def line_of(built: CompiledKernel) -> str:
-    """Returns one kernel's line of the table whose first line is HEADING."""
+    """Returns a line of text about one compiled kernel. HEADING is the heading of a table of such lines."""
     return _LINE.format(
         built.kernel,
         built.shape.name,
@@ -185,7 +185,7 @@ def line_of(built: CompiledKernel) -> str:
 
 
 def main() -> None:
-    """Print a line for every kernel, shape and architecture."""
+    """Compiles every kernel for every layer shape and architecture, and prints a line about each."""
     sys.stdout.write(HEADING + "\n")
     for built in compile_all(tuple(SHARED_LIMIT_BYTES)):
         sys.stdout.write(line_of(built) + "\n")

@@ -1,8 +1,10 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Code that the kernels share: lists of arguments for which no variants are compiled, and helpers for output blocks.
+"""Defines code that the Triton kernels share: lists of arguments for which no variants are compiled, and helpers for
+output blocks.
 
-An output block is a range of a slice's output columns that one program computes.
+A slice is one projection of a fused layer, such as q of qkv. An output block is a range of a slice's output columns
+that one program computes.
 """
 
 import triton
@@ -19,7 +21,11 @@ COUNTS = ("slot_words", "rank_blocks", "num_spans", "out_blocks")
 
 @triton.jit
 def find_slice(block, widths, NUM_SLICES: tl.constexpr, BLOCK_OUT: tl.constexpr):
-    """Returns the slice to which an output block belongs, and the first block of that slice."""
+    """Returns the slice (projection of a fused layer) that output block `block` belongs to, and the slice's first
+    block.
+
+    Blocks are numbered through all slices. Block 0 is the first of slice 0.
+    """
     slice_index = 0
     first_block = 0
     blocks_before = 0
@@ -41,7 +47,10 @@ def is_changed(
     slot_words,
     HAS_COLUMNS: tl.constexpr,
 ):
-    """Whether any part of a tile changes a slice. `part_slot` is the address of the tile's first part."""
+    """Returns whether any adapter of a tile (a group of rows) changes the slice (projection) `slice_index`.
+
+    `part_slot` is the address of the tile's `num_parts` slots, one for each adapter.
+    """
     largest = 0
     for part in range(num_parts):
         largest = max(largest, tl.load(ranks + tl.load(part_slot + part) * slot_words * 2 + slice_index))
@@ -54,9 +63,11 @@ def is_changed(
 
 @triton.jit
 def change_columns(y_block, column_scales, column_shifts, entry, columns, width):
-    """Returns column_scale * y + column_shift in fp32. An absent scale is 1, an absent shift 0.
+    """Returns column_scale * y_block + column_shift in fp32. Scale and shift are those of one adapter and one
+    projection.
 
-    `columns` must broadcast with y.
+    `entry` is the index of their addresses in `column_scales` and `column_shifts`. An absent scale counts as 1, an
+    absent shift as 0. `columns` are the numbers of the columns within the projection. They must broadcast with y_block.
     """
     scale_address = tl.load(column_scales + entry)
     shift_address = tl.load(column_shifts + entry)

@@ -1,11 +1,12 @@
-"""Applies the adapters of a whole model on a CUDA device. A fixed number of slots holds them.
+"""Applies the adapters of a whole model on a CUDA device. There is a fixed number of slots, each for one adapter.
 
     assign, release     between steps: put an adapter into a slot, take it out
-    begin_step          once a step: tell which adapter each row of the batch uses
+    begin_step          once in each step: tell which adapter each row of the batch uses
     add_deltas          once for each fused layer
 
-The tables of all layers are one allocation, in which the parts of one slot lie side by side. So adding an adapter is
-one copy. The adapter's own tensors stay where they are; they are kept alive here until the slot is released.
+A slot is a row in a table of addresses, through which the kernels find an adapter's matrices. Each fused layer has a
+table. All tables are one allocation, in which everything about a slot is adjacent, so adding an adapter is one copy.
+The adapter's own tensors stay where they are. FusedLora keeps them alive until the slot is released.
 
 Invariant: a row gets the delta of the adapter that was in its slot when the step began, and of no other. A slot must be
 released before it is assigned again, an empty slot cannot be used, and every change of slots ends the step.
@@ -23,12 +24,12 @@ from graftwork.engine.lora.triton.tiles import LoraSegments, RowOwner, SegmentCa
 from graftwork.engine.model.projections import GroupShape
 
 LayerKey = tuple[int, str]
-"""(layer index, group name), for a group of projections that are computed as one."""
+"""The key of a group of projections that are computed as one: the pair (layer index, group name)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """The conditions under which a captured CUDA graph is valid. Another key needs another capture."""
+    """Identifies when a captured CUDA graph may be replayed: only in a step with an equal key."""
 
     capacity: SegmentCapacity
     has_columns: bool
@@ -36,7 +37,7 @@ class GraphKey:
 
 @dataclass(frozen=True, slots=True)
 class _Resident:
-    """An adapter in a slot."""
+    """The record of an adapter in a slot: its rows in the tables, its largest rank, and whether it has columns."""
 
     rows: dict[LayerKey, SlotRow]
     max_rank: int
@@ -52,7 +53,10 @@ class _Step:
 
 
 class FusedLora:
-    """Adapters by slot, and the running step. Not thread-safe."""
+    """Owns which adapter is in which slot (place for one adapter), and how the rows of the current step use the slots.
+
+    Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class FusedLora:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        """Make empty slots for the given fused layers. Weights have `dtype`; activations may have another.
+        """Makes empty slots for the given fused layers. Weights have `dtype`; activations may have another.
 
         `max_rank` is the largest rank of any adapter. With `batch_invariant` a row's bits do not depend on the rest of
         the batch, and the row-wise kernels are not used (see launch_plan.py).
@@ -95,18 +99,25 @@ class FusedLora:
 
     @property
     def has_columns(self) -> bool:
-        """Whether any adapter here scales or shifts columns."""
+        """Whether any adapter that is now in a slot multiplies or shifts whole output columns, as DoRA and
+        biases do.
+        """
         return any(resident is not None and resident.has_columns for resident in self._residents)
 
     # ---- slots ------------------------------------------------------------------------------------------------
 
     def assign(self, slot: int, deltas: Mapping[LayerKey, SlotPairs]) -> None:
-        """Put an adapter into a free slot. `adapter` maps (layer, group) to terms; unchanged layers may be absent.
+        """Puts an adapter into a free slot, and ends the current step.
+
+        `deltas` has the adapter's matrices, scales and shifts by (layer, group of projections). Layers that the adapter
+        does not change may be absent.
 
         Tensors are used where they are if they are on the device, have the weights' dtype, are 16-byte aligned, and
         have the layout A [rank, in_features], B the transpose of a contiguous [rank, width]. Others are copied. The
-        addresses are written in the order of the current stream. Ends the step.
-        Raises ValueError, and changes nothing, if the slot is taken, a layer unknown, or a shape or rank does not fit.
+        write of the slot is queued on the current CUDA stream.
+
+        Raises ValueError, and changes nothing, if the slot is taken, a layer is unknown, or a shape or rank does not
+        fit.
         """
         if self._residents[slot] is not None:
             raise ValueError(f"slot {slot} is taken: release it first")
@@ -118,9 +129,9 @@ class FusedLora:
         self._residents[slot] = resident
 
     def release(self, slot: int) -> None:
-        """Empty a slot and drop its adapter, in the order of the current stream. Ends the step.
+        """Empties a slot, drops its adapter's tensors, and ends the current step.
 
-        Raises ValueError if the slot is empty.
+        The write of the slot is queued on the current CUDA stream. Raises ValueError if the slot is empty.
         """
         if self._residents[slot] is None:
             raise ValueError(f"slot {slot} is empty already")
@@ -144,12 +155,16 @@ class FusedLora:
     # ---- steps ------------------------------------------------------------------------------------------------
 
     def begin_step(self, owners: Sequence[RowOwner | None], capacity: SegmentCapacity | None = None) -> GraphKey | None:
-        """Tell which delta each row of the batch gets: a slot's, a mixture's of up to four (slot, weight), or none.
+        """Starts a step. `owners` has an entry for each row of the batch, which names the adapters of the row.
 
-        Each capacity has its own set of arrays, with fixed sizes and addresses. A graph that was captured
-        after `begin_step` may be replayed after any `begin_step` that returns an equal key.
+        An entry is a slot, or up to four pairs (slot, weight), or None for the base model.
+
+        With `capacity`, the step uses a set of arrays with fixed sizes and addresses, one set for each capacity, and a
+        GraphKey is returned. A CUDA graph that was captured after `begin_step` may be replayed after any `begin_step`
+        that returns an equal key. Without `capacity`, returns None.
+
         Raises ValueError if a slot is empty, if the capacity is exceeded, or if a mixture has an adapter that scales or
-        shifts columns, because those have no weighted sum.
+        shifts output columns, because those have no weighted sum.
         """
         self._step = None
         if self._words.is_cuda:
@@ -173,10 +188,12 @@ class FusedLora:
         return GraphKey(capacity, self.has_columns)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Add each row's delta to the base's output of one fused layer, in place.
+        """Adds each row's LoRA delta to the base model's output of one fused layer, in place.
 
-        x: [num_rows, in_features], y: [num_rows, sum of widths], features adjacent.
-        Raises ValueError if the shapes do not fit, and RuntimeError if slots changed since the step began.
+        x: [num_rows, in_features], y: [num_rows, out_features], where out_features is the sum over the joined
+        projections. In both, the features of a row must be adjacent in memory.
+
+        Raises ValueError if the shapes do not fit, and RuntimeError if slots have changed since `begin_step`.
         """
         step = self._step
         if step is None:

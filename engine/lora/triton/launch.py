@@ -1,13 +1,14 @@
 """Launches the Triton kernels that add every adapter's delta to the output of one fused layer: shrink, then expand.
 
-    v = x @ A.T                                          shrink: fp32, one plane for each parallel span
-    y = column_scale * y + column_shift + scale * v @ B.T    expand: all slices in one launch, one rounding at the end
+    v = x @ A.T                                            shrink: fp32, written to planes (partial sums of v)
+    y = column_scale * y + column_shift + scale * v @ B.T  expand: all projections in one launch, one rounding at end
 
 There are two pairs of kernels: for tiles of many rows (tile_kernels.py) and for single rows (row_kernels.py). The
 segments decide which pair runs. A program is launched for each tile (see tiles.py) and finds weights by address (see
 slice_table.py), so adapters may have different ranks. Rows without an adapter (base rows), empty tiles, unused slots
-and ranks beyond an adapter's own are neither read nor written. There are no atomics. Input features are summed in spans
-in fp32, and the spans in order, so equal rows give equal bits.
+and ranks beyond an adapter's own are neither read nor written. There are no atomics. The input features are cut into
+spans. Each span is summed in fp32, and the spans are added in order, so equal rows give equal bits. If programs compute
+the spans in parallel, each span has its own plane; otherwise there is one plane.
 
 Under the interpreter (TRITON_INTERPRET=1, tensors on the CPU) operands are upcast when they are loaded, because its
 bf16 arithmetic is wrong. The kernels use only built-ins of the language, so that a copy of them can be interpreted in a
@@ -38,11 +39,13 @@ def apply_lora(
     plan: LoraPlan | None = None,
     bounds: LaunchBounds | None = None,
 ) -> None:
-    """Add each row's delta to the base's output of one fused layer, in place.
+    """Adds each row's LoRA delta to the base model's output of one fused layer, in place.
 
-    `x` is [num_rows, in_features], `y` [num_rows, sum of widths]; both may be views with any stride between rows.
-    `bounds` must hold for every row's adapter. By default they are the bounds of the whole table.
-    Raises ValueError if the shapes do not fit.
+    x: [num_rows, in_features], y: [num_rows, out_features], where out_features is the sum over the joined projections.
+    Both may be views with any stride between rows.
+
+    `bounds` must cover the adapters of all rows. By default the bounds cover every adapter in the table. Raises
+    ValueError if the shapes do not fit.
     """
     _check_fits(x, y, table, segments)
     if segments.num_tiles == 0:
@@ -65,19 +68,17 @@ def apply_lora(
 
 
 def bounds_of(table: SliceTable) -> LaunchBounds:
-    """Returns bounds that hold for every adapter that may be in the table.
-
-    Columns (scales and shifts) are included only if an adapter has them now.
+    """Returns launch bounds that cover every adapter in the table: the largest rank that the table allows, and whether
+    any adapter in it scales or shifts output columns.
     """
     return LaunchBounds(table.max_rank, table.has_columns)
 
 
 def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank: int) -> torch.Tensor:
-    """Returns scratch memory for v: fp32 [num_planes, rows, ranks of all parts and slices].
+    """Returns uninitialised memory for the planes, the partial sums of x @ A.T: fp32 [num_planes, rows, ranks].
 
-    The ranks of each part and slice are rounded up to whole blocks.
-
-    It is not cleared: shrink writes the blocks that hold real ranks, and expand reads only those.
+    The ranks of all slices (projections), and of all adapters of a mixture, are side by side. The ranks of each are
+    rounded up to whole blocks. Shrink writes only the blocks that have real ranks, and expand reads only those.
     """
     ranks_of_all = segments.num_parts * table.num_slices * plan.rank_blocks(rank)
     shape = (plan.num_planes, segments.permutation.shape[0], ranks_of_all * plan.block_rank)
@@ -87,7 +88,11 @@ def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank
 def lora_shrink(
     x: torch.Tensor, planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> None:
-    """Write v = x @ A.T into the planes, by position in the tiles. The sum of the planes, in order, is v."""
+    """Computes x @ A.T for all rows with an adapter, and writes it to `planes`.
+
+    x: [num_rows, in_features]. Each plane gets the sum over one span (part of the input features), so the planes must
+    be added up. The rows of a plane are in the order of the tiles (see tiles.py).
+    """
     shrink_launch(x, planes, table, segments, plan).run()
 
 
@@ -99,16 +104,17 @@ def lora_expand(
     plan: LoraPlan,
     has_columns: bool,
 ) -> None:
-    """y = column_scale * y + column_shift + scale * (v @ B.T), in place. Sums are fp32 and are rounded once.
+    """Applies the adapters to y, in place. `planes` hold x @ A.T, as partial sums that `lora_shrink` has written.
 
-    Without `has_columns` column_scale and column_shift are not read.
+    First y is multiplied by column_scale, and column_shift is added (DoRA, biases). If `has_columns` is False, neither
+    is read. Then scale * (x @ A.T) @ B.T of each adapter is added. Sums are fp32 and are rounded once, to y's dtype.
     """
     expand_launch(planes, y, table, segments, plan, has_columns).run()
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel with its grid and arguments."""
+    """A kernel, and the grid and arguments with which it is launched."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -121,7 +127,7 @@ class Launch:
 def shrink_launch(
     x: torch.Tensor, planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> Launch:
-    """Returns the kernel, grid and arguments of shrink."""
+    """Returns the launch of the shrink kernel, which writes x @ A.T to `planes` as partial sums."""
     arguments = _common_arguments(planes, table, segments, plan)
     grid = (segments.num_tiles * segments.num_parts * table.num_slices * arguments["rank_blocks"], plan.num_planes)
     arguments |= {
@@ -148,7 +154,9 @@ def expand_launch(
     plan: LoraPlan,
     has_columns: bool,
 ) -> Launch:
-    """Returns the kernel, grid and arguments of expand."""
+    """Returns the launch of the expand kernel, which applies the adapters to y. `planes` hold x @ A.T as
+    partial sums.
+    """
     out_blocks = sum(-(-width // plan.block_out) for width in table.slice_widths)
     grid = (segments.num_tiles * out_blocks,)
     arguments = _common_arguments(planes, table, segments, plan) | {
@@ -206,10 +214,11 @@ def _tile_arguments(segments: LoraSegments) -> dict[str, Any]:
 
 
 def expand_precision(dtype: torch.dtype) -> dict[str, bool | str]:
-    """Returns how expand multiplies v, which is fp32, by weights of this dtype without losing v's precision.
+    """Returns the options with which the expand kernel multiplies fp32 values by weights of this dtype at fp32
+    precision.
 
-    v is not split into fp16 halves, because it may exceed fp16's range. fp16 weights are exact in tf32, so three tf32
-    products are as precise as fp32.
+    The values (x @ A.T) are not split into fp16 halves, because they may exceed fp16's range. fp16 weights are exact in
+    tf32, so three tf32 products are as precise as fp32.
     """
     return {"SPLIT_V": dtype == torch.bfloat16, "PRECISION": "tf32x3" if dtype == torch.float16 else "ieee"}
 

@@ -17,9 +17,9 @@ The bits of a row must not depend on its neighbours. So the batch must not decid
 from dataclasses import dataclass
 
 ROW_WISE = 1
-"""The value of `tile_rows` for the row-wise way: a tile is one row."""
+"""The value of `tile_rows` if each row is its own tile and is computed by the row-wise kernels."""
 GROUPED_TILE_ROWS = (16, 32)
-"""The sizes of a tile of the grouped way.
+"""The numbers of rows of a tile for the grouped kernels, which compute several rows together.
 
 Larger tiles would change the matrix instruction, and so the bits of a row.
 """
@@ -39,24 +39,25 @@ _FREE_RANKS = 512  # up to this sum of ranks over rows, repeated reads of 20 KB 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The size of a step's LoRA work."""
+    """The amount of LoRA work in one step."""
 
     num_rows: int
-    """Rows with an adapter. A row counts once for every part of its mixture."""
+    """The number of rows with an adapter. A row of a mixture counts once for each of its adapters."""
     num_adapters: int
     """The number of distinct adapters of these rows."""
     total_ranks: int
-    """The sum of the largest ranks of the distinct adapters."""
+    """The sum, over the distinct adapters, of each adapter's largest rank."""
 
 
 def tile_rows_for(step: StepShape, batch_invariant: bool = False) -> int:
-    """Returns the number of rows of a tile: ROW_WISE, or one of GROUPED_TILE_ROWS.
+    """Returns the number of rows of a tile: ROW_WISE for the row-wise kernels, or one of GROUPED_TILE_ROWS.
 
-    Row-wise, each row reads its adapter; grouped, each tile does. Both read an adapter from memory only once, because a
-    layer's part of it stays in L2. So row-wise is chosen if an adapter has few rows (a tile would be 15/16 empty) or if
-    all repeated reads together are small. The limits come from published bandwidths and have not been measured.
+    Row-wise kernels load an adapter once for each row, grouped kernels once for each tile. Repeated loads come from the
+    L2 cache and not from memory. Row-wise is chosen if adapters have so few rows that tiles would be almost empty, or
+    if the repeated loads are small. The limits come from published bandwidths and have not been measured.
 
-    The two ways differ in bits. With `batch_invariant` every batch is grouped, so a row's bits do not depend on it.
+    The two kinds of kernel give different bits. With `batch_invariant` every batch is grouped, so that a row's bits do
+    not depend on the batch.
     """
     if not batch_invariant and _is_better_by_row(step):
         return ROW_WISE
@@ -69,9 +70,9 @@ def _is_better_by_row(step: StepShape) -> bool:
 
 
 def grouped_tile_rows(num_rows: int, num_adapters: int) -> int:
-    """Returns the number of rows of a tile for the grouped way.
+    """Returns the number of rows of a tile for the grouped kernels, which compute several rows of one adapter together.
 
-    Tiles are small if adapters have few rows, and larger if small tiles would read an adapter's weights again.
+    Tiles are large if adapters have many rows, so that fewer tiles read the same weights. Otherwise they are small.
     """
     small, large = GROUPED_TILE_ROWS
     return large if num_adapters and num_rows // num_adapters >= 2 * large else small
@@ -79,7 +80,11 @@ def grouped_tile_rows(num_rows: int, num_adapters: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaunchBounds:
-    """Upper bounds over the adapters of a step. They decide how many programs are launched, and change no bits."""
+    """Bounds for all adapters of a step: no rank is larger than `rank`. If `has_columns` is False, none scales or
+    shifts columns.
+
+    The bounds decide how many programs are launched, and change no bits.
+    """
 
     rank: int
     has_columns: bool
@@ -87,32 +92,37 @@ class LaunchBounds:
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """The shape of one fused layer in one step, from which its plan follows."""
+    """The shape of one fused layer in one step. The launch plan follows from it."""
 
     num_tiles: int
     tile_rows: int
     num_slices: int
     in_features: int
     max_rank: int
-    """The largest rank that the layer's table allows. Bits depend on it, so it is not the largest rank of the batch."""
+    """The largest rank that the layer's table allows.
+
+    The bits of a result depend on this value, so it must not be the largest rank of the batch.
+    """
     launched_rank: int
-    """The largest rank that programs are launched for. It decides only their number."""
+    """The largest rank for which programs are launched. This changes only the number of programs."""
     element_bytes: int
-    """Bytes of an element of the wider operand."""
+    """Bytes of one element of x or of the weights, whichever is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraPlan:
-    """How the pair of kernels is launched for one fused layer and one step."""
+    """The block sizes and counts with which shrink and expand are launched for one fused layer in one step."""
 
     block_in: int
     """Input features that a shrink program loads at once."""
     block_rank: int
     block_out: int
     num_spans: int
-    """The number of parts in which the input features are summed."""
+    """The number of spans: equal parts of the input features, each of which is summed separately."""
     parallel_spans: bool
-    """Whether each span has its own program and plane of scratch, or one program does all."""
+    """Whether each span (part of the input features) has its own program and plane of scratch memory. If False, one
+    program computes all spans.
+    """
     num_stages: int
 
     @property
@@ -123,13 +133,15 @@ class LoraPlan:
         return -(-rank // self.block_rank)
 
     def span_features(self, in_features: int) -> int:
-        """Input features of a span: whole blocks."""
+        """Returns the number of input features in one span (part that is summed separately), rounded up to whole
+        blocks.
+        """
         per_span = -(-in_features // self.num_spans)
         return -(-per_span // self.block_in) * self.block_in
 
 
 def plan_for(shape: LaunchShape) -> LoraPlan:
-    """Returns how to launch the kernels for one layer in one step."""
+    """Returns the block sizes and counts with which the kernels are launched for one fused layer in one step."""
     is_row_wise = shape.tile_rows == ROW_WISE
     is_narrow = shape.element_bytes <= 2
     if is_row_wise:

@@ -11,7 +11,10 @@ from graftwork.engine.lora.weights import LoraPair
 def random_pair(
     rank: int, in_features: int, width: int, dtype: torch.dtype, generator: torch.Generator, scale: float = 1.0
 ) -> LoraPair:
-    """Make the pair of matrices A and B. If x is standard normal, the delta is about standard normal too."""
+    """Returns random low-rank factors A and B of one linear layer.
+
+    For a standard normal input x, the delta they add is about standard normal too.
+    """
     A = torch.randn(rank, in_features, generator=generator) / in_features**0.5
     B = torch.randn(width, rank, generator=generator) / rank**0.5
     return LoraPair(A.to(dtype), B.to(dtype), scale)
@@ -24,7 +27,10 @@ def random_slots(
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> list[list[LoraPair | None]]:
-    """Make adapters by slot. `ranks` holds a rank for each slot and slice. With rank 0 the slice is unchanged."""
+    """Returns random adapters of one fused layer, one for each slot.
+
+    `ranks` holds, for each slot, the rank of each slice (projection). An adapter does not change a slice of rank 0.
+    """
     return [
         [
             random_pair(rank, in_features, width, dtype, generator, scale=0.5 + 0.25 * slot + 0.125 * index)
@@ -39,7 +45,10 @@ def random_slots(
 def with_random_columns(
     pairs: Sequence[LoraPair | None], slice_widths: Sequence[int], generator: torch.Generator
 ) -> list[SliceTerms]:
-    """Add columns to an adapter: scales near 1 and shifts near 0, as DoRA and biases have."""
+    """Returns an adapter with the factors `pairs` that also scales and shifts output columns, as DoRA and biases do.
+
+    The random scales are near 1, and the random shifts near 0.
+    """
     return [
         SliceTerms(pair, 1 + 0.1 * torch.randn(width, generator=generator), torch.randn(width, generator=generator))
         for pair, width in zip(pairs, slice_widths, strict=True)

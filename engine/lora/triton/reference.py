@@ -1,6 +1,6 @@
-"""What the LoRA kernels must compute, in plain torch. Every kernel is tested against it.
+"""Computes in plain torch what the LoRA kernels must compute. Every kernel is tested against this file.
 
-It is slow and simple on purpose: one tile, one part and one slice at a time, in fp32.
+The code is slow and simple on purpose: one tile of rows, one adapter and one projection at a time, in fp32.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,10 @@ from graftwork.engine.lora.triton.tiles import LoraSegments, Parts
 def lora_delta(
     x: torch.Tensor, segments: LoraSegments, slots: Sequence[SlotPairs], slice_widths: Sequence[int]
 ) -> torch.Tensor:
-    """Returns the delta of a fused layer's output: fp32 [num_rows, sum of widths], zero for rows without an adapter.
+    """Returns what the adapters' factors add to the output of a fused layer: fp32 [num_rows, sum of slice_widths].
 
-    `x` is [num_rows, in_features]; `slots` are the adapters by slot, each by slice.
+    Rows without an adapter get zeros. x: [num_rows, in_features]. `slots` holds an adapter for each slot, with one
+    entry for each slice (projection).
     """
     delta = torch.zeros(x.shape[0], sum(slice_widths), dtype=torch.float32, device=x.device)
     for rows, parts in _tiles(segments):
@@ -39,9 +40,11 @@ def add_lora(
     slots: Sequence[SlotPairs],
     slice_widths: Sequence[int],
 ) -> torch.Tensor:
-    """Scale and shift the columns of y and add the delta, in fp32, rounded once. Returns a new tensor like y.
+    """Returns the output y of a fused layer with the adapters applied: columns scaled and shifted, then the delta
+    added.
 
-    For a mixture, only the columns of its first adapter are applied.
+    Computes in fp32 and rounds once, to y's dtype. Does not change y. For a mixture, only its first adapter scales and
+    shifts columns.
     """
     delta = lora_delta(x, segments, slots, slice_widths)
     expected = y.clone()

@@ -1,13 +1,15 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""The row-wise pair of kernels, made for decode: one program takes one row, and each row may have another adapter.
+"""Defines the row-wise pair of kernels, for decoding: one program takes one row, and each row may have another adapter.
 
-    shrink_rows  one (row, part, slice, block of ranks, span of the input features or all of them)
-    expand_rows  one (row, block of output columns of one slice)
+    shrink_rows  a program computes one row, adapter, projection and block of ranks
+    expand_rows  a program computes one row and one block of output columns of one projection
 
-A program loads weights once, in whole vectors, into registers, and sums products there in fp32. It needs no tile, no
-shared memory and no matrix unit. The order of sums does not depend on the batch: elements of a block side by side, then
-blocks, then spans, then lanes in a tree. A tile has one row here, so tile t is at position t.
+If the input features are cut into spans, which are summed in parallel, shrink_rows has a program for each span. A
+program loads weights once, in whole vectors, into registers, and sums products there in fp32. It needs no shared memory
+and no matrix unit. The order of sums does not depend on the batch: a lane adds up its elements of all blocks of a span,
+then the lanes are added in a tree, then the spans in order. A tile has one row here: tile t is the t-th row in the
+order of the tiles (see tiles.py).
 """
 
 import triton
@@ -29,7 +31,9 @@ def sum_first_axis(block):
 
 @triton.jit
 def dot_span(x_row, a_rows, rank_mask, first, last, BLOCK_RANK: tl.constexpr, BLOCK_IN: tl.constexpr):
-    """Returns one row of x @ A.T over the input features [first, last): fp32 [BLOCK_RANK]."""
+    """Returns the products of one row of x with the rows of A, over the input features [first, last): fp32
+    [BLOCK_RANK].
+    """
     total = tl.full((BLOCK_RANK, BLOCK_IN), 0.0, tl.float32)
     for block_start in range(first, last, BLOCK_IN):
         features = block_start + tl.arange(0, BLOCK_IN)
@@ -65,9 +69,10 @@ def shrink_rows_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Compute v = x @ A.T for one row and one block of LoRA ranks, of one adapter and one projection.
+    """Computes x @ A.T for one row of x and one block of ranks, for one adapter and one projection.
 
-    Each program sums over one span of the input features, and writes its sum to the plane of that span.
+    With PARALLEL_SPANS, each program sums over one span (part of the input features), and writes the result to the
+    plane (array of partial sums) of this span. Otherwise one program sums over all spans, and there is one plane.
     """
     blocks_a_row = NUM_PARTS * NUM_SLICES * rank_blocks
     position = tl.program_id(0) // blocks_a_row
@@ -138,8 +143,10 @@ def expand_rows_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Change one block of output columns of one row: scale and shift y, then add scale * (v @ B.T) of each part in
-    turn.
+    """Applies the adapters of one row to one block of output columns of y.
+
+    First scales and shifts y (DoRA, biases). Then adds scale * (x @ A.T) @ B.T of each adapter in turn. The planes hold
+    x @ A.T, as partial sums that must be added up.
     """
     position = tl.program_id(0) // out_blocks
     block = tl.program_id(0) % out_blocks

@@ -1,8 +1,7 @@
-"""Tests the kernels on a device at start, before an engine relies on them: do they compile, and are their results
-right?
+"""Tests the Triton kernels on a device at start, before an engine relies on them.
 
 Triton compiles a kernel at its first launch, with tools that a machine may lack, and the result may be wrong on a new
-device. The test applies a few small adapters in both ways and compares them with plain torch.
+device. The test applies a few small adapters, row by row and in tiles, and compares the results with plain torch.
 """
 
 from contextlib import nullcontext
@@ -22,11 +21,15 @@ _WIDTHS = (48, 16)
 _RANKS = ((8, 16), (24, 0), (8, 8))
 _OWNERS: tuple[RowOwner | None, ...] = (0, None, ((0, 0.5), (1, 0.25)), 1, 2, 2)
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Relative to the largest value: two roundings of the output, and a margin for another order of the sums."""
+"""The largest error, relative to the largest value: two roundings of the output, and a margin for another order of the
+sums.
+"""
 
 
 def why_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Returns what is wrong with the kernels on a device. None if they agree with the reference."""
+    """Returns what is wrong with the Triton kernels on a device, as a text. None if their results agree with plain
+    torch.
+    """
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             errors = {tile_rows: _error(device, dtype, tile_rows) for tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])}

@@ -1,11 +1,11 @@
-"""Tables of addresses, in which the kernels find the adapters' weights: one table for each fused layer.
+"""Holds the addresses at which the kernels find the adapters' weights, in one table for each fused layer.
 
-A slice is one projection of a fused layer, such as q, k and v of qkv. An entry is one adapter's part of one slice.
-Slices may differ in width, and entries in rank and scale. Rank 0 means that the adapter does not change the slice.
-The weights stay where they are. The table holds their addresses and keeps them alive.
+A slice is one projection of a fused layer, such as q of qkv. A slot is the row of one adapter in the table. An entry is
+one adapter's part of one slice. Slices may differ in width, and entries in rank and scale. Rank 0 means that the
+adapter does not change the slice. The weights stay where they are. The table keeps them alive.
 
-Invariant: an entry of rank r is read at A[0:r, 0:in_features], B[0:r, 0:width] and, if it has columns, at [0:width].
-Nothing else is read.
+Invariant: an entry of rank r is read at A[0:r, 0:in_features], B[0:r, 0:width] and, if it scales or shifts columns, at
+column_scale[0:width] and column_shift[0:width]. Nothing else is read.
 """
 
 import struct
@@ -19,11 +19,14 @@ from graftwork.engine.lora.weights import LoraPair
 
 @dataclass(frozen=True, slots=True)
 class SliceTerms:
-    """One adapter's change of one slice: y = column_scale * y + column_shift + scale * (x @ A.T) @ B.T, in fp32.
+    """One adapter's change of the output y of one slice (projection), for an input x. It is computed in fp32:
 
-    For DoRA, column_scale is magnitude / norm(W + scale * B @ A) for each output. B is already multiplied by it, and
-    column_shift restores the base's bias. Columns are fp32: column_scale is near 1, and rounding it to bf16 can be as
-    large an error as the whole delta of an adapter.
+        y = column_scale * y + column_shift + scale * (x @ A.T) @ B.T
+
+    A, B and `scale` are those of `pair`. For DoRA, column_scale is magnitude / norm(W + scale * B @ A) for each output,
+    where W is the base model's weight. B is already multiplied by column_scale, and column_shift restores the base
+    model's bias. Both are fp32: column_scale is near 1, and rounding it to bf16 can be as large an error as the whole
+    delta of an adapter.
     """
 
     pair: LoraPair | None = None
@@ -32,9 +35,9 @@ class SliceTerms:
 
 
 SlotPairs = Sequence[LoraPair | SliceTerms | None]
-"""One adapter's terms for each slice of a fused layer.
+"""One adapter's change of each slice (projection) of a fused layer.
 
-A LoraPair has no columns (scales and shifts of outputs). With None the slice is unchanged.
+A LoraPair does not scale or shift output columns. None leaves the slice unchanged.
 """
 
 _ALIGNED_ELEMENTS = 16
@@ -43,9 +46,9 @@ _NUM_ADDRESSES = 4  # of an entry: A, B, column_scale, column_shift
 
 
 def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
-    """Returns a slice's entry in SlotPairs as SliceTerms.
+    """Returns one adapter's change of one slice (projection) as SliceTerms. An `entry` of None means no change.
 
-    Raises ValueError for a pair with a magnitude or bias of its own: those depend on the base's weights.
+    Raises ValueError for a LoraPair with a magnitude or bias, because their effect depends on the base model's weights.
     """
     delta = entry if isinstance(entry, SliceTerms) else SliceTerms(entry)
     if delta.pair is not None and (delta.pair.magnitude is not None or delta.pair.bias is not None):
@@ -55,11 +58,11 @@ def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """The words of one slot, ready to be written to a table."""
+    """One adapter's row of a table, as 64-bit words, ready to be written to the table."""
 
     words: torch.Tensor  # [words of the table] int64, on the host
     weights: tuple[torch.Tensor, ...]
-    """The tensors that the addresses point to."""
+    """The tensors whose addresses are in `words`."""
     max_rank: int
     has_columns: bool
 
@@ -70,7 +73,10 @@ class SlotRow:
 
 @dataclass(frozen=True, slots=True)
 class SliceTable:
-    """The adapters of one fused layer, by slot and slice. Entries change only through `replace_slot` and `keep`."""
+    """The addresses, ranks and scales of the adapters of one fused layer, by slot and slice (projection).
+
+    Only `replace_slot` and `keep` change the table.
+    """
 
     words: torch.Tensor  # [num_slots, words of the table] int64: a slot's part of all the views below, side by side
     a_pointers: torch.Tensor  # [num_slots, num_slices] int64, to A as [rank, in_features]
@@ -104,26 +110,31 @@ class SliceTable:
 
     @property
     def has_columns(self) -> bool:
-        """Whether any adapter scales or shifts columns. If none does, the kernels are compiled without columns."""
+        """Whether any adapter that is now in the table scales or shifts output columns.
+
+        If there is none, the kernels are compiled without scales and shifts.
+        """
         return any(row.has_columns for row in self.rows)
 
     @property
     def is_aligned(self) -> bool:
-        """Whether every row of every matrix starts at a multiple of 16 elements, so that loads may be wide."""
+        """Whether every row of every matrix starts at a multiple of 16 elements, so that wide loads are possible."""
         return all(size % _ALIGNED_ELEMENTS == 0 for size in (self.in_features, *self.slice_widths))
 
     def replace_slot(self, slot: int, pairs: SlotPairs) -> None:
-        """Write another adapter's addresses into a slot, in the current stream's order. The table itself does not move.
+        """Replaces the adapter in a slot: writes the addresses of the new adapter's weights into the table's memory.
 
-        The caller must make sure that no later step uses this slot for the adapter that was in it.
-        Raises ValueError, and changes nothing, if a shape or rank does not fit the table.
+        The write is queued on the current CUDA stream. The caller must make sure that no later step uses this slot for
+        the old adapter. Raises ValueError, and changes nothing, if a shape or rank does not fit the table.
         """
         row = self.row_of(pairs)
         self.words[slot] = row.words.to(self.words.device)
         self.keep(slot, row)
 
     def row_of(self, pairs: SlotPairs) -> SlotRow:
-        """Make the row of a slot for this adapter. Raises ValueError if a shape or rank does not fit the table."""
+        """Returns an adapter's row for this table, without writing it. Raises ValueError if a shape or rank does not
+        fit.
+        """
         if len(pairs) != self.num_slices:
             raise ValueError(f"{len(pairs)} pairs were given for a layer of {self.num_slices} slices")
         entries = [self._entry(index, slice_terms(pair)) for index, pair in enumerate(pairs)]
@@ -135,7 +146,7 @@ class SliceTable:
         )
 
     def keep(self, slot: int, row: SlotRow) -> None:
-        """Record that the caller has written `row` to a slot's words, and keep the row's tensors alive."""
+        """Records that the caller has written `row` into a slot. The table then keeps the row's tensors alive."""
         self.rows[slot] = row
 
     def _entry(self, index: int, delta: SliceTerms) -> "_Entry":
@@ -188,14 +199,17 @@ class _Entry:
 
 
 def num_words(num_slices: int) -> int:
-    """Returns how many 64-bit words a slot takes in a table: for its addresses, then its ranks, then its scales."""
+    """Returns how many 64-bit words a table has for one adapter: for addresses, then ranks, then scales.
+
+    `num_slices` is the number of projections in the fused layer.
+    """
     return _NUM_ADDRESSES * num_slices + 2 * -(-num_slices // 2)
 
 
 def _words(entries: Sequence[_Entry]) -> torch.Tensor:
-    """The words of one slot, in the layout that `_views` reads.
+    """Returns the words of one slot, in the layout that `_views` reads.
 
-    Made in one operation, because an adapter has hundreds of entries.
+    They are made in one operation, because an adapter has hundreds of entries.
     """
     by_kind = zip(*((entry.A, entry.B, entry.column_scale, entry.column_shift) for entry in entries), strict=True)
     addresses = [0 if tensor is None else tensor.data_ptr() for tensors in by_kind for tensor in tensors]
@@ -224,7 +238,10 @@ def empty_table(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> SliceTable:
-    """Returns a table of empty slots. The slices lie side by side in y."""
+    """Returns a table without adapters for one fused layer, with room for `num_slots` adapters.
+
+    `slice_widths` are the output features of the layer's projections, in the order of their columns in y.
+    """
     words = torch.zeros(num_slots, num_words(len(slice_widths)), dtype=torch.int64, device=device)
     return table_over(words, slice_widths, in_features, max_rank, dtype)
 
@@ -232,8 +249,9 @@ def empty_table(
 def table_over(
     words: torch.Tensor, slice_widths: Sequence[int], in_features: int, max_rank: int, dtype: torch.dtype
 ) -> SliceTable:
-    """Returns an empty table over given words, which must be zero: [num_slots, num_words(slices)] int64, rows of any
-    stride.
+    """Returns a table without adapters whose memory is `words`, which the caller has set to zero.
+
+    words: [num_slots, num_words(number of projections)] int64; the rows may have any stride.
     """
     num_slices = len(slice_widths)
     offsets = [sum(slice_widths[:index]) for index in range(num_slices)]
@@ -264,7 +282,7 @@ def build_table(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> SliceTable:
-    """Returns a table in which slot i holds the i-th adapter."""
+    """Returns a table for one fused layer, with the i-th adapter of `slots` in slot i."""
     deltas = [slice_terms(entry) for pairs in slots for entry in pairs]
     max_rank = max((delta.pair.rank for delta in deltas if delta.pair is not None), default=1)
     table = empty_table(len(slots), slice_widths, in_features, max_rank, dtype, device)

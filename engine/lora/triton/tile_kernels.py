@@ -1,11 +1,12 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""The grouped pair of kernels: one program takes a tile of rows of one adapter and multiplies on matrix units.
+"""Defines the grouped pair of kernels: one program takes a tile of rows of one adapter and multiplies on matrix units.
 
-    shrink_tiles  one (tile, part, slice, block of ranks, span of the input features or all of them)
-    expand_tiles  one (tile, block of output columns of one slice)
+    shrink_tiles  a program computes one tile, adapter, projection and block of ranks
+    expand_tiles  a program computes one tile and one block of output columns of one projection
 
-Between the two, `v` is indexed by position in the tiles, not by row of the batch.
+If the input features are cut into spans, which are summed in parallel, shrink_tiles has a program for each span. It
+writes x @ A.T for expand_tiles, with rows in the order of the tiles and not of the batch.
 """
 
 import triton
@@ -27,7 +28,10 @@ def sum_span(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Returns x @ A.T over the input features [first, last): fp32 [BLOCK_ROWS, BLOCK_RANK]."""
+    """Returns x @ A.T for one tile (several rows of x) and one block of ranks, over the input features [first, last).
+
+    The result is fp32 [BLOCK_ROWS, BLOCK_RANK].
+    """
     total = tl.full((BLOCK_ROWS, BLOCK_RANK), 0.0, tl.float32)
     for block_start in range(first, last, BLOCK_IN):
         features = block_start + tl.arange(0, BLOCK_IN)
@@ -70,7 +74,11 @@ def shrink_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Write v = x @ A.T for one tile, part, slice and block of ranks, into the plane of its span."""
+    """Computes x @ A.T for one tile (several rows of x) and one block of ranks, for one adapter and one projection.
+
+    With PARALLEL_SPANS, each program sums over one span (part of the input features), and writes the result to the
+    plane (array of partial sums) of this span. Otherwise one program sums over all spans, and there is one plane.
+    """
     blocks_a_tile = NUM_PARTS * NUM_SLICES * rank_blocks
     tile = tl.program_id(0) // blocks_a_tile
     block = tl.program_id(0) % blocks_a_tile
@@ -119,7 +127,10 @@ def shrink_tiles_kernel(
 def sum_planes(
     v_pointers, row_mask, plane_stride, NUM_PLANES: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr
 ):
-    """Returns the sum of the planes of v, added in order: fp32 [BLOCK_ROWS, BLOCK_RANK]."""
+    """Returns the sum of the planes, added in order: fp32 [BLOCK_ROWS, BLOCK_RANK].
+
+    Each plane is x @ A.T over one span (part of the input features).
+    """
     v = tl.full((BLOCK_ROWS, BLOCK_RANK), 0.0, tl.float32)
     for _ in tl.static_range(NUM_PLANES):
         v += tl.load(v_pointers, mask=row_mask[:, None], other=0.0)
@@ -129,7 +140,10 @@ def sum_planes(
 
 @triton.jit
 def multiply_precisely(v, b_block, total, SPLIT_V: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
-    """Returns total + v @ b_block, with the fp32 precision of v (see launch.expand_precision)."""
+    """Returns total + v @ b_block, as precise as in fp32 (see launch.expand_precision).
+
+    v: fp32 [BLOCK_ROWS, BLOCK_RANK], b_block: [BLOCK_RANK, BLOCK_OUT], total: fp32 [BLOCK_ROWS, BLOCK_OUT].
+    """
     if SPLIT_V:
         v_high = v.to(b_block.dtype)
         v_low = (v - v_high.to(tl.float32)).to(b_block.dtype)
@@ -181,7 +195,11 @@ def expand_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Change one block of output columns of a tile: scale and shift y, then add scale * (v @ B.T) of each part."""
+    """Applies the adapters of one tile of rows to one block of output columns of y.
+
+    First scales and shifts y (DoRA, biases). Then adds scale * (x @ A.T) @ B.T of each adapter in turn. The planes hold
+    x @ A.T, as partial sums that must be added up.
+    """
     tile = tl.program_id(0) // out_blocks
     block = tl.program_id(0) % out_blocks
     num_parts = tl.load(tile_parts + tile)

@@ -1,17 +1,18 @@
 """Sorts the rows of a batch by adapter, and cuts them into tiles. One kernel program computes one tile.
 
-They are built once a step on the CPU, copied to the device in one piece, and used by all layers. Base rows are in no
-tile, so no kernel reads or writes them.
+The tiles are built once a step on the CPU, copied to the device in one piece, and used by all layers. Base rows are in
+no tile, so no kernel reads or writes them.
 
     rows      0  1  2  3  4  5  6        slots  2  -  0  2  -  2  0   ( - is the base )
     sorted    2  6 | 0  3  5             permutation = 2 6 0 3 5
     tiles    [0 : 2) slot 0, [2 : 4) slot 2, [4 : 5) slot 2            ( with two rows a tile )
 
-A row may mix up to four adapters with weights. The rows of one mixture have their own tiles, whose parts are its pairs
-(slot, weight) in the given order. One program adds all parts to its rows, in that order, so two programs never write
-the same row. In a step without mixtures, a tile has one part.
+A slot holds one adapter. A row may mix up to four adapters with weights. The owner of a row is its adapter or its
+mixture, and a tile has rows of one owner only. The parts of a tile are the pairs (slot, weight) of its adapters. One
+program adds all parts to the rows of its tile, in the order of the mixture, so two programs never write the same row.
+In a step without mixtures, a tile has one part.
 
-Invariant: every row with an owner is in exactly one tile, in batch order within its owner. No tile mixes owners.
+Invariant: every row with an owner is in exactly one tile. The rows of one owner are in the order of the batch.
 """
 
 from collections.abc import Sequence
@@ -22,21 +23,21 @@ import torch
 from graftwork.engine.lora.triton.launch_plan import TILE_ROWS, grouped_tile_rows
 
 MAX_PARTS = 4
-"""Adapters that one row may mix."""
+"""The most adapters that one row may mix."""
 
 Parts = tuple[tuple[int, float], ...]
-"""Up to MAX_PARTS pairs of slot and weight; the weight multiplies the adapter's own scale."""
+"""The adapters of a row: up to MAX_PARTS pairs (slot, weight). The weight multiplies the adapter's own scale."""
 RowOwner = int | Parts
-"""Whose delta a row gets: that of the adapter in a slot, or a mixture."""
+"""What a row uses: the slot of its adapter, or the pairs (slot, weight) of its mixture."""
 
 _ALIGNMENT = 4  # int32 entries: each array starts on 16 bytes, wherever the sizes fall
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCapacity:
-    """Array sizes for any batch of up to `num_rows` rows and `num_slots` adapters.
+    """The largest batch for which arrays of fixed size are made: up to `num_rows` rows and `num_slots` adapters.
 
-    A CUDA graph is captured with them.
+    A CUDA graph is captured with such arrays.
     """
 
     num_rows: int
@@ -50,8 +51,9 @@ class SegmentCapacity:
 
     @property
     def num_tiles(self) -> int:
-        """The most tiles that such a batch can need: one partly filled tile for each owner, and full tiles for other
-        rows.
+        """The most tiles (groups of rows that a kernel computes together) that a batch of this capacity can need.
+
+        These are one partly filled tile for each adapter or mixture, and full tiles for the other rows.
         """
         owners = self.num_rows if self.has_mixtures else min(self.num_rows, self.num_slots)
         return owners + (self.num_rows - owners) // self.tile_rows
@@ -59,10 +61,14 @@ class SegmentCapacity:
 
 @dataclass(frozen=True, slots=True)
 class LoraSegments:
-    """The tiles of one step. Tile t is rows permutation[start : start + length] and adds the first parts[t] parts."""
+    """The tiles of one step. A tile is a group of rows that use the same adapter or mixture.
+
+    Tile t has the rows permutation[start : start + length] of the batch, where start = tile_start[t] and length =
+    tile_length[t]. Its first tile_parts[t] pairs (slot, weight) name its adapters.
+    """
 
     packed: torch.Tensor
-    """The arrays below in one int32 allocation, so that a step copies only once."""
+    """The arrays below in one int32 allocation, so that a step makes only one copy."""
     tile_start: torch.Tensor  # [num_tiles] int32
     tile_length: torch.Tensor  # [num_tiles] int32, 0 where the tile is padding
     tile_parts: torch.Tensor  # [num_tiles] int32, 0 where the tile is padding
@@ -71,22 +77,24 @@ class LoraSegments:
     permutation: torch.Tensor  # [capacity in rows] int32, rows ordered by owner
     tile_rows: int
     num_rows: int
-    """The number of rows of the batch, rows without an adapter included. With a capacity, the most rows it allows."""
+    """The number of rows of the batch, including rows without an adapter. With a capacity, the most rows that it
+    allows.
+    """
 
     @property
     def num_tiles(self) -> int:
-        """The number of tiles for which a kernel is launched, empty ones included."""
+        """The number of tiles (groups of rows) for which a kernel is launched, including empty tiles."""
         return self.tile_start.shape[0]
 
     @property
     def num_parts(self) -> int:
-        """The most parts that a tile may have: 1, or MAX_PARTS if the step has mixtures."""
+        """The most adapters that the rows of a tile may mix: 1, or MAX_PARTS if the step has mixtures."""
         return self.part_slot.shape[1]
 
     def refill(self, fresh: "LoraSegments") -> None:
-        """Overwrite these arrays, at the addresses that a captured graph reads, with those of a step of equal capacity.
+        """Copies the arrays of `fresh` into the arrays of this object, whose addresses a captured CUDA graph reads.
 
-        Raises ValueError if the capacities differ.
+        Raises ValueError if `fresh` has another capacity.
         """
         if fresh._sizes() != self._sizes():
             raise ValueError("the segments differ in capacity: build both with the same SegmentCapacity")
@@ -97,7 +105,10 @@ class LoraSegments:
 
 
 def parts_of(owner: RowOwner) -> Parts:
-    """Returns a row's owner as pairs of slot and weight. Raises ValueError for a mixture of no or too many adapters."""
+    """Returns the adapters of a row as pairs (slot of the adapter, weight).
+
+    Raises ValueError if a mixture has no adapter, or more than MAX_PARTS.
+    """
     if isinstance(owner, int):
         return ((owner, 1.0),)
     if not 1 <= len(owner) <= MAX_PARTS:
@@ -111,10 +122,12 @@ def build_segments(
     capacity: SegmentCapacity | None = None,
     tile_rows: int | None = None,
 ) -> LoraSegments:
-    """Group the rows of a batch by owner, and cut the groups into tiles. The owner None is the base model.
+    """Groups the rows of a batch by their adapter or mixture (the owner of the row), and cuts the groups into tiles.
 
-    `tile_rows` is one of TILE_ROWS. By default it follows from the number of rows of each owner. A capacity fixes the
-    sizes of the arrays and the rows of a tile, so that they do not depend on the batch; unused tiles are empty.
+    An owner of None is the base model. `tile_rows` is one of TILE_ROWS. By default it follows from the number of rows
+    of each owner. A `capacity` fixes the sizes of the arrays and the rows of a tile, so that they do not depend on the
+    batch; unused tiles are empty.
+
     Raises ValueError if the batch exceeds the capacity, or if a mixture has too many adapters.
     """
     parts_by_owner = {owner: parts_of(owner) for owner in set(owners) if owner is not None}
@@ -152,7 +165,7 @@ def _check_fits(num_rows: int, runs: Sequence[tuple[Parts, list[int]]], capacity
 
 
 Tile = tuple[int, int, Parts]
-"""The first position of a tile, its number of rows, and its parts."""
+"""The first position of a tile in the sorted rows, its number of rows, and the pairs (slot, weight) of its adapters."""
 
 
 def _cut(runs: Sequence[tuple[Parts, list[int]]], tile_rows: int) -> list[Tile]:
@@ -211,5 +224,5 @@ def _pack(
 
 
 def _fill(array: torch.Tensor, values: Sequence[float]) -> None:
-    """Write the first entries of an array. The other entries stay zero."""
+    """Writes the first entries of an array. The other entries stay zero."""
     array[: len(values)] = torch.tensor(values, dtype=array.dtype)

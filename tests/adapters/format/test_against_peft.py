@@ -1,4 +1,4 @@
-"""Every option that is served, alone and together, held to what peft itself makes of the same folder."""
+"""Tests of every served option, alone and combined, against what peft makes of the same folder."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ PATTERNS = [
 
 
 def load(folder: Path, family: Family) -> AdapterWeights:
-    """The folder through our own reading, from upload to the engine's matrices."""
+    """Reads a folder as an upload and returns the engine's matrices."""
     config = (folder / "adapter_config.json").read_bytes()
     weights = (folder / "adapter_model.safetensors").read_bytes()
     description = replace(DESCRIPTION, biased_targets=BIASED[family])
@@ -56,7 +56,7 @@ def pairs_of(weights: AdapterWeights) -> dict[Place, LoraPair]:
 
 
 def check(folder: Path, family: Family) -> None:
-    """The same modules; on each the same bits and the very same scale; the same parameters replaced."""
+    """Asserts that both have the same modules, bits, scales and replaced parameters."""
     ours, model = load(folder, family), read_back(folder, family)
 
     expected = lora_of(model)
@@ -111,7 +111,7 @@ CASES: dict[str, tuple[Family, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_peft_saves_is_what_is_served(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Each feature on its own, in two formats."""
+    """Each feature by itself gives the modules, bits and scales of peft, in two formats."""
     family, options = CASES[case]
     save_adapter(tmp_path, {"r": 4, "lora_alpha": 6} | options, family, dtype)
 
@@ -119,14 +119,14 @@ def test_what_peft_saves_is_what_is_served(case: str, dtype: torch.dtype, tmp_pa
 
 
 def patterns(most: int) -> st.SearchStrategy[dict[str, int]]:
-    """Sorted, as peft writes them: in any other order it cannot read its own file back, since the first one counts."""
+    """Returns patterns in PEFT's sorted order, because the first matching pattern counts."""
     tables = st.dictionaries(st.sampled_from(PATTERNS), st.integers(1, most), max_size=3)
     return tables.map(lambda table: dict(sorted(table.items())))
 
 
 @st.composite
 def lora_options(draw: st.DrawFn) -> tuple[Family, dict[str, Any]]:
-    """Options that peft accepts and that are served here."""
+    """Draws options that peft accepts and that are served."""
     family: Family = draw(st.sampled_from(["llama", "qwen2"]))
     use_dora, lora_bias = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     outside = ["lm_head"] if use_dora or lora_bias else ["lm_head", "embed_tokens"]
@@ -157,7 +157,7 @@ def lora_options(draw: st.DrawFn) -> tuple[Family, dict[str, Any]]:
 def test_any_options_together_are_served_as_peft_has_them(
     drawn: tuple[Family, dict[str, Any]], dtype: torch.dtype
 ) -> None:
-    """Random configurations: the same modules, matrices, scales, biases and saved matrices."""
+    """Random configurations give the modules, matrices, scales, biases and saved matrices of peft."""
     family, options = drawn
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -188,7 +188,7 @@ FIELDS = {
 
 
 def test_no_field_of_pefts_configuration_is_forgotten() -> None:
-    """Each is served, without effect, or refused, and the tables of the code say the same; a new peft fails here."""
+    """The tables of the code list every field of peft's configuration as served, without effect or refused."""
     of_peft = {field.name for field in dataclasses.fields(LoraConfig)}
 
     assert of_peft == FIELDS["served"] | FIELDS["without effect"] | FIELDS["refused"]
@@ -199,7 +199,7 @@ def test_no_field_of_pefts_configuration_is_forgotten() -> None:
 
 
 def test_every_field_that_peft_writes_is_read(tmp_path: Path) -> None:
-    """A plain adapter's file has them all, and none is a reason to refuse it."""
+    """An adapter whose config has every field of peft is accepted."""
     save_adapter(tmp_path, {"r": 4, "target_modules": ["q_proj"]})
 
     written = set(json.loads((tmp_path / "adapter_config.json").read_text()))

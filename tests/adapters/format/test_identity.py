@@ -1,4 +1,4 @@
-"""The digest: equal exactly when the engine would compute the same."""
+"""Tests of the digest: two adapters have one digest exactly if the engine computes the same with both."""
 
 import json
 from dataclasses import replace
@@ -36,14 +36,14 @@ ORIGINAL = digest()
 
 
 def test_the_form_of_a_digest() -> None:
-    """A digest is safe as a name of a folder, and nothing else is a digest."""
+    """Only a text of the digest's form, which is safe as a folder's name, is a digest."""
     assert is_digest(ORIGINAL)
     for text in ("", "sha256:", "../x", ORIGINAL.upper(), ORIGINAL + "0", ORIGINAL + "\n", ORIGINAL[7:]):
         assert not is_digest(text)
 
 
 def test_what_does_not_change_the_computation_does_not_change_the_digest() -> None:
-    """Another spelling of names, order, padding, metadata, or a config that says the same in other words."""
+    """Other names, order, padding, metadata or spellings of the config leave the digest as it is."""
     header, data = entries(tensors())
     padded = json.dumps({"__metadata__": {"format": "pt"}} | header).encode() + b"  "
     renamed = {name.replace("base_model.model.", ""): tensor for name, tensor in tensors().items()}
@@ -62,7 +62,7 @@ def test_what_does_not_change_the_computation_does_not_change_the_digest() -> No
 
 
 def test_what_changes_the_computation_changes_the_digest() -> None:
-    """Scale, base, a single bit of a tensor, its format, its place."""
+    """A change of the scale, the base, a tensor's bit, its format or its module changes the digest."""
     flipped = tensors()
     flipped[Q0_A].view(np.uint32)[0, 0] ^= 1
     negative_zero = tensors()
@@ -88,7 +88,7 @@ def test_what_changes_the_computation_changes_the_digest() -> None:
 
 
 def test_modules_of_equal_shape_are_told_apart() -> None:
-    """The same bytes on another target are another adapter."""
+    """The same bytes on another target have another digest."""
     k = tensors(targets=("k_proj",))
     v = {name.replace("k_proj", "v_proj"): t for name, t in k.items()}
 
@@ -96,7 +96,7 @@ def test_modules_of_equal_shape_are_told_apart() -> None:
 
 
 def effect(config: bytes, weights: bytes) -> dict[tuple[int | None, str], tuple[float, bytes, bytes]]:
-    """What an engine would apply: by module, the scale and the bits of both factors."""
+    """Returns what an engine would apply: the scale and the bits of both factors by module."""
     spec, _ = identify_adapter(config, weights, DESCRIPTION)
     return {
         (m.layer, m.target): (m.scale, m.A.bits(weights).tobytes(), m.B.bits(weights).tobytes()) for m in spec.modules
@@ -111,7 +111,7 @@ HEADER_END = len(WEIGHTS) - sum(tensor.nbytes for tensor in SMALL.values())
 @settings(max_examples=examples(400))
 @given(data=st.data())
 def test_corruption_never_passes_silently(data: st.DataObject) -> None:
-    """A damaged file is refused, or has another digest, or does exactly what it did: nothing else happens."""
+    """A damaged file is refused, has another digest, or has exactly the effect that it had before."""
     pair = {"config": bytearray(CONFIG), "weights": bytearray(WEIGHTS)}
     which = data.draw(st.sampled_from(["config", "weights", "header"]))
     raw = pair["config" if which == "config" else "weights"]
@@ -140,7 +140,7 @@ def test_corruption_never_passes_silently(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("position", [*range(9), HEADER_END - 1, HEADER_END, HEADER_END + 1])
 def test_a_flipped_byte_at_a_border_is_refused_or_seen(position: int) -> None:
-    """The borders between length, header and data, one by one."""
+    """A flipped byte at each border of length, header and data is refused or changes the digest."""
     damaged = bytearray(WEIGHTS)
     damaged[position] ^= 0x01
 

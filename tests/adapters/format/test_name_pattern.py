@@ -1,4 +1,4 @@
-"""Patterns over module names, against Python's own regular expressions."""
+"""Tests of patterns over module names against Python's regular expressions."""
 
 import re
 
@@ -51,7 +51,7 @@ def peft_matches(pattern: str, name: str) -> bool:
     ],
 )
 def test_matches_the_names_that_peft_matches(pattern: str) -> None:
-    """For patterns as people write them, the verdict is that of PEFT's own expression."""
+    """For usual patterns the result equals that of PEFT's own expression."""
     matcher = NamePattern(pattern)
 
     assert [matcher.matches(name) for name in NAMES] == [peft_matches(pattern, name) for name in NAMES]
@@ -74,7 +74,7 @@ def patterns(draw: st.DrawFn, depth: int = 2) -> str:
 @settings(max_examples=examples(300))
 @given(patterns(), st.lists(st.text(alphabet="ab1.", max_size=6), min_size=1, max_size=5))
 def test_agrees_with_python_on_every_pattern_it_reads(pattern: str, names: list[str]) -> None:
-    """Random expressions over random names: the automaton and Python's backtracking find the same."""
+    """For random patterns and names the automaton matches exactly when Python's `re` does."""
     matcher = NamePattern(pattern)
 
     for name in names:
@@ -83,7 +83,7 @@ def test_agrees_with_python_on_every_pattern_it_reads(pattern: str, names: list[
 
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)*b", "(.*a){20}", "((a*)*)*b", "(a?){100}a{100}"])
 def test_patterns_that_stall_python_are_matched_in_bounded_work(pattern: str) -> None:
-    """Work grows with the length of the name, not with the number of ways to read it."""
+    """The work of a match grows with the name's length, not with the number of ways to read it."""
     matcher = NamePattern(pattern)
 
     assert not matcher.matches("a" * 60 + "!")
@@ -121,7 +121,7 @@ def test_patterns_that_stall_python_are_matched_in_bounded_work(pattern: str) ->
     ],
 )
 def test_what_is_not_read_is_refused(pattern: str) -> None:
-    """Wrong, foreign and oversized patterns end as one error."""
+    """Malformed, unsupported and oversized patterns raise PatternRefused."""
     with pytest.raises(PatternRefused):
         NamePattern(pattern)
 
@@ -131,7 +131,7 @@ def test_what_is_not_read_is_refused(pattern: str) -> None:
 )  # Python's, of what its classes may become
 @given(st.text(alphabet="ab.*+?{}[]()^$|\\1,-:=", max_size=20))
 def test_random_text_is_read_or_refused(text: str) -> None:
-    """No text raises anything but PatternRefused; what is read is also an expression to Python, with one meaning."""
+    """Random text raises nothing but PatternRefused; a text that is read is also valid in Python."""
     try:
         matcher = NamePattern(text)
     except PatternRefused:

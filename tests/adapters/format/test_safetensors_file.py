@@ -1,4 +1,4 @@
-"""The container: what is read, what is refused, and that nothing else happens."""
+"""Tests of the safetensors container: which files are read and which are refused."""
 
 import gzip
 import io
@@ -26,7 +26,7 @@ def refusal(weights: bytes) -> ValidationFailed:
 
 
 def changed(name: str, **changes: Any) -> bytes:
-    """The well-formed file with one entry of its header altered."""
+    """Returns a valid file with one changed entry of its header."""
     header, data = entries(tensors())
     header[name] |= changes
     return container(header, data)
@@ -47,7 +47,7 @@ def test_reads_what_the_reference_library_writes() -> None:
 
 
 def test_entries_come_by_offset_whatever_the_order_of_the_header() -> None:
-    """A header may list tensors in any order."""
+    """Entries are sorted by offset, in whatever order the header lists them."""
     header, data = entries(tensors())
     backwards = dict(reversed(header.items()))
 
@@ -56,12 +56,12 @@ def test_entries_come_by_offset_whatever_the_order_of_the_header() -> None:
 
 @pytest.mark.parametrize("length", range(8 + 2))
 def test_a_file_shorter_than_any_header_is_refused(length: int) -> None:
-    """Not even an empty file gets further than its name."""
+    """A file that is shorter than the shortest header is refused."""
     assert refusal(weights_bytes()[:length]).param == "weights"
 
 
 def test_truncation_at_every_byte_of_the_header_and_each_tensor_border_is_refused() -> None:
-    """A file that ends early is never taken for a smaller adapter."""
+    """A file cut at any byte of its header or at any tensor's border is refused."""
     weights = weights_bytes()
     borders = {
         position for entry in read_entries(weights) for position in (entry.start, entry.start + 1, entry.end - 1)
@@ -73,19 +73,19 @@ def test_truncation_at_every_byte_of_the_header_and_each_tensor_border_is_refuse
 
 
 def test_a_truncated_tensor_is_named() -> None:
-    """Where the data ends early, the error says in which tensor."""
+    """The error for a file with too little data names the truncated tensor."""
     last = max(read_entries(weights_bytes()), key=lambda entry: entry.end)
 
     assert refusal(weights_bytes()[:-1]).param == f"weights.{last.name}"
 
 
 def test_bytes_behind_the_last_tensor_are_refused() -> None:
-    """Nothing may hide behind the data."""
+    """A file with bytes behind the last tensor is refused."""
     assert "belong to none" in refusal(weights_bytes() + b"\0").message
 
 
 def test_a_header_of_more_than_a_mebibyte_is_refused() -> None:
-    """Spaces are legal padding, but not ninety-nine megabytes of them."""
+    """A header of more than one MiB is refused, even if it is mostly padding."""
     header, data = entries(tensors())
     padded = json.dumps(header).encode() + b" " * MAX_HEADER_BYTES
 
@@ -93,28 +93,28 @@ def test_a_header_of_more_than_a_mebibyte_is_refused() -> None:
 
 
 def test_padding_of_the_header_is_read() -> None:
-    """The reference library pads with spaces to align the data."""
+    """A header padded with spaces, as safetensors writes it, is read."""
     header, data = entries(tensors())
 
     assert len(read_entries(container(json.dumps(header).encode() + b"   ", data))) == len(header)
 
 
 def test_five_thousand_tensors_are_refused() -> None:
-    """The number of tensors is bounded, even of empty ones."""
+    """A file of 5,000 tensors is refused, even if all are empty."""
     header = {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(5000)}
 
     assert "5000 tensors" in refusal(container(header, b"")).message
 
 
 def test_a_repeated_name_is_refused() -> None:
-    """Two entries under one name would make the file mean what the parser likes."""
+    """A header with two entries of one name is refused."""
     entry = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 
     assert "occurs twice" in refusal(container(f'{{"a":{entry},"a":{entry}}}'.encode(), b"\0" * 4)).message
 
 
 def test_a_repeated_field_within_an_entry_is_refused() -> None:
-    """The same holds inside an entry."""
+    """An entry with a repeated field is refused."""
     header = b'{"a":{"dtype":"F32","dtype":"F16","shape":[1],"data_offsets":[0,4]}}'
 
     assert "occurs twice" in refusal(container(header, b"\0" * 4)).message
@@ -143,7 +143,7 @@ def test_a_repeated_field_within_an_entry_is_refused() -> None:
     ],
 )
 def test_a_wrong_entry_is_refused_by_its_name(changes: dict[str, Any], said: str) -> None:
-    """Each field of an entry is checked, and the tensor is named."""
+    """A wrong field of an entry is refused with the tensor's name."""
     error = refusal(changed(Q0_A, **changes))
 
     assert said in error.message
@@ -151,7 +151,7 @@ def test_a_wrong_entry_is_refused_by_its_name(changes: dict[str, Any], said: str
 
 
 def test_a_gap_in_the_data_is_refused() -> None:
-    """Bytes that belong to no tensor are refused wherever they lie."""
+    """Bytes that belong to no tensor are refused wherever they are."""
     header, data = entries(tensors())
     shifted = {
         name: entry | {"data_offsets": [offset + 4 for offset in entry["data_offsets"]]}
@@ -162,7 +162,7 @@ def test_a_gap_in_the_data_is_refused() -> None:
 
 
 def test_two_tensors_over_the_same_bytes_are_refused() -> None:
-    """Shared bytes would be counted twice and owned by nobody."""
+    """Two tensors that share bytes are refused."""
     error = refusal(changed(Q0_B, data_offsets=[0, 512]))
 
     assert "overlaps" in error.message
@@ -173,13 +173,13 @@ def test_two_tensors_over_the_same_bytes_are_refused() -> None:
     [b"{" * 8, b"{}x", b"{\xff}", b'{"a":NaN}', b'{"a":' + b"[" * 200_000, b'{"a":' + b"9" * 10_000 + b"}", b'{"a":1}'],
 )
 def test_a_header_that_is_no_plain_json_is_refused(header: bytes) -> None:
-    """Depth, numbers of ten thousand digits, wrong encodings: one error, no crash."""
+    """Deep nesting, huge numbers and wrong encodings in a header are refused with ValidationFailed."""
     assert refusal(container(header, b"")).param.startswith("weights")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("metadata", [["pt"], {"format": 1}, "pt"])
 def test_metadata_that_is_no_map_of_strings_is_refused(metadata: object) -> None:
-    """As the reference library has it."""
+    """Metadata that is not a map of strings is refused, as in safetensors."""
     header, data = entries(tensors())
 
     assert "__metadata__" in refusal(container(header | {"__metadata__": metadata}, data)).message
@@ -212,7 +212,7 @@ def zip_archive() -> bytes:
     ids=["torch", "torch-legacy", "zip", "pickle-2", "pickle-5", "gzip", "gguf"],
 )
 def test_other_formats_are_recognised_and_never_opened(weights: bytes, what: str) -> None:
-    """Whoever sends a .bin is told to send safetensors."""
+    """A file of another format is not opened; the error says to upload safetensors."""
     error = refusal(weights)
 
     assert (error.param, error.code) == ("weights", "unsupported_format")
@@ -221,7 +221,7 @@ def test_other_formats_are_recognised_and_never_opened(weights: bytes, what: str
 
 
 def test_a_header_whose_length_looks_like_a_pickle_is_read() -> None:
-    """640 is 0x0280: the file begins with a pickle's two first bytes and is none."""
+    """A valid file whose first two bytes equal those of a pickle is read."""
     header, data = entries({"a": np.ones((1, 1), np.float32)})
     padded = json.dumps(header).encode().ljust(0x0280)
 
@@ -232,7 +232,7 @@ def test_a_header_whose_length_looks_like_a_pickle_is_read() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_one_element_that_is_not_finite_is_found_in_every_format(value: float, dtype: torch.dtype) -> None:
-    """torch decides what is finite; the bits must agree with it, also for the largest finite number."""
+    """The check finds exactly the elements that torch calls not finite, in every format."""
     good = torch.tensor([[0.0, -1.0], [torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal]], dtype=dtype)
     bad = good.clone()
     bad[1, 0] = value
@@ -253,7 +253,7 @@ def test_one_element_that_is_not_finite_is_found_in_every_format(value: float, d
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused_and_nothing_worse(weights: bytes) -> None:
-    """No input raises anything but ValidationFailed."""
+    """Random bytes raise ValidationFailed and nothing else."""
     with pytest.raises(ValidationFailed):
         read_entries(b"\x40" + b"\0" * 7 + weights)
     with pytest.raises(ValidationFailed):
@@ -268,7 +268,7 @@ def test_random_bytes_are_refused_and_nothing_worse(weights: bytes) -> None:
     )
 )
 def test_any_json_as_a_header_is_refused_or_read(header: object) -> None:
-    """The header's shape cannot crash the reader."""
+    """Any JSON value as a header is read or raises ValidationFailed."""
     try:
         read_entries(container(header, b""))
     except ValidationFailed:

@@ -1,4 +1,4 @@
-"""Names, references and aliases."""
+"""Tests of adapter names, model references and aliases."""
 
 import random
 from collections import Counter
@@ -39,14 +39,14 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", ["a", "0", "support-bot", "v1.2_x", "a" * 63, "a..b"])
 def test_a_plain_name_is_an_adapters(name: str) -> None:
-    """Lower case letters, digits, dots, dashes and underscores."""
+    """A name may have lower-case letters, digits, dots, dashes and underscores."""
     check_adapter_name(name, "tiny")
     assert parse_reference(name) == ModelReference(name)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_refused_and_echoed_harmlessly(name: str) -> None:
-    """No path, no separator, no look-alike letter; the message can be logged and sent."""
+    """A name with a path, a separator or look-alike letters is refused; the message is safe to log."""
     with pytest.raises(ValidationFailed) as caught:
         check_adapter_name(name, "tiny")
 
@@ -58,7 +58,7 @@ def test_a_hostile_name_is_refused_and_echoed_harmlessly(name: str) -> None:
 
 
 def test_the_base_models_name_is_taken() -> None:
-    """Or a request could not say which of the two it means."""
+    """An adapter cannot have the name of the base model."""
     with pytest.raises(ValidationFailed) as caught:
         check_adapter_name("tiny", "tiny")
 
@@ -67,7 +67,7 @@ def test_the_base_models_name_is_taken() -> None:
 
 @pytest.mark.parametrize("alias", [*HOSTILE, "3", "007"])
 def test_an_alias_is_neither_hostile_nor_a_number(alias: str) -> None:
-    """`name@3` is always a version."""
+    """An alias cannot be a number, because `name@3` is always a version, nor a hostile text."""
     with pytest.raises(ValidationFailed) as caught:
         check_alias(alias)
 
@@ -100,13 +100,13 @@ def test_an_alias_is_neither_hostile_nor_a_number(alias: str) -> None:
     ],
 )
 def test_the_forms_of_a_model(model: str, reference: ModelReference | None) -> None:
-    """Each text has one meaning or none."""
+    """Each text is read as exactly one kind of model reference, or refused."""
     assert parse_reference(model) == reference
 
 
 @pytest.mark.parametrize("body", [{"version": 2}, {"weights": {"2": 0.9, "3": 0.1}}, {"weights": {"9": 1, "10": 2}}])
 def test_a_target_is_answered_as_it_came(body: dict[str, object]) -> None:
-    """From JSON and back."""
+    """An alias target survives the way to JSON and back."""
     assert AliasTarget.from_json(body).to_json() == body
 
 
@@ -134,7 +134,7 @@ def test_a_target_is_answered_as_it_came(body: dict[str, object]) -> None:
     ],
 )
 def test_a_wrong_target_is_refused_by_its_field(body: object, param: str) -> None:
-    """A weight of nothing, of NaN or of true is none."""
+    """A wrong alias target is refused with its field; zero, NaN and true are not weights."""
     with pytest.raises(ValidationFailed) as caught:
         AliasTarget.from_json(body)
 
@@ -142,7 +142,7 @@ def test_a_wrong_target_is_refused_by_its_field(body: object, param: str) -> Non
 
 
 def test_a_canary_draws_by_weight() -> None:
-    """Of 10,000 draws at 9 to 1, about 1,000 meet the canary: within four standard deviations."""
+    """Of 10,000 draws at weights 9 and 1, about 1,000 choose the canary, within four standard deviations."""
     target = AliasTarget.from_json({"weights": {"2": 0.9, "3": 0.1}})
     generator = random.Random(7)
 
@@ -153,7 +153,7 @@ def test_a_canary_draws_by_weight() -> None:
 
 
 def test_one_version_is_chosen_without_drawing() -> None:
-    """A plain alias leaves the generator as it was."""
+    """An alias of one version draws no random number."""
     generator = random.Random(7)
     state = generator.getstate()
 

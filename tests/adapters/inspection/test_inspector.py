@@ -1,4 +1,4 @@
-"""Hostile files cost a worker at most, and never the process that asked."""
+"""Tests of the inspector: a hostile file can end a worker, but not harm the process that asked."""
 
 import asyncio
 import gc
@@ -56,7 +56,7 @@ def num_descriptors() -> int:
 
 @pytest.fixture
 async def small() -> AsyncIterator[AdapterInspector]:
-    """One worker of its own, to be maltreated."""
+    """An inspector with one worker, which the test may kill."""
     inspector = AdapterInspector(num_workers=1)
     yield inspector
     await inspector.close()
@@ -68,7 +68,7 @@ def empty_tensors(number: int) -> bytes:
 
 
 def large() -> bytes:
-    """64 MB that fit `LARGE`: a tenth of a second of work."""
+    """Returns 64 MB that fit `LARGE` and take a tenth of a second."""
     return weights_bytes(tensors() | {"model.embed_tokens.weight": np.zeros((LARGE.vocab_size, 32), np.float32)})
 
 
@@ -99,7 +99,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_file_is_refused_and_its_worker_goes_on(name: str, inspector: AdapterInspector) -> None:
-    """What is refused by reading alone costs nobody anything."""
+    """A hostile file that the reader refuses does not end its worker."""
     await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
     before = inspector.worker_pids
 
@@ -112,7 +112,7 @@ async def test_a_hostile_file_is_refused_and_its_worker_goes_on(name: str, inspe
 
 
 async def test_a_worker_finds_what_this_process_would(inspector: AdapterInspector) -> None:
-    """The same digest, rank and targets, and the same words of refusal."""
+    """A worker gives the same digest, rank, targets and error messages as this process."""
     spec, digest = identify_adapter(config_bytes(), GOOD, DESCRIPTION)
 
     found = await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
@@ -126,7 +126,7 @@ async def test_a_worker_finds_what_this_process_would(inspector: AdapterInspecto
 
 
 async def test_a_worker_killed_in_the_middle_of_a_file_is_replaced(small: AdapterInspector) -> None:
-    """The upload that met it goes through; the next worker is another process."""
+    """If a worker is killed during an upload, another worker finishes that upload."""
     await small.identify(config_bytes(), GOOD, DESCRIPTION)
     (first,) = small.worker_pids
     os.kill(first, signal.SIGSTOP)
@@ -140,7 +140,7 @@ async def test_a_worker_killed_in_the_middle_of_a_file_is_replaced(small: Adapte
 
 
 async def test_a_file_that_ends_every_worker_is_refused(small: AdapterInspector) -> None:
-    """Two workers, not one after another for ever."""
+    """A file that ends two workers is refused, and no third worker is tried."""
     await small.identify(config_bytes(), GOOD, DESCRIPTION)
     stop = threading.Event()
 
@@ -162,7 +162,7 @@ async def test_a_file_that_ends_every_worker_is_refused(small: AdapterInspector)
 
 
 async def test_a_file_that_takes_too_long_is_refused() -> None:
-    """The deadline is on the wall; the worker is killed, and the next file finds another."""
+    """A file that takes longer than the deadline is refused; its worker is killed and replaced."""
     inspector = AdapterInspector(InspectionLimits(deadline_s=1.0), num_workers=1)
     await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
     (first,) = inspector.worker_pids
@@ -178,7 +178,7 @@ async def test_a_file_that_takes_too_long_is_refused() -> None:
 
 
 async def test_a_large_file_under_a_tiny_deadline_is_refused() -> None:
-    """Nothing about the worker is unusual here: the file is large and the time is short."""
+    """A large file under a very short deadline is refused."""
     inspector = AdapterInspector(InspectionLimits(deadline_s=0.005), num_workers=1)
 
     error = await refusal(inspector, large())
@@ -188,7 +188,7 @@ async def test_a_large_file_under_a_tiny_deadline_is_refused() -> None:
 
 
 async def test_a_file_that_takes_too_much_work_is_refused() -> None:
-    """The system ends a worker that has used up its processor time, before the deadline does."""
+    """A worker that uses up its processor time is ended before the deadline, and the file is refused."""
     inspector = AdapterInspector(InspectionLimits(cpu_s=0.1), num_workers=1)
     slow = {f"(.?){{60}}(a|b|{i})": 8 for i in range(250)}
 
@@ -200,7 +200,7 @@ async def test_a_file_that_takes_too_much_work_is_refused() -> None:
 
 
 async def test_a_file_that_takes_too_much_memory_is_refused() -> None:
-    """A header within its limit that is large once it is read."""
+    """A header that needs too much memory once it is read is refused."""
     inspector = AdapterInspector(InspectionLimits(memory_bytes=125_000_000), num_workers=1)
     assert (await inspector.identify(config_bytes(), GOOD, DESCRIPTION)).rank == 4
     (first,) = inspector.worker_pids
@@ -216,7 +216,7 @@ async def test_a_file_that_takes_too_much_memory_is_refused() -> None:
 
 
 async def test_an_upload_that_holds_its_worker_harms_no_other() -> None:
-    """While one of two workers stands still, the other one names every other upload and the event loop runs."""
+    """While one of two workers is blocked, the other worker inspects all uploads and the event loop runs."""
     inspector = AdapterInspector(InspectionLimits(deadline_s=1000.0), num_workers=2)
     files = [weights_bytes(tensors(seed)) for seed in range(19)]
     expected = [identify_adapter(config_bytes(), file, DESCRIPTION)[1] for file in files]
@@ -241,7 +241,7 @@ async def test_an_upload_that_holds_its_worker_harms_no_other() -> None:
 
 
 async def test_this_process_holds_no_copy_of_what_it_sends(inspector: AdapterInspector) -> None:
-    """A hundred uploads later it has the descriptors and threads that it had."""
+    """After a hundred uploads this process has no more descriptors and threads than before."""
     await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
     gc.collect()
     before = num_descriptors(), threading.active_count()
@@ -252,7 +252,7 @@ async def test_this_process_holds_no_copy_of_what_it_sends(inspector: AdapterIns
 
 
 async def test_a_worker_knows_nothing_and_loads_no_torch(inspector: AdapterInspector) -> None:
-    """Its environment holds no secret of this process, and its memory no torch."""
+    """A worker's environment has no secret, and it does not load torch."""
     await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
     (pid,) = inspector.worker_pids
 
@@ -263,7 +263,7 @@ async def test_a_worker_knows_nothing_and_loads_no_torch(inspector: AdapterInspe
 
 
 async def test_a_worker_ends_with_its_parent(small: AdapterInspector) -> None:
-    """Closing ends the processes; what comes later is told so, and nothing is left to reap."""
+    """Closing the inspector ends its processes, and later uploads are refused."""
     await small.identify(config_bytes(), GOOD, DESCRIPTION)
     pids = small.worker_pids
 
@@ -277,7 +277,7 @@ async def test_a_worker_ends_with_its_parent(small: AdapterInspector) -> None:
 
 @pytest.mark.parametrize("command", [("/nonexistent",), ("false",), ("echo",)])
 def test_a_worker_that_cannot_start_is_absent_capacity(command: tuple[str, ...]) -> None:
-    """No such program, one that fails at once, one that is no worker."""
+    """A worker program that is missing, fails or is not a worker gives the error for absent capacity."""
     with pytest.raises(Unavailable) as caught:
         InspectionProcess(command)
 

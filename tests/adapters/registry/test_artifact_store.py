@@ -1,4 +1,4 @@
-"""Files by digest, in a folder."""
+"""Tests of the artifact store: files by digest in a folder."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def test_what_was_put_can_be_read(store: LocalArtifacts) -> None:
-    """Both files come back as they went in, under their usual names."""
+    """Both files of an artifact are read back unchanged, under their usual names."""
     store.put(DIGEST, b"config", b"weights")
 
     paths = store.open(DIGEST)
@@ -33,7 +33,7 @@ def test_what_was_put_can_be_read(store: LocalArtifacts) -> None:
 
 
 def test_an_unknown_digest_is_not_found(store: LocalArtifacts) -> None:
-    """Neither before a put nor after a delete, nor another digest beside it."""
+    """A digest is not found before its put and after its delete."""
     store.put(OTHER, b"c", b"w")
 
     with pytest.raises(NotFound):
@@ -45,7 +45,7 @@ def test_an_unknown_digest_is_not_found(store: LocalArtifacts) -> None:
     "text", ["", "..", "../../etc", "/etc/passwd", "sha256:../x", "sha256:" + "A" * 64, DIGEST + "/..", "\0" * 71]
 )
 def test_only_digests_reach_the_file_system(store: LocalArtifacts, tmp_path: Path, text: str) -> None:
-    """A path that a request made up is an unknown artifact."""
+    """A text that is not a digest is not found, whatever path it spells."""
     with pytest.raises(NotFound):
         store.open(text)
     with pytest.raises(NotFound):
@@ -56,7 +56,7 @@ def test_only_digests_reach_the_file_system(store: LocalArtifacts, tmp_path: Pat
 
 
 def test_a_second_put_keeps_what_is_there(store: LocalArtifacts) -> None:
-    """Artifacts never change."""
+    """A second put of a digest does not change its files."""
     store.put(DIGEST, b"config", b"weights")
     store.put(DIGEST, b"other", b"other")
 
@@ -64,7 +64,7 @@ def test_a_second_put_keeps_what_is_there(store: LocalArtifacts) -> None:
 
 
 def test_many_writers_of_one_digest_leave_one_artifact(store: LocalArtifacts, tmp_path: Path) -> None:
-    """All succeed, whoever was first."""
+    """Many writers of one digest all succeed and leave one artifact."""
     with ThreadPoolExecutor(8) as pool:
         for future in [pool.submit(store.put, DIGEST, b"config", b"weights") for _ in range(32)]:
             future.result()
@@ -73,7 +73,7 @@ def test_many_writers_of_one_digest_leave_one_artifact(store: LocalArtifacts, tm
 
 
 def test_delete_leaves_neighbours_and_open_files(store: LocalArtifacts, tmp_path: Path) -> None:
-    """Whoever reads goes on reading; other digests of the same folder stay; deleting twice is no error."""
+    """A delete keeps open files readable and other digests in place; a second delete is no error."""
     store.put(DIGEST, b"config", b"weights")
     store.put(OTHER, b"config", b"weights")
 
@@ -90,7 +90,7 @@ def test_delete_leaves_neighbours_and_open_files(store: LocalArtifacts, tmp_path
 def test_a_write_that_fails_midway_leaves_nothing(
     store: LocalArtifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is no half an artifact."""
+    """A write that fails in the middle leaves no file."""
 
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""Artifacts as matrices, held to what peft makes of the same folder."""
+"""Tests of artifacts as matrices against what peft makes of the same folder."""
 
 import json
 from pathlib import Path
@@ -111,7 +111,7 @@ def peft_deltas(folder: Path) -> dict[tuple[int, str], torch.Tensor]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_delta_of_every_module_is_that_of_peft(variant: str, peft_folders: dict[str, Path], tmp_path: Path) -> None:
-    """The same modules, and on each the same matrix to 1e-6, whatever decides rank, scale and place."""
+    """Each module's delta equals that of peft to 1e-6, for every way to set rank, scale and target."""
     folder = peft_folders[variant]
     config = (folder / "adapter_config.json").read_bytes()
     weights = (folder / "adapter_model.safetensors").read_bytes()
@@ -128,7 +128,7 @@ def test_the_delta_of_every_module_is_that_of_peft(variant: str, peft_folders: d
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_matrices_keep_the_dtype_and_the_bits_of_the_file(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Nothing is rounded on the way in; safetensors itself is the reference."""
+    """Loaded matrices have the dtype and the bits that safetensors reads."""
     saved = {name: tensor.to(dtype) for name, tensor in load_tensors(weights_bytes()).items()}
 
     loaded = load(tmp_path, config_bytes(), save(saved))
@@ -141,7 +141,7 @@ def test_matrices_keep_the_dtype_and_the_bits_of_the_file(dtype: torch.dtype, tm
 
 
 def test_matrices_are_their_own(tmp_path: Path) -> None:
-    """They stay when the artifact is deleted, and writing to one changes no other."""
+    """Loaded matrices outlive their artifact, and a write to one changes no other."""
     _, digest = identify_adapter(config_bytes(), weights_bytes(), DESCRIPTION)
     store, source = LocalArtifacts(tmp_path), ArtifactAdapterSource(tmp_path, DESCRIPTION)
     store.put(digest, config_bytes(), weights_bytes())
@@ -154,7 +154,7 @@ def test_matrices_are_their_own(tmp_path: Path) -> None:
 
 
 def test_an_unknown_digest_is_not_found(tmp_path: Path) -> None:
-    """Also one that is no digest at all."""
+    """An unknown digest, or a text that is not a digest, is a NotFound."""
     source = ArtifactAdapterSource(tmp_path, DESCRIPTION)
 
     for digest in ("sha256:" + "0" * 64, "../../etc"):
@@ -164,7 +164,7 @@ def test_an_unknown_digest_is_not_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["bit", "truncated", "config", "swapped", "emptied"])
 def test_files_that_changed_since_the_upload_are_refused_by_their_digest(damage: str, tmp_path: Path) -> None:
-    """The digest is checked again at every load, against the bytes that are then used."""
+    """Each load checks the digest of the bytes it uses, and refuses files that have changed."""
     _, digest = identify_adapter(config_bytes(), weights_bytes(), DESCRIPTION)
     LocalArtifacts(tmp_path).put(digest, config_bytes(), weights_bytes())
     paths = LocalArtifacts(tmp_path).open(digest)
@@ -191,7 +191,7 @@ def test_files_that_changed_since_the_upload_are_refused_by_their_digest(damage:
 
 @pytest.mark.parametrize("padding", range(4))
 def test_tensors_at_odd_offsets_are_read_as_safetensors_reads_them(padding: int, tmp_path: Path) -> None:
-    """The format promises no alignment; a header of any length is well formed."""
+    """Tensors at unaligned offsets are read as safetensors reads them."""
     header, data = entries(tensors())
     weights = container(json.dumps(header).encode() + b" " * padding, data)
 
@@ -206,7 +206,7 @@ def test_tensors_at_odd_offsets_are_read_as_safetensors_reads_them(padding: int,
 
 
 def test_adapters_of_equal_size_and_config_are_told_apart(tmp_path: Path) -> None:
-    """One source loads both, in turn: what it remembers of the one is never used for the other."""
+    """A source that loads two adapters of equal size and config in turn does not mix them up."""
     store, source = LocalArtifacts(tmp_path), ArtifactAdapterSource(tmp_path, DESCRIPTION)
     files = {}
     for targets in (("q_proj",), ("o_proj",)):

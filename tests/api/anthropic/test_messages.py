@@ -1,4 +1,4 @@
-"""`POST /v1/messages` on the wire: how conversations are read, what is refused, and how streams stay alive."""
+"""Tests of `POST /v1/messages`: prompts, refusals, answers and pings."""
 
 import json
 from typing import Any
@@ -13,9 +13,9 @@ from graftwork.api.deps.background import ServerTasks
 from graftwork.api.inference.request import ResponseHead
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
-from tests.api.fakes import FakeEngine
-from tests.api.harness import Gateway, TestTenant, session_frames
-from tests.api.jobs import a_job
+from tests.api.fake_engine import FakeEngine
+from tests.api.in_process_gateway import Gateway, TestTenant, session_frames
+from tests.api.inference_jobs import make_job
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL = {"name": "get_weather", "input_schema": {"type": "object"}}
@@ -123,7 +123,7 @@ def test_a_block_that_cannot_be_read_is_named(role: str, block: dict[str, Any], 
 
 
 async def test_images_are_refused_in_their_own_words(tenant: TestTenant) -> None:
-    """An image is a 400 in Anthropic's form that says why."""
+    """An image is a 400 in Anthropic's form that says that images are not served."""
     message = {"role": "user", "content": [text("What is this?"), IMAGE]}
 
     answer = await tenant.client.post("/v1/messages", json=body(messages=[message]))
@@ -207,14 +207,14 @@ async def test_what_changes_nothing_is_taken(gateway: Gateway, tenant: TestTenan
     ],
 )
 def test_tool_choice_is_chat_completions_own(choice: dict[str, Any], translated: object) -> None:
-    """Each `tool_choice` has its counterpart in chat.completions."""
+    """Each `tool_choice` becomes its counterpart in chat.completions."""
     request = MessagesRequest.model_validate(body(tools=[TOOL], tool_choice=choice))
 
     assert chat_body(request)["tool_choice"] == translated
 
 
 def test_a_schema_for_the_answer_is_passed_on() -> None:
-    """`output_config.format` is chat.completions' `response_format`."""
+    """`output_config.format` becomes the `response_format` of chat.completions."""
     schema = {"type": "object", "properties": {}}
     request = MessagesRequest.model_validate(body(output_config={"format": {"type": "json_schema", "schema": schema}}))
 
@@ -299,9 +299,9 @@ async def test_metering_is_that_of_every_answer(tenant: TestTenant) -> None:
 
 
 async def test_ping(sqlite_database: Database) -> None:
-    """While nothing happens a stream sends pings, and continues afterwards."""
+    """A stream sends pings while no event comes, and continues afterwards."""
     engine, tasks = FakeEngine(holds_after=2), ServerTasks()
-    job = a_job(engine, sqlite_database)
+    job = make_job(engine, sqlite_database)
     job.start(tasks)
     head = ResponseHead("msg_1", 0, "tiny", "fp_1", "default")
 

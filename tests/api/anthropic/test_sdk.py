@@ -1,4 +1,4 @@
-"""The unmodified `anthropic` package against a gateway that listens on a real port."""
+"""Tests of the unmodified `anthropic` package against a gateway on a real port."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,8 +11,8 @@ from anthropic.types import MessageParam, ToolParam
 
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
-from tests.api.harness import ADMIN_KEY, Gateway, TestTenant
-from tests.api.served import served
+from tests.api.gateway_on_port import gateway_on_port
+from tests.api.in_process_gateway import ADMIN_KEY, Gateway, TestTenant
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL: ToolParam = {
@@ -26,7 +26,7 @@ HELLO: MessageParam = {"role": "user", "content": "Hi"}
 
 @pytest.fixture
 async def url(gateway: Gateway) -> AsyncIterator[str]:
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         yield url
 
 

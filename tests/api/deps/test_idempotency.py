@@ -1,11 +1,11 @@
-"""`Idempotency-Key`: a POST that is sent twice runs once."""
+"""Tests of `Idempotency-Key`: a POST that is sent twice runs once."""
 
 import asyncio
 
 import pytest
 
 from graftwork.platform.errors import CapacityContended
-from tests.api.harness import Gateway, TestTenant, adapter_upload, session_frames
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, session_frames
 
 KEY = {"idempotency-key": "k1"}
 

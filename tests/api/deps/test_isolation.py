@@ -1,10 +1,10 @@
-"""Another tenant's id answers like an id that does not exist, on every route that takes one."""
+"""Tests that another tenant's id answers like an unknown id on every route."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from tests.api.harness import Gateway, TestTenant, adapter_upload
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload
 
 UNKNOWN = {
     "session_id": "ses_00000000000000000000000000",
@@ -38,7 +38,7 @@ def tenant_routes(gateway: Gateway) -> Iterator[tuple[str, str, list[str]]]:
 
 
 async def owned_ids(tenant: TestTenant) -> dict[str, str]:
-    """One of everything, with its ids by the names that routes give them."""
+    """Creates one object of each kind. Returns their ids by the names that routes give them."""
     await tenant.push_adapter("pirate")
     await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
@@ -76,7 +76,7 @@ async def test_ids_of_others(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_owner_is_let_in(gateway: Gateway, tenant: TestTenant) -> None:
-    """The owner's same requests are not a 404, so the test above can fail."""
+    """The owner's same requests are not a 404, so the requests of `test_ids_of_others` are valid."""
     owned = await owned_ids(tenant)
     for method, path, _ in tenant_routes(gateway):
         if method == "GET":
@@ -125,7 +125,7 @@ async def test_cursors_of_others(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_engine_domains(gateway: Gateway, tenant: TestTenant) -> None:
-    """Two tenants' requests are in two isolation domains, one tenant's in one, and neither names the tenant."""
+    """Each tenant has one isolation domain of its own, which does not name the tenant."""
     other = await gateway.tenant("Other")
     for client in (tenant.client, tenant.client, other.client):
         await client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
@@ -136,7 +136,7 @@ async def test_engine_domains(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 def without_echo(text: str, ids: list[str]) -> str:
-    """A body with the ids that it may echo blotted out."""
+    """Returns a body without the ids that it may repeat."""
     for echoed in ids:
         text = text.replace(echoed, "<id>")
     return text

@@ -1,4 +1,4 @@
-"""Logprobs, several choices and penalties through the unmodified `openai` package, streamed and not."""
+"""Tests of logprobs, choices and penalties through the unmodified `openai` package."""
 
 from collections.abc import AsyncIterator
 
@@ -6,9 +6,9 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 from openai.types.chat import ChatCompletionTokenLogprob
 
-from tests.api.harness import Gateway, TestTenant
-from tests.api.served import served
-from tests.sessions.fakes_text import text_tokenizer
+from tests.api.gateway_on_port import gateway_on_port
+from tests.api.in_process_gateway import Gateway, TestTenant
+from tests.sessions.tokenizer_and_templates import text_tokenizer
 
 TEXT = "Grüße 🙂 from Paris."
 IDS = text_tokenizer().encode(TEXT, allow_special=True)
@@ -17,12 +17,12 @@ IDS = text_tokenizer().encode(TEXT, allow_special=True)
 @pytest.fixture
 async def client(gateway: Gateway, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
     gateway.engine.text = TEXT
-    async with served(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
+    async with gateway_on_port(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
         yield client
 
 
 def check_content(content: list[ChatCompletionTokenLogprob], num_top: int) -> None:
-    """One entry a token, its bytes and score, and the likeliest beside it."""
+    """Asserts one entry for each token, with its bytes, its score and its alternatives."""
     assert bytes(byte for entry in content for byte in entry.bytes or ()).decode() == TEXT
     assert [entry.logprob for entry in content] == [pytest.approx(-(token + 1) / 1000) for token in IDS]
     assert all(len(entry.top_logprobs) == num_top for entry in content)
@@ -71,7 +71,7 @@ async def test_streamed_chat(client: AsyncOpenAI) -> None:
 
 
 async def test_completion(client: AsyncOpenAI) -> None:
-    """Tokens, their logprobs, the alternatives and where each begins, as parallel lists, for every choice."""
+    """Each choice has parallel lists of tokens, logprobs, alternatives and offsets."""
     answer = await client.completions.create(model="tiny", prompt=["ab", "cd"], n=2, logprobs=2, max_tokens=50)
 
     assert len(answer.choices) == 4
@@ -87,7 +87,7 @@ async def test_completion(client: AsyncOpenAI) -> None:
 
 
 async def test_echoed_prompts_are_not_scored(client: AsyncOpenAI) -> None:
-    """Scores of a prompt are not made, so asking for them is refused and not answered with half of them."""
+    """A request for the logprobs of an echoed prompt is refused, because they are not computed."""
     with pytest.raises(BadRequestError) as refused:
         await client.completions.create(model="tiny", prompt="ab", logprobs=2, echo=True)
 
@@ -109,7 +109,7 @@ async def test_streamed_completion(client: AsyncOpenAI) -> None:
 
 
 async def test_everything_at_once(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """n, logit_bias and both penalties are taken as the SDK sends them, and the prompt is charged once."""
+    """A request with n, logit_bias and both penalties is served, and its prompt is charged once."""
     answer = await client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "Hi"}],

@@ -1,4 +1,4 @@
-"""A session's events as a stream."""
+"""Tests of a session's events as a stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,7 +11,7 @@ from graftwork.sessions.core.events import EventType, SessionEvent
 CREATED = SessionEvent(SessionId("ses_1"), TurnId("turn_1"), 1, EventType.TURN_CREATED, {})
 
 
-class Client:
+class RecordingClient:
     """Keeps what is written to it."""
 
     def __init__(self) -> None:
@@ -24,8 +24,8 @@ class Client:
 
 
 async def test_ping() -> None:
-    """While nothing happens a session's stream is kept alive by pings, which have no id."""
-    client, release = Client(), asyncio.Event()
+    """A session's stream sends pings without an id while no event comes."""
+    client, release = RecordingClient(), asyncio.Event()
 
     async def events() -> AsyncGenerator[SessionEvent, None]:
         await release.wait()
@@ -42,7 +42,7 @@ async def test_ping() -> None:
 
 async def test_failure_to_read_on() -> None:
     """A stream that fails has a last event `error`."""
-    client = Client()
+    client = RecordingClient()
 
     async def events() -> AsyncGenerator[SessionEvent, None]:
         raise Unavailable("The database is away.")
@@ -55,8 +55,8 @@ async def test_failure_to_read_on() -> None:
 
 
 async def test_leaving_ends_the_reading() -> None:
-    """A reader who leaves while nothing happens has ended the generator that it read from."""
-    client, ended = Client(), asyncio.Event()
+    """When a reader leaves a quiet stream, the generator that it reads from is closed."""
+    client, ended = RecordingClient(), asyncio.Event()
 
     async def events() -> AsyncGenerator[SessionEvent, None]:
         try:

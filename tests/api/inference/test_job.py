@@ -11,8 +11,8 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
-from tests.api.fakes import FakeEngine
-from tests.api.jobs import TENANT, SlowReservation, a_job
+from tests.api.fake_engine import FakeEngine
+from tests.api.inference_jobs import TENANT, SlowReservation, make_job
 
 
 class Reader:
@@ -35,9 +35,9 @@ class Reader:
 
 
 async def test_events_wait_for_their_reader(sqlite_database: Database) -> None:
-    """A reader that comes late gets every event, from the first one to the last."""
+    """A reader that comes late gets every event from the first to the last."""
     engine, tasks, reader = FakeEngine(text="one two"), ServerTasks(), Reader()
-    job = a_job(engine, sqlite_database)
+    job = make_job(engine, sqlite_database)
     job.start(tasks)
 
     await job.admitted()
@@ -50,10 +50,10 @@ async def test_events_wait_for_their_reader(sqlite_database: Database) -> None:
 
 
 async def test_a_slow_reader_makes_the_generation_wait(sqlite_database: Database) -> None:
-    """While the reader takes one event, no other one is handed to it."""
+    """A reader gets no event while it still takes another one."""
     engine, tasks, reader = FakeEngine(text="one two"), ServerTasks(), Reader()
     reader.may_take.clear()
-    job = a_job(engine, sqlite_database)
+    job = make_job(engine, sqlite_database)
     job.start(tasks)
     reading = asyncio.create_task(job.deliver(reader.take))
     await reader.has_come.wait()
@@ -71,7 +71,7 @@ async def test_a_slow_reader_makes_the_generation_wait(sqlite_database: Database
 async def test_a_refusal_is_raised_before_anything_is_delivered(sqlite_database: Database) -> None:
     """`admitted` raises the engine's refusal, so that the route can still answer with its status."""
     engine, tasks = FakeEngine(refusal=CapacityContended("The queue is full.")), ServerTasks()
-    job = a_job(engine, sqlite_database)
+    job = make_job(engine, sqlite_database)
     job.start(tasks)
 
     with pytest.raises(CapacityContended):
@@ -83,7 +83,7 @@ async def test_a_failure_comes_behind_the_events_before_it(sqlite_database: Data
     """`deliver` raises the engine's error after the reader has taken what came before it."""
     engine = FakeEngine(text="one two", breaks_after=2, breakage=Unavailable("The engine is gone."))
     tasks, reader = ServerTasks(), Reader()
-    job = a_job(engine, sqlite_database)
+    job = make_job(engine, sqlite_database)
     job.start(tasks)
     await job.admitted()
 
@@ -97,7 +97,7 @@ async def test_a_failure_comes_behind_the_events_before_it(sqlite_database: Data
 async def test_leaving_twice_settles_all_the_same(sqlite_database: Database) -> None:
     """A second `abandon` does not interrupt the settling that the first one began."""
     engine, tasks, reservation = FakeEngine(holds_after=2), ServerTasks(), SlowReservation()
-    job = a_job(engine, sqlite_database, reservation)
+    job = make_job(engine, sqlite_database, reservation)
     job.start(tasks)
     reading = asyncio.create_task(job.deliver(Reader().take))
     await engine.held.wait()

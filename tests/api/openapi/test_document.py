@@ -1,4 +1,4 @@
-"""The OpenAPI document: what it says of every operation is there, and true."""
+"""Tests of the OpenAPI document: it describes every operation, and it is true."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 from graftwork.api.openapi.examples import ANSWERS, REQUESTS
 from graftwork.api.server.app import create_app
 from graftwork.platform.settings import Settings
-from tests.api.harness import TestTenant, chat, data_lines
+from tests.api.in_process_gateway import TestTenant, chat, data_lines
 
 DOCUMENT: dict[str, Any] = create_app(Settings()).openapi()
 
@@ -61,9 +61,9 @@ def test_every_error_has_one_shape() -> None:
 
 
 def test_guarded_operations_say_so() -> None:
-    """Each operation under /v1 names its key and can answer 401 and 403; the others need none."""
+    """Each operation under /v1, and /metrics, names its key and can answer 401 and 403; the others need none."""
     for path, method, operation in operations():
-        is_guarded = path.startswith("/v1")
+        is_guarded = path.startswith("/v1") or path == "/metrics"
         assert ("security" in operation) == is_guarded, (path, method)
         assert ({"401", "403"} <= set(operation["responses"])) == is_guarded, (path, method)
 

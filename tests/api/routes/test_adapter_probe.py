@@ -1,9 +1,9 @@
-"""An upload that the engine cannot serve, as the client meets it."""
+"""Tests of an upload that the engine tries before it is stored."""
 
 import pytest
 
 from graftwork.platform.errors import GraftworkError, Unavailable, ValidationFailed
-from tests.api.harness import Gateway, TestTenant, adapter_upload
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ async def test_nothing_is_stored_that_the_engine_refuses(
 
 
 async def test_the_engine_tries_what_is_new(gateway: Gateway, tenant: TestTenant) -> None:
-    """Once for each digest, before the upload is answered."""
+    """The engine tries each new digest once, before the upload is answered."""
     body = await tenant.push_adapter()
     await tenant.push_adapter("parrot")
 

@@ -1,10 +1,10 @@
-"""A tenant's adapters, their aliases, and how they appear as models."""
+"""Tests of a tenant's adapters, their aliases, and their names as models."""
 
 from typing import Any
 
 from graftwork.platform.quotas.quota import Quota
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
-from tests.api.harness import Gateway, TestTenant, adapter_upload, chat
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, chat
 
 
 async def test_push(tenant: TestTenant) -> None:

@@ -1,11 +1,11 @@
-"""The operator's routes: tenants, keys, quotas, usage, audit, replicas."""
+"""Tests of the operator's routes: tenants, keys, quotas, usage, audit and replicas."""
 
 from typing import Any
 
 import pytest
 
 from graftwork.platform.errors import Unavailable
-from tests.api.harness import Gateway, TestTenant, chat
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 TENANTS = "/v1/admin/tenants"
 
@@ -130,7 +130,7 @@ async def test_usage(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_audit(gateway: Gateway) -> None:
-    """What the operator did is in the audit log, newest first, without secrets."""
+    """The audit log lists the operator's actions, newest first, without secrets."""
     made = (await gateway.admin.post(TENANTS, json={"name": "Acme"})).json()
     key = (await gateway.admin.post(f"{TENANTS}/{made['id']}/keys", json={"name": "k"})).json()
 
@@ -141,7 +141,7 @@ async def test_audit(gateway: Gateway) -> None:
 
 
 async def test_replicas(gateway: Gateway) -> None:
-    """The engines are listed with how busy they are."""
+    """The list of engines shows how busy each is."""
     replica = (await gateway.admin.get("/v1/admin/replicas")).json()["data"][0]
 
     assert (replica["status"], replica["running_requests"], replica["waiting_requests"]) == ("ready", 1, 2)

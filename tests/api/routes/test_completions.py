@@ -1,11 +1,11 @@
-"""`POST /v1/completions`, `/v1/tokenize` and `/v1/detokenize`."""
+"""Tests of `POST /v1/completions`, `/v1/tokenize` and `/v1/detokenize`."""
 
 import json
 from typing import Any
 
-from tests.api.fakes import CONTEXT_TOKENS
-from tests.api.harness import Gateway, TestTenant, chat, chunks
-from tests.sessions.fakes_text import prompt_encoder, text_tokenizer
+from tests.api.fake_engine import CONTEXT_TOKENS
+from tests.api.in_process_gateway import Gateway, TestTenant, chat, chunks
+from tests.sessions.tokenizer_and_templates import prompt_encoder, text_tokenizer
 
 TEXT = "The weather"
 IDS = list(text_tokenizer().encode(TEXT, allow_special=True))

@@ -1,22 +1,32 @@
-"""Health, readiness, metrics and the API's description."""
+"""Tests of health, readiness, metrics and the API's description."""
 
 import sys
 from subprocess import run
 
+import httpx
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as prometheus_families
+
 import graftwork
+from graftwork.api.server.app import create_app, create_metrics_app
 from graftwork.platform.errors import CapacityContended, Unavailable
-from tests.api.harness import Gateway, TestTenant, chat
+from graftwork.platform.settings import Settings
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 
-async def test_health(gateway: Gateway) -> None:
-    """A process that answers is healthy, with or without an engine."""
+@pytest.mark.parametrize("path", ["/healthz", "/health"])
+async def test_health(path: str, gateway: Gateway) -> None:
+    """A process that answers is healthy, with or without an engine. The document has one of the two names."""
     gateway.engine.refusal = Unavailable("gone")
 
-    assert (await gateway.anonymous.get("/healthz")).json() == {"status": "ok"}
+    assert (await gateway.anonymous.get(path)).json() == {"status": "ok"}
+    assert [name for name in create_app(Settings()).openapi()["paths"] if name.startswith("/health")] == ["/healthz"]
 
 
 async def test_readiness(gateway: Gateway) -> None:
-    """Ready means a token from the engine; the check is repeated after a second, not for each request."""
+    """The server is ready if the engine generates a token; the check is repeated after a second, not for each
+    request."""
     ready = await gateway.anonymous.get("/readyz")
     await gateway.anonymous.get("/readyz")
     asked_once = len(gateway.engine.requests)
@@ -44,12 +54,12 @@ async def test_readiness_of_the_schema(gateway: Gateway) -> None:
 
 
 async def test_metrics_count_sessions_by_status(gateway: Gateway, tenant: TestTenant) -> None:
-    """The gauge follows the sessions: one that is closed leaves its old status, which is then 0."""
+    """The gauge of sessions follows their status: after a close the old status counts 0."""
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     await tenant.client.post("/v1/sessions", json={"model": "tiny"})
-    opened = (await gateway.anonymous.get("/metrics")).text
+    opened = (await gateway.admin.get("/metrics")).text
     await tenant.client.delete(f"/v1/sessions/{session}")
-    one_closed = (await gateway.anonymous.get("/metrics")).text
+    one_closed = (await gateway.admin.get("/metrics")).text
 
     assert 'graftwork_sessions{status="idle"} 2.0' in opened
     assert 'graftwork_sessions{status="closed"} 0.0' in opened
@@ -61,7 +71,7 @@ async def test_metrics(gateway: Gateway, tenant: TestTenant) -> None:
     """Metrics have the engine's gauges under both names, and count requests and tokens by tenant."""
     await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=5))
 
-    text = (await gateway.anonymous.get("/metrics")).text
+    text = (await gateway.admin.get("/metrics")).text
 
     for line in (
         'graftwork_kv_pages{state="free",tier="device"} 5.0',
@@ -83,7 +93,7 @@ async def test_metrics(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_openapi(gateway: Gateway) -> None:
-    """The API describes itself: every route of the interface, and how to authenticate."""
+    """The OpenAPI document has every route of the interface, and the ways to authenticate."""
     document = (await gateway.anonymous.get("/openapi.json")).json()
 
     for path in ("/v1/chat/completions", "/v1/sessions/{session_id}/events", "/v1/admin/tenants/{tenant_id}/quota"):
@@ -94,7 +104,7 @@ async def test_openapi(gateway: Gateway) -> None:
 
 
 async def test_docs(gateway: Gateway) -> None:
-    """The page shows every operation, and names no address to load anything from."""
+    """The docs page shows every operation and loads nothing from another address."""
     page = await gateway.anonymous.get("/docs")
 
     assert page.headers["content-type"].startswith("text/html")
@@ -116,3 +126,40 @@ def test_gateway_loads_no_torch() -> None:
     )
 
     assert run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+async def test_metrics_need_the_operators_key(gateway: Gateway, tenant: TestTenant) -> None:
+    """Metrics name all tenants, so neither a tenant nor a stranger can read them."""
+    stranger = await gateway.anonymous.get("/metrics")
+    other = await tenant.client.get("/metrics")
+
+    assert (stranger.status_code, other.status_code) == (401, 403)
+    assert tenant.id not in stranger.text + other.text
+
+
+async def test_open_metrics(gateway: Gateway) -> None:
+    """A client that asks for OpenMetrics gets it, with its end mark; every other client gets Prometheus text."""
+    wanted = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
+
+    modern = await gateway.admin.get("/metrics", headers={"accept": wanted})
+    plain = await gateway.admin.get("/metrics")
+
+    assert modern.headers["content-type"].startswith("application/openmetrics-text")
+    assert list(openmetrics_families(modern.text))  # type: ignore[no-untyped-call]
+    assert plain.headers["content-type"].startswith("text/plain")
+    assert list(prometheus_families(plain.text))
+
+
+async def test_metrics_port(gateway: Gateway, tenant: TestTenant) -> None:
+    """The application of the port for metrics serves them without a key, and nothing else of the API."""
+    app = create_metrics_app(gateway.resources)
+    transport = httpx.ASGITransport(app=app)
+    await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=5))
+
+    async with httpx.AsyncClient(transport=transport, base_url="http://metrics.test") as client:
+        metrics = await client.get("/metrics")
+        others = [await client.get(path) for path in ("/v1/models", "/docs", "/openapi.json", "/v1/admin/tenants")]
+
+    assert metrics.status_code == 200
+    assert tenant.id in metrics.text
+    assert [answer.status_code for answer in others] == [404] * 4

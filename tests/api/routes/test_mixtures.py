@@ -1,14 +1,14 @@
-"""Several adapters in one request: what the engine is asked for, and what is refused."""
+"""Tests of requests with several adapters."""
 
 from typing import Any
 
 import pytest
 
-from tests.api.harness import Gateway, TestTenant, adapter_upload, chat
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, chat
 
 
 async def test_a_mixture_reaches_the_engine_with_its_weights(gateway: Gateway, tenant: TestTenant) -> None:
-    """Two versions by weight, on the base; usage names them."""
+    """The engine gets both versions with their weights, and usage names them."""
     await tenant.push_adapter()
     both = (await tenant.client.post("/v1/adapters/pirate/versions", files=adapter_upload(1))).json()["versions"]
     parts = [{"model": "pirate@1", "weight": 0.25}, {"model": "pirate@2", "weight": -1.5}]
@@ -24,7 +24,7 @@ async def test_a_mixture_reaches_the_engine_with_its_weights(gateway: Gateway, t
 
 
 async def test_two_names_of_one_adapter_are_one_part(gateway: Gateway, tenant: TestTenant) -> None:
-    """Their weights add up: the engine meets each digest once."""
+    """Two names of one adapter become one part with the sum of their weights."""
     await tenant.push_adapter()
     parts = [{"model": "pirate", "weight": 0.5}, {"model": "pirate@1", "weight": 0.25}]
 
@@ -48,7 +48,7 @@ async def test_two_names_of_one_adapter_are_one_part(gateway: Gateway, tenant: T
 async def test_what_is_no_mixture_is_refused(
     tenant: TestTenant, change: dict[str, Any], status: int, param: str | None
 ) -> None:
-    """None, too many, a weight out of bounds, a misspelt field, a stranger, the base, an adapter on an adapter."""
+    """An empty, too long or malformed mixture, or one with an unknown or the base model, is refused."""
     await tenant.push_adapter()
     body = chat() | change
     for part in body["adapters"]:

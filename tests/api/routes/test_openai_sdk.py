@@ -1,4 +1,4 @@
-"""The unmodified `openai` package against a gateway that listens on a real port."""
+"""Tests of the unmodified `openai` package against a gateway on a real port."""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ from openai.types.chat import ChatCompletionToolParam
 
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
-from tests.api.harness import Gateway, TestTenant
-from tests.api.served import served
+from tests.api.gateway_on_port import gateway_on_port
+from tests.api.in_process_gateway import Gateway, TestTenant
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL: ChatCompletionToolParam = {
@@ -24,7 +24,7 @@ TOOL: ChatCompletionToolParam = {
 @pytest.fixture
 async def url(gateway: Gateway) -> AsyncIterator[str]:
     """Where the gateway listens."""
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         yield url
 
 

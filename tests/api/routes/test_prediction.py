@@ -1,11 +1,11 @@
-"""`prediction` in chat.completions, and what usage tells of guesses."""
+"""Tests of `prediction` in chat.completions, and of its figures in the usage."""
 
 import pytest
 
 from graftwork.engine.core.events import DraftReport
-from tests.api.fakes import CONTEXT_TOKENS
-from tests.api.harness import Gateway, TestTenant, chat
-from tests.sessions.fakes_text import text_tokenizer
+from tests.api.fake_engine import CONTEXT_TOKENS
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
+from tests.sessions.tokenizer_and_templates import text_tokenizer
 
 TEXT = "def area(width, height):\n    return width * height\n"
 
@@ -18,7 +18,7 @@ TEXT = "def area(width, height):\n    return width * height\n"
 async def test_a_prediction_reaches_the_engine_as_tokens(
     gateway: Gateway, tenant: TestTenant, content: str | list[dict[str, str]]
 ) -> None:
-    """A text and the same text in parts are the tokens that the model would write for it."""
+    """A prediction, as text or in parts, reaches the engine as the tokens that the model would write."""
     body = chat(prediction={"type": "content", "content": content})
 
     answer = await tenant.client.post("/v1/chat/completions", json=body)
@@ -39,7 +39,7 @@ async def test_a_prediction_longer_than_the_context_is_refused(gateway: Gateway,
 
 
 async def test_usage_tells_what_came_of_guesses(gateway: Gateway, tenant: TestTenant) -> None:
-    """The figures of all choices are summed; OpenAI's own two stand there once something was predicted."""
+    """Usage sums the figures of all choices, and has OpenAI's two fields if there was a prediction."""
     gateway.engine.drafts = DraftReport(9, 6, 2)
     plain = await tenant.client.post("/v1/chat/completions", json=chat(n=2))
     gateway.engine.drafts = DraftReport(9, 6, 2, 5, 3)

@@ -1,4 +1,4 @@
-"""The Responses API's routes: what they refuse by name, what they ignore, and what they leave behind."""
+"""Tests of the routes of the Responses API."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from graftwork.api.formats.responses import ResponsesRoute
 from graftwork.api.routes import responses
 from graftwork.platform.errors import Unavailable, ValidationFailed
 from graftwork.platform.quotas.quota import Quota
-from tests.api.harness import Gateway, TestTenant, session_frames
+from tests.api.in_process_gateway import Gateway, TestTenant, session_frames
 
 SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOL = {"type": "function", "name": "f", "parameters": SCHEMA}
@@ -137,7 +137,7 @@ async def test_every_sampling_field_reaches_the_engine(gateway: Gateway, tenant:
 
 
 async def test_tool_choice_none(gateway: Gateway, tenant: TestTenant) -> None:
-    """With `none` what the model writes is text; with `auto` it is a call."""
+    """With `none` a call in the output is text, and with `auto` it is a call."""
     gateway.engine.text = CALL
 
     as_text = await ask(tenant, tools=[TOOL], tool_choice="none")
@@ -148,7 +148,7 @@ async def test_tool_choice_none(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_stream_frames(tenant: TestTenant) -> None:
-    """Each frame is named as its event's type; the last is the terminal one, and no `[DONE]` follows."""
+    """Each frame has the name of its event's type, and the last frame is the terminal event without a `[DONE]`."""
     answer = await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "Hello", "stream": True})
 
     frames = session_frames(answer.text)
@@ -159,7 +159,7 @@ async def test_stream_frames(tenant: TestTenant) -> None:
 
 
 async def test_replay_is_the_original(gateway: Gateway, tenant: TestTenant) -> None:
-    """A stream that is fetched later is byte for byte the one that was sent, from any number on."""
+    """A stream that is fetched later has the bytes of the original, from any number on."""
     gateway.engine.text = f"Let me look. {CALL}"
     body = {"model": "tiny", "input": "Hello", "stream": True, "tools": [TOOL]}
     original = (await tenant.client.post("/v1/responses", json=body)).text
@@ -175,7 +175,7 @@ async def test_replay_is_the_original(gateway: Gateway, tenant: TestTenant) -> N
 
 
 async def test_queries(tenant: TestTenant) -> None:
-    """`starting_after` without a stream, and what is no number, are refused by name."""
+    """`starting_after` without a stream, or with a text that is no number, is refused with its name."""
     path = f"/v1/responses/{(await ask(tenant))['id']}"
 
     alone = await tenant.client.get(f"{path}?starting_after=3")
@@ -198,7 +198,7 @@ async def test_the_quota_holds(gateway: Gateway) -> None:
 
 
 async def test_a_failure_before_the_answer_is_an_error(gateway: Gateway, tenant: TestTenant) -> None:
-    """A refusal by the engine is that error, streamed or not; in the background it is a failed response."""
+    """A refusal by the engine is an error, streamed or not; in the background it is a failed response."""
     gateway.engine.refusal = Unavailable("No engine.")
     body = {"model": "tiny", "input": "Hello"}
 
@@ -212,7 +212,7 @@ async def test_a_failure_before_the_answer_is_an_error(gateway: Gateway, tenant:
 
 
 async def test_conversations(tenant: TestTenant) -> None:
-    """A conversation is made, changed, listed as what it is, and deleted; what is no conversation is none."""
+    """A conversation is created, changed, listed and deleted, and other ids are not found."""
     made = (await tenant.client.post("/v1/conversations", json={"metadata": {"a": "b"}})).json()
     path = f"/v1/conversations/{made['id']}"
     session_id = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
@@ -231,7 +231,7 @@ async def test_conversations(tenant: TestTenant) -> None:
 
 
 async def test_a_conversation_begins_with_what_was_said(gateway: Gateway, tenant: TestTenant) -> None:
-    """The first response in it has the prompt of one that was given the same as its input; so has every later one."""
+    """The first response in a conversation has the same prompt as one that gets the conversation's items as input."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     said = [{"role": "user", "content": "Hi"}, call, {"type": "function_call_output", "call_id": "c", "output": "x"}]
     new = {"role": "user", "content": "And?"}
@@ -252,7 +252,7 @@ async def test_a_conversation_begins_with_what_was_said(gateway: Gateway, tenant
 
 
 async def test_a_conversation_refuses_what_it_cannot_begin_with(tenant: TestTenant) -> None:
-    """Each complaint names its item."""
+    """A refused item of a new conversation is named."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": "x"}
     for items, param in (

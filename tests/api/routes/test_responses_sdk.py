@@ -1,4 +1,4 @@
-"""The unmodified `openai` package drives the Responses API, on a gateway that listens on a real port."""
+"""Tests of the Responses API through the unmodified `openai` package on a real port."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ from openai.types.responses import FunctionToolParam, Response, ResponseFunction
 from pydantic import TypeAdapter
 
 from graftwork.platform.errors import Unavailable
-from tests.api.harness import Gateway, TestTenant
-from tests.api.served import served
+from tests.api.gateway_on_port import gateway_on_port
+from tests.api.in_process_gateway import Gateway, TestTenant
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL: FunctionToolParam = {
@@ -29,7 +29,7 @@ WHOLE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 @pytest.fixture
 async def client(gateway: Gateway, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
-    async with served(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
+    async with gateway_on_port(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
         yield client
 
 
@@ -88,7 +88,7 @@ async def test_stream(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 
 async def test_the_accumulator(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """The SDK's own accumulator puts text and calls together, as the response has them at its end."""
+    """The SDK's accumulator gives the same text and calls as the finished response."""
     gateway.engine.text = f"Let me look.\n{CALL}\n{CALL}"
 
     async with client.responses.stream(model="tiny", input="Weather?", tools=[TOOL]) as stream:
@@ -162,7 +162,7 @@ async def test_background_stream_is_resumed(gateway: Gateway, client: AsyncOpenA
 
 
 async def test_cancel(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """A cancelled response says so at once and for good, with what it had said."""
+    """A cancelled response has that status at once and later, and keeps its output."""
     gateway.engine.holds_after = 2
     running = await ask(client, background=True)
     await gateway.engine.held.wait()
@@ -179,7 +179,7 @@ async def test_cancel(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 
 async def test_leaving_ends_what_is_not_in_the_background(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """Closing the connection of an ordinary response cancels it, and what it had said can be read."""
+    """Closing the connection cancels an ordinary response, and its output can be read."""
     gateway.engine.holds_after = 2
     stream = await client.responses.create(model="tiny", input="Hello", stream=True)
     first = await anext(aiter(stream))
@@ -204,7 +204,7 @@ async def test_cut_answer(client: AsyncOpenAI) -> None:
 
 
 async def test_failure(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """A response that fails after it began is a failed response, streamed or not, and can be fetched as one."""
+    """A response that fails after its start is a failed response, streamed or not, and can be fetched."""
     gateway.engine.breaks_after, gateway.engine.breakage = 2, Unavailable("The engine is gone.")
 
     events = [event async for event in await client.responses.create(model="tiny", input="Hello", stream=True)]
@@ -217,7 +217,7 @@ async def test_failure(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 
 async def test_refusals(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """What is refused before it begins is an error of that class, and leaves no response."""
+    """A refusal before the start raises the SDK's class, and stores no response."""
     gateway.engine.refusal = Unavailable("gone", retry_after_s=0.001)
     with pytest.raises(openai.InternalServerError):
         await ask(client)
@@ -235,7 +235,7 @@ async def test_refusals(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 
 async def test_conversation(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """Responses in a conversation follow one another; what was said is listed, newest first."""
+    """Responses in a conversation continue each other, and its items are listed newest first."""
     conversation = await client.conversations.create(metadata={"a": "b"})
     await ask(client, "One", conversation=conversation.id)
     second = await ask(client, "Two", conversation={"id": conversation.id})
@@ -254,7 +254,7 @@ async def test_conversation(gateway: Gateway, client: AsyncOpenAI) -> None:
 
 
 async def test_input_items_and_delete(client: AsyncOpenAI, tenant: TestTenant) -> None:
-    """What a response was asked with is listed page by page; a deleted response is gone."""
+    """A response's input is listed page by page, and a deleted response is not found."""
     asked: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     response = await client.responses.create(model="tiny", input=asked)
 

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: what the routes add to the session service."""
+"""Tests of sessions over HTTP: what the routes add to the session service."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ import pytest
 
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
-from tests.api.fakes import CONTEXT_TOKENS
-from tests.api.harness import Gateway, TestTenant, session_frames
+from tests.api.fake_engine import CONTEXT_TOKENS
+from tests.api.in_process_gateway import Gateway, TestTenant, session_frames
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
@@ -166,7 +166,7 @@ async def test_fork_and_rewind(tenant: TestTenant) -> None:
 
 
 async def test_patch(tenant: TestTenant) -> None:
-    """Another model gives up the KV of the history, and says how much."""
+    """A change of the model answers how many tokens of KV are lost."""
     await tenant.push_adapter()
     session_id = await new_session(tenant)
     await say(tenant, session_id)
@@ -270,7 +270,7 @@ async def test_turn_that_ended_well_is_not_cancelled_by_its_clients_going(tenant
 
 
 async def test_refused_requests_leave_everything_as_it_was(gateway: Gateway, tenant: TestTenant) -> None:
-    """Whatever is wrong with a request, it is refused with its own status and code, and session and items stay."""
+    """A refused request has its own status and code, and changes neither session nor items."""
     stranger = await gateway.tenant("Stranger")
     idle, closed, waiting, foreign = [await new_session(tenant, tools=[TOOL]) for _ in range(3)] + [
         await new_session(stranger, tools=[TOOL])

@@ -1,4 +1,4 @@
-"""Tools and constrained answers on every API: what reaches the engine, what is refused, what is not enforced."""
+"""Tests of tools and structured answers on every API."""
 
 import json
 from collections.abc import AsyncIterator
@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.platform.errors import InvalidRequest
-from tests.api.harness import Gateway, TestTenant, chat
-from tests.api.served import served
+from tests.api.gateway_on_port import gateway_on_port
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 HEADER = "x-graftwork-unenforced"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}  # fmt: skip
@@ -44,7 +44,7 @@ class Trip(BaseModel):
 
 @pytest.fixture
 async def client(gateway: Gateway, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
-    async with served(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
+    async with gateway_on_port(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
         yield client
 
 
@@ -55,7 +55,7 @@ def grammar_of(gateway: Gateway) -> GrammarSource:
 
 
 async def test_the_sdk_parses_answers_into_models(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """`parse` and `stream` with a Pydantic model: the engine gets its schema, the caller an instance."""
+    """With `parse` and `stream` the engine gets the Pydantic model's schema, and the caller an instance."""
     gateway.engine.text = '{"city": "Paris", "days": 3}'
     ask: dict[str, Any] = {
         "model": "tiny",
@@ -76,7 +76,7 @@ async def test_the_sdk_parses_answers_into_models(gateway: Gateway, client: Asyn
 
 
 async def test_the_sdk_parses_strict_tools(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """`pydantic_function_tool` with `parse`, and streamed: arguments arrive as instances."""
+    """With `pydantic_function_tool` the arguments of a call arrive as instances, streamed or not."""
     gateway.engine.text = CALL.replace("get_weather", "GetWeather")
     ask: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
     ask |= {"tools": [pydantic_function_tool(GetWeather)], "tool_choice": "required"}
@@ -97,7 +97,7 @@ async def test_the_sdk_parses_strict_tools(gateway: Gateway, client: AsyncOpenAI
 
 
 async def test_the_sdk_parses_responses(gateway: Gateway, client: AsyncOpenAI) -> None:
-    """`responses.parse` with `text_format` goes the same way."""
+    """With `responses.parse` the engine gets the schema of `text_format`, and the caller an instance."""
     gateway.engine.text = '{"city": "Paris", "days": 3}'
 
     answer = await client.responses.parse(model="tiny", input="Where?", text_format=Trip)
@@ -107,7 +107,7 @@ async def test_the_sdk_parses_responses(gateway: Gateway, client: AsyncOpenAI) -
 
 
 async def test_every_face_asks_for_the_same_grammar(gateway: Gateway, tenant: TestTenant) -> None:
-    """chat.completions, Messages, Responses and sessions: one grammar for the same tools and choice."""
+    """All APIs give the engine the same grammar for the same tools and choice."""
     http = tenant.client
     messages = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "x"}]}
     named = {"type": "function", "function": {"name": "get_weather"}}
@@ -143,7 +143,7 @@ async def test_every_face_asks_for_the_same_grammar(gateway: Gateway, tenant: Te
 
 
 async def test_every_face_tells_what_it_lets_go(gateway: Gateway, tenant: TestTenant) -> None:
-    """The header names fields as the API's clients know them, streamed or not."""
+    """The header names the fields that are not enforced as the API's clients know them, streamed or not."""
     http = tenant.client
     messages = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "x"}]}
     messages |= {"tools": [{"name": "get_weather", "input_schema": LOOSE}]}
@@ -207,7 +207,7 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
 
 
 async def test_bad_values_name_their_field(gateway: Gateway, tenant: TestTenant) -> None:
-    """Before anything is reserved: nothing reaches the engine, or the ledger of usage."""
+    """A bad value is refused with its field before anything is reserved or sent to the engine."""
     found = []
     for route, fields, _, _ in BAD:
         body = (chat() if "chat" in route else {"model": "tiny"}) | fields
@@ -219,10 +219,10 @@ async def test_bad_values_name_their_field(gateway: Gateway, tenant: TestTenant)
 
 
 async def test_messages_complain_in_their_own_words(gateway: Gateway, tenant: TestTenant) -> None:
-    """Anthropic's clients read fields that Anthropic has."""
+    """Errors of the Messages API name Anthropic's fields."""
     tools: list[Any] = [{"name": "get_weather", "input_schema": LOOSE, "strict": True}]
 
-    async with served(gateway) as url, anthropic.AsyncAnthropic(base_url=url, api_key=tenant.key) as client:
+    async with gateway_on_port(gateway) as url, anthropic.AsyncAnthropic(base_url=url, api_key=tenant.key) as client:
         with pytest.raises(anthropic.BadRequestError) as refused:
             await client.messages.create(
                 model="tiny", max_tokens=9, messages=[{"role": "user", "content": "x"}], tools=tools
@@ -233,7 +233,7 @@ async def test_messages_complain_in_their_own_words(gateway: Gateway, tenant: Te
 
 
 async def test_what_the_engine_finds_is_blamed_on_the_field(gateway: Gateway, tenant: TestTenant) -> None:
-    """A grammar that turns out not to compile is a 400 of its field on the routes, a failed turn in a session."""
+    """A grammar that does not compile is a 400 with its field, and a failed turn in a session."""
     gateway.engine.refusal = InvalidRequest("No rule nope.", param="#", code="unsupported_grammar")
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
 
@@ -250,7 +250,7 @@ async def test_what_the_engine_finds_is_blamed_on_the_field(gateway: Gateway, te
 
 
 async def test_a_dead_end_ends_that_answer_alone(gateway: Gateway, tenant: TestTenant) -> None:
-    """Once tokens have been streamed it is an error event with its code, and no [DONE]."""
+    """A dead end after the first tokens is an error event with its code, without [DONE]."""
     gateway.engine.breaks_after = 2
     gateway.engine.breakage = InvalidRequest("No token fits.", code="grammar_dead_end")
 

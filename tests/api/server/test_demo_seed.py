@@ -1,4 +1,4 @@
-"""The tenants of demo mode."""
+"""Tests of the tenants of demo mode."""
 
 import json
 import stat
@@ -11,7 +11,7 @@ from graftwork.api.deps.resources import AdminResources
 from graftwork.api.server import demo_seed
 from graftwork.api.server.demo_seed import DEMO_ADAPTERS, KEYS_FILE, seed_demo
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
-from tests.api.harness import Gateway, chat
+from tests.api.in_process_gateway import Gateway, chat
 
 
 @pytest.fixture
@@ -34,7 +34,8 @@ def of_the_shipped_model(gateway: Gateway) -> AdminResources:
 
 @pytest.mark.usefixtures("shipped")
 async def test_first_start(gateway: Gateway) -> None:
-    """Three tenants, each with its own adapter and a key that works, kept in a file that only its owner reads."""
+    """The first start makes three tenants with an adapter and a working key each, in a file that only its owner can
+    read."""
     tenants = await seed_demo(of_the_shipped_model(gateway))
 
     assert [(tenant.name, tenant.adapter) for tenant in tenants] == list(DEMO_ADAPTERS.items())
@@ -48,7 +49,7 @@ async def test_first_start(gateway: Gateway) -> None:
 
 @pytest.mark.usefixtures("shipped")
 async def test_second_start(gateway: Gateway) -> None:
-    """Starting again changes nothing: the same tenants, keys and versions."""
+    """A second start keeps the same tenants, keys and versions."""
     first = await seed_demo(of_the_shipped_model(gateway))
     second = await seed_demo(of_the_shipped_model(gateway))
 
@@ -71,7 +72,7 @@ async def test_lost_database(gateway: Gateway) -> None:
 
 
 async def test_other_model(gateway: Gateway) -> None:
-    """With a model of one's own the shipped adapters do not fit, and the tenants have none."""
+    """With another model, whose shapes the shipped adapters do not fit, the tenants have no adapter."""
     tenants = await seed_demo(gateway.resources.admin)
 
     assert [tenant.adapter for tenant in tenants] == [None, None, None]

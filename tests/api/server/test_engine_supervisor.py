@@ -1,4 +1,4 @@
-"""The embedded engine's process: started, waited for, restarted, ended, and never left behind."""
+"""Tests of the embedded engine's process: start, wait, restart and end."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from graftwork.api.server.engine_supervisor import EngineChild
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.settings import Settings
-from tests.api.fakes import FakeEngine, describe
+from tests.api.fake_engine import FakeEngine, describe
 
 LIVES = "import json, sys; json.loads(sys.stdin.buffer.readline()); sys.stdin.buffer.read()"
 DIES = "raise SystemExit(3)"
@@ -46,40 +46,40 @@ def child(program: str, restart_after_s: float = 0.0) -> EngineChild:
 
 
 @pytest.fixture
-async def living() -> AsyncIterator[EngineChild]:
+async def running_child() -> AsyncIterator[EngineChild]:
     engine_child = child(LIVES)
     await engine_child.start(SlowEngine(), lambda _: None)
     yield engine_child
     await engine_child.stop()
 
 
-async def test_start_and_stop(living: EngineChild) -> None:
+async def test_start_and_stop(running_child: EngineChild) -> None:
     """A child runs once it answers, and has ended when stop returns."""
-    process_id = living.process_id
+    process_id = running_child.process_id
     assert process_id is not None
     os.kill(process_id, 0)
 
-    await living.stop()
+    await running_child.stop()
 
     with pytest.raises(ProcessLookupError):
         os.kill(process_id, 0)
 
 
-async def test_restart(living: EngineChild) -> None:
-    """A child that dies is followed by another."""
-    first = living.process_id
+async def test_restart(running_child: EngineChild) -> None:
+    """A child that dies is started again."""
+    first = running_child.process_id
     assert first is not None
-    born = living.next_birth
+    born = running_child.next_birth
 
     os.kill(first, signal.SIGKILL)
     await asyncio.wait_for(born.wait(), 60)
 
-    second = living.process_id
+    second = running_child.process_id
     assert second not in (None, first)
 
 
 async def test_stillbirth() -> None:
-    """A child that ends before it ever answered is an error with its status, and is not started again."""
+    """A child that ends before its first answer is an error with its status, and is not started again."""
     engine_child = child(DIES)
 
     with pytest.raises(Unavailable, match="status 3"):
@@ -88,7 +88,7 @@ async def test_stillbirth() -> None:
 
 
 async def test_lifeline() -> None:
-    """A child whose parent is gone ends by itself."""
+    """A child whose parent has ended ends by itself."""
     program = (
         "import os, sys, threading, signal\n"
         "from graftwork.api.server.engine_process import watch_parent\n"
@@ -109,7 +109,7 @@ async def test_lifeline() -> None:
 
 
 def test_orders_hold_no_secret() -> None:
-    """An engine is told how to run, and none of the gateway's secrets."""
+    """The engine's orders hold its settings and no secret of the gateway."""
     settings = Settings(
         data_dir=Path("x"), admin_key="gwa_a_secret", pepper="a secret", database_url="postgresql://secret"
     )

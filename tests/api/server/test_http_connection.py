@@ -2,12 +2,18 @@
 
 import asyncio
 import json
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
 
+import httpx
 import pytest
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
-from graftwork.api.server.http_connection import MAX_HEAD_BYTES
-from tests.api.harness import Gateway
-from tests.api.served import served
+from graftwork.api.server.http_connection import MAX_HEAD_BYTES, ConnectionLimits, HttpConnections
+from tests.api.gateway_on_port import gateway_on_port, running_server
+from tests.api.in_process_gateway import Gateway
 
 _PIECE = 16 * 1024
 _ANSWER_WITHIN_S = 20.0
@@ -15,7 +21,7 @@ _ANSWER_WITHIN_S = 20.0
 
 async def test_head_of_allowed_size(gateway: Gateway) -> None:
     """A head just below the limit is served."""
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         status, _ = await _exchange(url, [_request(b"x-filler: " + b"a" * (MAX_HEAD_BYTES - 100))])
 
     assert status == 200
@@ -33,7 +39,7 @@ async def test_head_of_allowed_size(gateway: Gateway) -> None:
 )
 async def test_head_too_large(gateway: Gateway, head: list[bytes]) -> None:
     """A head without end is refused with a JSON error, and the connection closes."""
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         status, body = await _exchange(url, head)
 
     assert status == 431
@@ -45,7 +51,7 @@ async def test_endless_trailers(gateway: Gateway) -> None:
     key = (await gateway.tenant()).key.encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
     head += b"authorization: Bearer " + key + b"\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         status, _ = await _exchange(url, [head, *[b"x-filler: " + b"a" * 1000 + b"\r\n"] * 200])
 
     assert status == 431
@@ -60,7 +66,7 @@ async def test_large_body(gateway: Gateway) -> None:
     chunks = [content[start : start + 1000] for start in range(0, len(content), 1000)]
     chunked = [b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks]
 
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         whole, _ = await _exchange(url, [head + b"content-length: %d\r\n\r\n" % len(content), content])
         in_chunks, _ = await _exchange(url, [head + b"transfer-encoding: chunked\r\n\r\n", *chunked, b"0\r\n\r\n"])
 
@@ -69,11 +75,232 @@ async def test_large_body(gateway: Gateway) -> None:
 
 async def test_malformed_request(gateway: Gateway) -> None:
     """A request that is no HTTP is refused with a JSON error."""
-    async with served(gateway) as url:
+    async with gateway_on_port(gateway) as url:
         status, body = await _exchange(url, [b"what is this\r\n\r\n"])
 
     assert status == 400
     assert json.loads(body)["error"]["code"] == "bad_request"
+
+
+async def test_no_delay(gateway: Gateway) -> None:
+    """A token is sent at once: the server's side of a connection has TCP_NODELAY."""
+    async with running_server(gateway) as (server, url), httpx.AsyncClient(base_url=url) as client:
+        await client.get("/healthz")
+        (connection,) = server.server_state.connections
+        accepted: socket.socket = connection.transport.get_extra_info("socket")
+
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+async def test_connections_from_one_address() -> None:
+    """An address over its limit is refused until one of its connections closes; other addresses are not."""
+    connections = HttpConnections(ConnectionLimits(per_address=2))
+
+    first = [connections.enter("192.0.2.1") for _ in range(3)]
+    other = connections.enter("192.0.2.2")
+    connections.leave("192.0.2.1")
+    connections.leave("192.0.2.1")
+
+    assert (first, other) == ([True, True, False], True)
+    assert connections.enter("192.0.2.1")
+
+
+async def test_connections_from_this_machine() -> None:
+    """A proxy on this machine holds the connections of all clients, so loopback has no limit."""
+    connections = HttpConnections(ConnectionLimits(per_address=1))
+
+    assert all(connections.enter(address) for address in ("127.0.0.1", "127.0.0.1", "::1", "::1"))
+
+
+async def test_refused_connection() -> None:
+    """A connection over the limit gets a 429 and closes."""
+    connections = HttpConnections(ConnectionLimits(per_address=1))
+    _Peer(connections)
+    peer = _Peer(connections)
+
+    assert (peer.status, peer.code) == (429, "too_many_connections")
+    peer.time.advance(2)
+    assert peer.is_closing()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param([], None, id="nothing"),
+        pytest.param([b"GET / HTTP/1.1\r\nx-half:"], 408, id="half a head"),
+        pytest.param([b"GET /", *[b"a"] * 30], 408, id="a head by drops"),
+        pytest.param([b"POST / HTTP/1.1\r\ncontent-length: 99\r\n\r\n{"], 408, id="half a body"),
+        pytest.param([b"POST / HTTP/1.1\r\ncontent-length: 99\r\n\r\n", *[b"a"] * 60], 408, id="a body by drops"),
+    ],
+)
+async def test_slow_request(sent: list[bytes], status: int | None) -> None:
+    """A request that does not arrive in time is refused, and its connection closes; a silent one just closes."""
+    peer = _Peer(HttpConnections(ConnectionLimits()))
+
+    for piece in sent:
+        peer.send(piece)
+        peer.time.advance(1)
+    peer.time.advance(40)
+
+    assert peer.status == status
+    assert peer.is_closing()
+
+
+async def test_slow_body_that_arrives() -> None:
+    """A body may take many windows, if enough of it arrives in each."""
+    peer = _Peer(HttpConnections(ConnectionLimits(body_window_s=30, body_window_bytes=1000)))
+    peer.send(b"POST / HTTP/1.1\r\ncontent-length: 50000\r\n\r\n")
+
+    for _ in range(50):
+        peer.send(b"a" * 1000)
+        peer.time.advance(29)
+
+    assert peer.status is None
+    assert not peer.is_closing()
+
+
+async def test_body_that_the_server_does_not_take() -> None:
+    """The time in which the server itself does not read counts against no client."""
+    peer = _Peer(HttpConnections(ConnectionLimits()))
+    peer.send(b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n" + b"a" * 100_000)
+
+    peer.time.advance(500)
+
+    assert peer.is_reading_paused
+    assert peer.status is None
+
+
+async def test_bytes_during_an_answer() -> None:
+    """An answer takes as long as it needs, also if the client sends an empty line meanwhile."""
+    peer = _Peer(HttpConnections(ConnectionLimits()))
+    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    peer.send(b"\r\n")
+
+    peer.time.advance(500)
+
+    assert peer.status is None
+    assert not peer.is_closing()
+
+
+async def test_reader_that_stops() -> None:
+    """A client that takes nothing of its answer for a whole window loses its connection."""
+    peer = _Peer(HttpConnections(ConnectionLimits(read_window_s=60)))
+    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    peer.waiting_bytes = 100_000
+    peer.connection.pause_writing()
+
+    for _ in range(5):
+        peer.waiting_bytes -= 1
+        peer.time.advance(60)
+    was_aborted = peer.is_aborted
+    peer.time.advance(60)
+
+    assert (was_aborted, peer.is_aborted) == (False, True)
+
+
+async def test_reader_that_goes_on() -> None:
+    """A client that reads again in time keeps its connection."""
+    peer = _Peer(HttpConnections(ConnectionLimits(read_window_s=60)))
+    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    peer.connection.pause_writing()
+    peer.time.advance(59)
+    peer.connection.resume_writing()
+
+    peer.time.advance(600)
+
+    assert not peer.is_aborted
+
+
+class _Timer:
+    """What `call_later` returns."""
+
+    def __init__(self, at: float, callback: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        self.at = at
+        self.callback = callback
+        self.arguments = arguments
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class _ManualLoop:
+    """The part of an event loop that connections use, with time that passes only on `advance`."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._timers: list[_Timer] = []
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: object) -> _Timer:
+        timer = _Timer(self._now + delay_s, callback, arguments)
+        self._timers.append(timer)
+        return timer
+
+    def create_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        return asyncio.create_task(work)
+
+    def advance(self, seconds: float) -> None:
+        """Runs everything that is due within these seconds, in order of time."""
+        end = self._now + seconds
+        while due := [timer for timer in self._timers if timer.at <= end and not timer.is_cancelled]:
+            timer = min(due, key=lambda one: one.at)
+            self._timers.remove(timer)
+            self._now = max(self._now, timer.at)
+            timer.callback(*timer.arguments)
+        self._now = end
+
+
+class _Peer(asyncio.Transport):
+    """A client from 192.0.2.1, and the server's connection to it. No handler ever answers."""
+
+    def __init__(self, connections: HttpConnections) -> None:
+        super().__init__({"peername": ("192.0.2.1", 1), "sockname": ("192.0.2.9", 80)})
+        self.time = _ManualLoop()
+        self.is_reading_paused = self.is_aborted = self._is_closing = False
+        self.waiting_bytes = 0
+        self._received = b""
+        config = Config(_never_answer, log_config=None)
+        config.load()
+        self.connection = connections(config, ServerState(), {}, cast(asyncio.AbstractEventLoop, self.time))
+        self.connection.connection_made(self)
+
+    @property
+    def status(self) -> int | None:
+        """The status of the server's answer; None if it has not answered."""
+        return int(self._received.split()[1]) if self._received else None
+
+    @property
+    def code(self) -> str:
+        return str(json.loads(self._received.partition(b"\r\n\r\n")[2])["error"]["code"])
+
+    def send(self, data: bytes) -> None:
+        self.connection.data_received(data)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._received += data
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        self._is_closing = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self.connection.connection_lost(None)
+
+    def pause_reading(self) -> None:
+        self.is_reading_paused = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting_bytes
+
+
+async def _never_answer(scope: object, receive: object, send: object) -> None:
+    await asyncio.Event().wait()
 
 
 def _request(header: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""`graftwork serve --demo` as a process: ready, serving, restarting its engine, and gone without a trace."""
+"""Tests of `graftwork serve --demo` as a process."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def engine_of(server: subprocess.Popen[str]) -> psutil.Process:
 
 @pytest.mark.slow
 def test_life(server: subprocess.Popen[str], tmp_path: Path) -> None:
-    """It serves real tokens, survives its engine's death, and after SIGTERM nothing is left of it."""
+    """The server generates tokens, survives its engine's death, and leaves no process after SIGTERM."""
     url = url_when_ready(server)
     assert ask(url, tmp_path).json()["usage"]["completion_tokens"] == 4
     engine_of(server).kill()
@@ -84,7 +84,7 @@ def test_sudden_death(server: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 def test_impatience(server: subprocess.Popen[str]) -> None:
-    """A signal while the engine starts ends both, and is no failure."""
+    """A signal while the engine starts ends both processes with status 0."""
     assert server.stdout is not None
     next(line for line in server.stdout if "1 s" in line)
     engine = engine_of(server)

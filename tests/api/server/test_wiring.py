@@ -1,4 +1,4 @@
-"""A gateway's start and end."""
+"""Tests of a gateway's start and end."""
 
 import asyncio
 import socket
@@ -15,12 +15,12 @@ from graftwork.api.server.app import create_app
 from graftwork.platform.settings import Settings
 from graftwork.sessions.core.session import TurnStatus
 from graftwork.sessions.store.tables import SessionRow
-from tests.api.fakes import FakeEngine
-from tests.api.harness import chat, gateway_settings, open_gateway
+from tests.api.fake_engine import FakeEngine
+from tests.api.in_process_gateway import chat, gateway_settings, open_gateway
 
 
 async def test_application_opens_its_own(tmp_path: Path, tiny_model: Path) -> None:
-    """An application without resources makes them at its start: the schema, the pepper and the admin key too."""
+    """An application without resources makes its schema, pepper and admin key at its start."""
     app = create_app(Settings(data_dir=tmp_path / "new", model=tiny_model), engine=FakeEngine())
 
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client:
@@ -52,7 +52,7 @@ async def test_restart(tmp_path: Path, tiny_model: Path, database_url: str) -> N
 
 
 async def test_interrupted_turn(tmp_path: Path, tiny_model: Path, database_url: str) -> None:
-    """A gateway that stops during a turn stores that in the turn's events, and the session can continue."""
+    """A gateway that stops during a turn stores the failure in the turn's events, and the session can continue."""
     settings = gateway_settings(tmp_path, tiny_model, database_url)
     async with open_gateway(settings) as gateway:
         tenant = await gateway.tenant()
@@ -106,7 +106,7 @@ async def test_gateways_that_share_a_data_folder(
 
 
 def test_names_of_gateways(tmp_path: Path, tiny_model: Path) -> None:
-    """A name lasts over restarts, fits its column, and is drawn anew where the port is."""
+    """A gateway's name stays over restarts, fits its column and differs by port; without a fixed port there is none."""
     settings = gateway_settings(tmp_path, tiny_model)
     column = SessionRow.__table__.c.lease_owner.type
     assert isinstance(column, String)

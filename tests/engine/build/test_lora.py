@@ -1,4 +1,4 @@
-"""Which LoRA backend an engine chooses."""
+"""Tests of the choice of the LoRA backend."""
 
 import logging
 import sys
@@ -14,20 +14,20 @@ from graftwork.engine.lora.cpu_backend import CpuLora
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.config import read_model_config
 from graftwork.platform.errors import InvalidRequest
-from tests.engine.conftest import Lab
+from tests.engine.conftest import RandomModels
 
 
-def build(lab: Lab, kernels: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoraBackend:
-    config = EngineConfig(lab.base, lora_kernels=kernels)
-    return build_lora(config, read_model_config(lab.base), torch.device(device), dtype)
+def build(models: RandomModels, kernels: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoraBackend:
+    config = EngineConfig(models.base, lora_kernels=kernels)
+    return build_lora(config, read_model_config(models.base), torch.device(device), dtype)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cpu_is_served_by_its_own_kernel(lab: Lab, kernels: str, dtype: torch.dtype) -> None:
+def test_a_cpu_is_served_by_its_own_kernel(models: RandomModels, kernels: str, dtype: torch.dtype) -> None:
     """On a CPU the CPU kernels are used unless torch is asked for; Triton is not imported."""
-    assert isinstance(build(lab, kernels, dtype), CpuLora)
-    assert isinstance(build(lab, "torch", dtype), TorchLora)
+    assert isinstance(build(models, kernels, dtype), CpuLora)
+    assert isinstance(build(models, "torch", dtype), TorchLora)
 
 
 def refuse(*arguments: object) -> None:
@@ -36,7 +36,7 @@ def refuse(*arguments: object) -> None:
 
 @pytest.mark.parametrize("obstacle", ["numba is not installed", "OSError: no memory may be written", "torch.float16"])
 def test_where_the_kernel_does_not_work_torch_serves_and_the_log_says_why(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, obstacle: str
+    models: RandomModels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, obstacle: str
 ) -> None:
     """Without numba, if it cannot compile, or in an unsupported dtype, torch is used; kernels asked for by name are
     refused."""
@@ -47,9 +47,9 @@ def test_where_the_kernel_does_not_work_torch_serves_and_the_log_says_why(
         monkeypatch.setattr(native_lora, "add_to_rows", refuse)
 
     with caplog.at_level(logging.WARNING):
-        assert isinstance(build(lab, "auto", dtype), TorchLora)
+        assert isinstance(build(models, "auto", dtype), TorchLora)
     with pytest.raises(InvalidRequest, match="lora_kernels torch") as refusal:
-        build(lab, "native", dtype)
+        build(models, "native", dtype)
 
     (record,) = caplog.records
     assert record.message == "lora_kernels_unavailable"
@@ -59,15 +59,17 @@ def test_where_the_kernel_does_not_work_torch_serves_and_the_log_says_why(
 
 
 @pytest.mark.parametrize(("kernels", "device"), [("triton", "cpu"), ("native", "cuda")])
-def test_kernels_that_are_asked_for_by_name_and_cannot_work_are_refused(lab: Lab, kernels: str, device: str) -> None:
+def test_kernels_that_are_asked_for_by_name_and_cannot_work_are_refused(
+    models: RandomModels, kernels: str, device: str
+) -> None:
     """Kernels of another device are refused; the message names the setting and what to choose."""
     with pytest.raises(InvalidRequest, match="lora_kernels torch") as refusal:
-        build(lab, kernels, device=device)
+        build(models, kernels, device=device)
 
     assert refusal.value.param == "lora_kernels"
 
 
-def test_an_unknown_name_is_refused(lab: Lab) -> None:
+def test_an_unknown_name_is_refused(models: RandomModels) -> None:
     """An unknown name is refused, and the message lists the known names."""
     with pytest.raises(InvalidRequest, match="auto, native, triton, torch"):
-        build(lab, "cuda")
+        build(models, "cuda")

@@ -1,4 +1,4 @@
-"""The chain of page keys, against sets of all that they must tell apart."""
+"""Tests of the chain of page keys."""
 
 import hashlib
 
@@ -28,7 +28,8 @@ def test_equal_keys_mean_equal_scope_and_pages(
 
 
 def test_the_form_is_fixed() -> None:
-    """Keys name files that outlive the process: tag, parent and little-endian tokens, each behind its length."""
+    """A key is the hash of tag, parent and little-endian tokens with their lengths, because files on disk are named
+    by it."""
     parent = root_key(b"scope")
     tokens = (7).to_bytes(4, "little") + (2**32 - 1).to_bytes(4, "little")
     framed = b"".join(len(part).to_bytes(8, "big") + part for part in (b"graftwork/page-key/1", parent, tokens))

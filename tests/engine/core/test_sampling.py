@@ -1,4 +1,4 @@
-"""The ranges of the sampling fields."""
+"""Tests of the ranges of the sampling fields."""
 
 from typing import Any
 

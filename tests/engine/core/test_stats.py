@@ -1,11 +1,11 @@
-"""The figures that an engine reports."""
+"""Tests of the figures that an engine reports."""
 
 from graftwork.engine.core.stats import EngineStats
 from graftwork.platform.metrics import MetricKind, samples
 
 
 def test_the_metrics_keep_their_names() -> None:
-    """Dashboards and inference gateways read these names with these labels."""
+    """Each metric keeps the name and labels that dashboards and gateways read."""
     shown: dict[str, set[tuple[str, ...]]] = {}
     for metric, _ in samples(EngineStats()):
         name = metric.name + ("_total" if metric.kind is MetricKind.COUNTER else "")

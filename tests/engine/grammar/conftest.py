@@ -1,4 +1,4 @@
-"""A judge over bytes, made once, and where the public suites are."""
+"""A judge of schemas over a byte vocabulary, and the folder of the public suites."""
 
 from pathlib import Path
 

@@ -11,8 +11,8 @@ from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionMemory, SessionVerb, ToolWait
 from graftwork.engine.messages import ForgetAdapter
-from tests.engine.demo_lab import JOBS, PAGE, PAGE_BYTES, DemoLab
-from tests.engine.harness import Harness, Outcome
+from tests.engine.demo_engines import JOBS, PAGE, PAGE_BYTES, DemoEngines
+from tests.engine.engine_driver import EngineDriver, Outcome
 
 TENANTS = (b"blackbeard", b"corner", b"helpdesk", b"plain")
 TOOLS = ("get_order", "search", "open_ticket")
@@ -34,23 +34,23 @@ class Agent:
     before: SessionMemory = field(default_factory=SessionMemory)
     outcome: Outcome = field(default_factory=Outcome)
 
-    def command(self, harness: Harness, verb: SessionVerb, *waits: ToolWait) -> SessionMemory:
-        return harness.command_now(verb, self.name, self.history, *waits, adapter=self.adapter, domain=self.domain)
+    def command(self, driver: EngineDriver, verb: SessionVerb, *waits: ToolWait) -> SessionMemory:
+        return driver.command_now(verb, self.name, self.history, *waits, adapter=self.adapter, domain=self.domain)
 
-    def begin(self, harness: Harness, news: list[int]) -> None:
+    def begin(self, driver: EngineDriver, news: list[int]) -> None:
         """Notes where the session's KV is, and submits its next turn."""
-        self.before = self.command(harness, SessionVerb.READ)
+        self.before = self.command(driver, SessionVerb.READ)
         self.prompt = self.history + news if self.history else self.opening
         use = SessionUse(SessionKey(self.name), len(self.history))
-        self.outcome = harness.submit(
+        self.outcome = driver.submit(
             self.prompt, adapter=self.adapter, domain=self.domain, session=use, max_tokens=MAX_TOKENS, ignore_eos=True
         )
 
-    def end(self, harness: Harness, tool: str) -> None:
+    def end(self, driver: EngineDriver, tool: str) -> None:
         """Ends the turn with a tool call. The session's KV is held while the tool runs."""
         self.history = self.prompt + self.outcome.token_ids
         self.turns += 1
-        self.command(harness, SessionVerb.HOLD, ToolWait(tool))
+        self.command(driver, SessionVerb.HOLD, ToolWait(tool))
 
     def check(self) -> None:
         """Checks that the turn used at least 95 % of the KV that existed before it."""
@@ -64,7 +64,9 @@ class Agent:
             assert report.cached_tokens >= 0.95 * resident, f"{report} of {before}"
 
 
-def work(harness: Harness, agents: list[Agent], num_turns: int, tool_result: list[int], random: Random) -> Counter[str]:
+def work(
+    driver: EngineDriver, agents: list[Agent], num_turns: int, tool_result: list[int], random: Random
+) -> Counter[str]:
     """Lets every agent take its turns, some at once and in random order, and suspends or prefetches some between turns."""
     found: Counter[str] = Counter()
     idle, busy = list(agents), list[Agent]()
@@ -72,10 +74,10 @@ def work(harness: Harness, agents: list[Agent], num_turns: int, tool_result: lis
         while idle and len(busy) < AT_ONCE:
             agent = idle.pop(random.randrange(len(idle)))
             if agent.history and random.random() < 0.3:
-                agent.command(harness, SessionVerb.PREFETCH)
-            agent.begin(harness, tool_result)
+                agent.command(driver, SessionVerb.PREFETCH)
+            agent.begin(driver, tool_result)
             busy.append(agent)
-        harness.step()
+        driver.step()
         for agent in [agent for agent in busy if agent.outcome.is_over]:
             busy.remove(agent)
             agent.check()
@@ -83,9 +85,9 @@ def work(harness: Harness, agents: list[Agent], num_turns: int, tool_result: lis
             if report is not None and agent.turns:
                 found += Counter(device=report.device_tokens, host=report.host_tokens, disk=report.disk_tokens)
                 found += Counter(known=len(agent.history))
-            agent.end(harness, random.choice(TOOLS))
+            agent.end(driver, random.choice(TOOLS))
             if random.random() < 0.2:
-                agent.command(harness, SessionVerb.SUSPEND)
+                agent.command(driver, SessionVerb.SUSPEND)
             idle += [agent] if agent.turns < num_turns else []
     return found
 
@@ -96,36 +98,36 @@ def test_a_working_set_of_four_devices_loses_nothing_and_leaves_nothing(
 ) -> None:
     """Every turn after the first finds 95 % of the KV that was on any tier, no request fails, both lower tiers are
     used, and every pool is empty after all sessions and adapters are gone."""
-    demo, random = DemoLab(tmp_path / "artifacts"), Random(1)
-    prompts = {job: list(demo.prompts(job, num_agents // 4)) for job in JOBS}
-    growth = num_turns * (MAX_TOKENS + len(demo.tool_result(7)))
+    demo_engines, random = DemoEngines(tmp_path / "artifacts"), Random(1)
+    prompts = {job: list(demo_engines.prompts(job, num_agents // 4)) for job in JOBS}
+    growth = num_turns * (MAX_TOKENS + len(demo_engines.tool_result(7)))
     working_set = sum(pages_for(len(one) + growth, PAGE) for those in prompts.values() for one in those)
     device = working_set // 4
-    harness = demo.engine(
+    driver = demo_engines.engine(
         device_bytes=device * PAGE_BYTES,
         host_kv_bytes=working_set // 2 * PAGE_BYTES,
         disk_kv_bytes=2**30,
         kv_folder=tmp_path / "kv",
     )
     agents = [
-        Agent(f"{job}-{number}", TENANTS[number % 4], demo.digests[job], opening)
+        Agent(f"{job}-{number}", TENANTS[number % 4], demo_engines.digests[job], opening)
         for job, openings in prompts.items()
         for number, opening in enumerate(openings)
     ]
 
-    found = work(harness, agents, num_turns, demo.tool_result(7), random)
+    found = work(driver, agents, num_turns, demo_engines.tool_result(7), random)
     for agent in agents:
-        agent.command(harness, SessionVerb.CLOSE)
-    for digest in harness.loop.stats().resident_adapters:
-        harness.loop.take(ForgetAdapter(digest))
-    harness.rest()
+        agent.command(driver, SessionVerb.CLOSE)
+    for digest in driver.loop.stats().resident_adapters:
+        driver.loop.take(ForgetAdapter(digest))
+    driver.rest()
 
-    stats = harness.loop.stats()
-    assert harness.engine.description.device_pages == device
+    stats = driver.loop.stats()
+    assert driver.engine.description.device_pages == device
     assert found["host"] > 0
     assert found["disk"] > 0
     assert found["device"] + found["host"] + found["disk"] > 0.9 * found["known"]
     assert (stats.free_pages, stats.cached_pages, stats.active_pages, stats.in_flight_pages) == (device, 0, 0, 0)
     assert (stats.host_free_pages, stats.host_cached_pages, stats.host_in_flight_pages) == (working_set // 2, 0, 0)
     assert stats.disk_pages == 0
-    harness.close()
+    driver.close()

@@ -7,8 +7,8 @@ import pytest
 
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionVerb, ToolWait
-from tests.engine.demo_lab import CONTEXT_PAGES, JOBS, PAGE, PAGE_BYTES, DemoLab
-from tests.engine.harness import Harness, Outcome
+from tests.engine.demo_engines import CONTEXT_PAGES, JOBS, PAGE, PAGE_BYTES, DemoEngines
+from tests.engine.engine_driver import EngineDriver, Outcome
 
 MAX_TOKENS = 20
 ADAPTER_PAGES = 30
@@ -16,13 +16,13 @@ ADAPTER_PAGES = 30
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoLab:
-    return DemoLab(tmp_path_factory.mktemp("artifacts"))
+def demo_engines(tmp_path_factory: pytest.TempPathFactory) -> DemoEngines:
+    return DemoEngines(tmp_path_factory.mktemp("artifacts"))
 
 
-def turn(harness: Harness, prompt: list[int], known: int, adapter: str | None, session: str = "agent") -> Outcome:
+def turn(driver: EngineDriver, prompt: list[int], known: int, adapter: str | None, session: str = "agent") -> Outcome:
     """Runs one turn of a session. The first `known` tokens of the prompt are its history."""
-    return harness.run(
+    return driver.run(
         prompt, adapter=adapter, session=SessionUse(SessionKey(session), known), max_tokens=MAX_TOKENS, ignore_eos=True
     )
 
@@ -36,7 +36,9 @@ def cached_on(outcome: Outcome) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 @pytest.mark.parametrize("job", JOBS)
-def test_an_answer_does_not_depend_on_where_its_kv_was(demo: DemoLab, tmp_path: Path, job: str, dtype: str) -> None:
+def test_an_answer_does_not_depend_on_where_its_kv_was(
+    demo_engines: DemoEngines, tmp_path: Path, job: str, dtype: str
+) -> None:
     """A turn has the same tokens when it is warm, forked, rewound, prefetched or read from disk after a restart, each
     with KV from the expected tier; in fp32 a cold turn has them too.
 
@@ -44,30 +46,30 @@ def test_an_answer_does_not_depend_on_where_its_kv_was(demo: DemoLab, tmp_path: 
     cached history may not.
     """
     options: dict[str, Any] = {"dtype": dtype, "disk_kv_bytes": 2**26}
-    cold = demo.engine(**options, kv_folder=tmp_path / "cold")
-    harness = demo.engine(**options, kv_folder=tmp_path / "kv")
-    adapter = demo.digests[job]
-    (opening,) = demo.prompts(job, 1, at_least=300)
-    first = turn(harness, opening, 0, adapter)
+    cold = demo_engines.engine(**options, kv_folder=tmp_path / "cold")
+    driver = demo_engines.engine(**options, kv_folder=tmp_path / "kv")
+    adapter = demo_engines.digests[job]
+    (opening,) = demo_engines.prompts(job, 1, at_least=300)
+    first = turn(driver, opening, 0, adapter)
     history = opening + first.token_ids
-    prompt = history + demo.tool_result(7)
+    prompt = history + demo_engines.tool_result(7)
     whole = (len(history) - 1) // PAGE  # the last token is sampled, and never computed
     head = (len(prompt) + MAX_TOKENS - 1) // PAGE
 
-    def command(verb: SessionVerb, tokens: list[int], engine: Harness, *waits: ToolWait) -> None:
+    def command(verb: SessionVerb, tokens: list[int], engine: EngineDriver, *waits: ToolWait) -> None:
         engine.command(verb, "agent", tokens, *waits, adapter=adapter)
 
     cold_answer = turn(cold, prompt, 0, adapter)
-    command(SessionVerb.HOLD, history, harness, ToolWait("get_order"))
-    warm = turn(harness, prompt, len(history), adapter)
-    forked = turn(harness, prompt, len(history), adapter, session="child")
-    command(SessionVerb.SUSPEND, prompt + warm.token_ids, harness)
-    rewound = turn(harness, prompt, len(history), adapter)
-    command(SessionVerb.SUSPEND, prompt + rewound.token_ids, harness)
-    command(SessionVerb.PREFETCH, prompt + rewound.token_ids, harness)
-    prefetched = turn(harness, prompt, len(history), adapter)
-    harness.close()
-    restarted = demo.engine(**options, kv_folder=tmp_path / "kv")
+    command(SessionVerb.HOLD, history, driver, ToolWait("get_order"))
+    warm = turn(driver, prompt, len(history), adapter)
+    forked = turn(driver, prompt, len(history), adapter, session="child")
+    command(SessionVerb.SUSPEND, prompt + warm.token_ids, driver)
+    rewound = turn(driver, prompt, len(history), adapter)
+    command(SessionVerb.SUSPEND, prompt + rewound.token_ids, driver)
+    command(SessionVerb.PREFETCH, prompt + rewound.token_ids, driver)
+    prefetched = turn(driver, prompt, len(history), adapter)
+    driver.close()
+    restarted = demo_engines.engine(**options, kv_folder=tmp_path / "kv")
     from_disk = turn(restarted, prompt, len(history), adapter)
     restarted.close()
     cold.close()
@@ -85,26 +87,29 @@ def test_an_answer_does_not_depend_on_where_its_kv_was(demo: DemoLab, tmp_path: 
 
 
 @pytest.mark.parametrize("host_kv_bytes", [0, 2**24])
-def test_answers_that_outgrow_the_device_together_are_the_same_as_alone(demo: DemoLab, host_kv_bytes: int) -> None:
+def test_answers_that_outgrow_the_device_together_are_the_same_as_alone(
+    demo_engines: DemoEngines, host_kv_bytes: int
+) -> None:
     """With pages for one context and two adapters, three long answers at once are the same as each alone, and some
     request is preempted."""
-    alone = demo.engine()
+    alone = demo_engines.engine()
     jobs = JOBS[:3]
-    prompts = {job: next(demo.prompts(job, 1, at_least=640))[:640] for job in jobs}
+    prompts = {job: next(demo_engines.prompts(job, 1, at_least=640))[:640] for job in jobs}
     expected = {
-        job: alone.run(prompts[job], adapter=demo.digests[job], max_tokens=80, ignore_eos=True).token_ids
+        job: alone.run(prompts[job], adapter=demo_engines.digests[job], max_tokens=80, ignore_eos=True).token_ids
         for job in jobs
     }
-    harness = demo.engine(
+    driver = demo_engines.engine(
         device_bytes=(CONTEXT_PAGES + ADAPTER_PAGES) * PAGE_BYTES, host_kv_bytes=host_kv_bytes, kv_reserve_share=0.0
     )
 
     outcomes = {
-        job: harness.submit(prompts[job], adapter=demo.digests[job], max_tokens=80, ignore_eos=True) for job in jobs
+        job: driver.submit(prompts[job], adapter=demo_engines.digests[job], max_tokens=80, ignore_eos=True)
+        for job in jobs
     }
-    harness.finish()
+    driver.finish()
 
     assert {job: outcome.token_ids for job, outcome in outcomes.items()} == expected
-    assert harness.loop.stats().preemptions > 0
-    harness.close()
+    assert driver.loop.stats().preemptions > 0
+    driver.close()
     alone.close()

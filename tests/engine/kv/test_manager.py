@@ -10,44 +10,44 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.transfer.plan import TransferKind
 from graftwork.engine.lora.device_pool import PlacementResult
-from tests.engine.kv.kv_world import HOST, OPERATIONS, SIZE, World
+from tests.engine.kv.random_cache_operations import HOST, OPERATIONS, SIZE, RandomCacheOperations
 from tests.hypothesis_profiles import examples
 
 number = st.integers(0, 7)
 new_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=2 * SIZE)
 
 
-class MemoryMachine(RuleBasedStateMachine):
+class KvCacheMachine(RuleBasedStateMachine):
     """Lets Hypothesis search for the shortest sequence of operations that breaks an invariant."""
 
     @initialize(disk_pages=st.sampled_from([0, 6, 200]), host=st.sampled_from([0, HOST]))
     def begin(self, disk_pages: int, host: int) -> None:
-        self.world = World(disk_pages=disk_pages, host=host)
+        self.operations = RandomCacheOperations(disk_pages=disk_pages, host=host)
 
     @rule(name=st.sampled_from(OPERATIONS), first=number, second=number, tokens=new_tokens)
     def operate(self, name: str, first: int, second: int, tokens: list[int]) -> None:
-        self.world.operate(name, first, second, tokens)
+        self.operations.operate(name, first, second, tokens)
 
     def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.end()
+        if hasattr(self, "operations"):
+            self.operations.end()
 
 
-TestMemoryMachine = MemoryMachine.TestCase
+TestMemoryMachine = KvCacheMachine.TestCase
 TestMemoryMachine.settings = settings(max_examples=examples(60), stateful_step_count=60)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_thousands_of_operations_break_no_invariant(seed: int) -> None:
-    """Four worlds of 4,000 operations each break no invariant, and every kind of copy, failure, move and wait occurs in
-    them."""
+    """Four runs of 4,000 random operations break no invariant, and every kind of copy, failure, move and wait occurs
+    in them."""
     random = Random(seed)
-    world = World(disk_pages=(200, 12)[seed % 2], host=HOST)
+    operations = RandomCacheOperations(disk_pages=(200, 12)[seed % 2], host=HOST)
 
     for _ in range(4000):
         tokens = [random.randrange(2) for _ in range(random.randint(1, 2 * SIZE))]
-        world.operate(random.choice(OPERATIONS), random.randrange(8), random.randrange(8), tokens)
-    world.end()
+        operations.operate(random.choice(OPERATIONS), random.randrange(8), random.randrange(8), tokens)
+    operations.end()
 
     cut_short = {f"{kind} cut short" for kind in TransferKind}
     told = {
@@ -58,5 +58,5 @@ def test_thousands_of_operations_break_no_invariant(seed: int) -> None:
         *(result.name for result in PlacementResult),
     }
     assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "forgotten domains", "no room", *told} <= set(
-        +world.seen
+        +operations.seen
     )

@@ -1,4 +1,4 @@
-"""Tests the KV cache when room is short, one scene per test."""
+"""Tests the KV cache when room is short, one situation per test."""
 
 from graftwork.engine.core.prefix_keys import PageKey, PrefixScope
 from graftwork.engine.core.requests import SessionKey, SessionUse
@@ -8,31 +8,31 @@ from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.session_index import SessionIndex
 from graftwork.engine.kv.transfer.loader import TokenPath
 from graftwork.platform.ids import IsolationDomain
-from tests.engine.kv_lab import FakeDisk, FixedLeases, KvLab
+from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache
 
 SCOPES = CacheScopes("sha256:model", "float32/2")
 ALICE, BOB = b"alice", b"bob"
 
 
-class Scene:
+class SmallKvCache:
     """A KV cache of a few pages of two tokens."""
 
     def __init__(self, *, device: int, host: int, disk_pages: int = 0, context: int = 4) -> None:
-        self.lab = KvLab(device=device, host=host, context=context, disk=FakeDisk(max_pages=disk_pages))
-        self.session_cache = SessionCache(self.lab.kv_cache, SCOPES, FixedLeases(), self.lab.clock)
+        self.cache = TaggedKvCache(device=device, host=host, context=context, disk=FakeDisk(max_pages=disk_pages))
+        self.session_cache = SessionCache(self.cache.kv_cache, SCOPES, FixedLeases(), self.cache.clock)
 
     def path(self, domain: bytes, tokens: list[int]) -> TokenPath:
         return TokenPath(PrefixScope(SCOPES.scope(IsolationDomain(domain), ())), tokens, domain)
 
     def turn(self, domain: bytes, tokens: list[int], session: str | None = None) -> bool:
         """Runs a whole request with an empty answer. Returns whether there was room for it."""
-        kv_cache, path = self.lab.kv_cache, self.path(domain, tokens)
+        kv_cache, path = self.cache.kv_cache, self.path(domain, tokens)
         use = None if session is None else SessionUse(SessionKey(session))
         allocation = kv_cache.allocate_path(path, kv_cache.match(path), len(tokens), use)
         if allocation is None:
             return False
-        self.lab.fire_all()
-        self.lab.compute(path, allocation)
+        self.cache.fire_all()
+        self.cache.compute(path, allocation)
         kv_cache.insert(path, allocation.pages, use)
         if use is not None:
             kv_cache.set_history(path, use)
@@ -55,92 +55,92 @@ def tokens_from(first: int, num_pages: int) -> list[int]:
 
 def test_a_domain_without_room_on_the_host_does_not_block_others() -> None:
     """Alice's path fills the host and its rest finds no room; Bob's pages, which are queued after it, are still saved."""
-    scene = Scene(device=15, host=4, context=8)
-    kv_cache, long = scene.lab.kv_cache, tokens_from(1, 8)
-    scene.turn(ALICE, long, "a")
-    scene.command(SessionVerb.HOLD, ALICE, "a", long)
-    scene.lab.fire_all()
-    scene.turn(BOB, tokens_from(2, 4), "b")
+    small = SmallKvCache(device=15, host=4, context=8)
+    kv_cache, long = small.cache.kv_cache, tokens_from(1, 8)
+    small.turn(ALICE, long, "a")
+    small.command(SessionVerb.HOLD, ALICE, "a", long)
+    small.cache.fire_all()
+    small.turn(BOB, tokens_from(2, 4), "b")
 
     kv_cache.start_background_copies()
     kv_cache.start_background_copies()
 
-    assert [plan.domain for plan, _ in scene.lab.copies.under_way] == [BOB]
+    assert [plan.domain for plan, _ in small.cache.copies.under_way] == [BOB]
 
 
 def test_an_expired_lease_is_no_better_than_none() -> None:
     """Pages with an expired lease are evicted before pages that were used later, even if nothing happened in between."""
-    scene = Scene(device=8, host=16)
+    small = SmallKvCache(device=8, host=16)
     leased, recent = tokens_from(1, 4), tokens_from(2, 4)
-    scene.turn(ALICE, leased, "waits")
-    scene.command(SessionVerb.HOLD, ALICE, "waits", leased, "search")
-    scene.lab.fire_all()
-    scene.turn(ALICE, recent, "idle")
-    scene.command(SessionVerb.HOLD, ALICE, "idle", recent)
-    scene.lab.fire_all()
+    small.turn(ALICE, leased, "waits")
+    small.command(SessionVerb.HOLD, ALICE, "waits", leased, "search")
+    small.cache.fire_all()
+    small.turn(ALICE, recent, "idle")
+    small.command(SessionVerb.HOLD, ALICE, "idle", recent)
+    small.cache.fire_all()
 
-    scene.lab.clock.advance(11)  # the lease was for ten seconds
-    scene.lab.kv_cache.start_background_copies()
-    scene.turn(ALICE, tokens_from(3, 4), "newcomer")
+    small.cache.clock.advance(11)  # the lease was for ten seconds
+    small.cache.kv_cache.start_background_copies()
+    small.turn(ALICE, tokens_from(3, 4), "newcomer")
 
-    assert scene.device_tokens(ALICE, recent) == 8
-    assert scene.device_tokens(ALICE, leased) == 0
+    assert small.device_tokens(ALICE, recent) == 8
+    assert small.device_tokens(ALICE, leased) == 0
 
 
 def test_prefetched_pages_stay_for_their_turn() -> None:
     """A prefetched session stays on the device while another request evicts a session that was used before it."""
-    scene = Scene(device=8, host=16)
+    small = SmallKvCache(device=8, host=16)
     returning, idle = tokens_from(1, 3), tokens_from(2, 4)
-    scene.turn(ALICE, returning, "returns")
-    scene.command(SessionVerb.HOLD, ALICE, "returns", returning, "search")
-    scene.lab.fire_all()
-    scene.command(SessionVerb.SUSPEND, ALICE, "returns", returning)
-    scene.lab.fire_all()
-    scene.turn(ALICE, idle, "idle")
-    scene.command(SessionVerb.HOLD, ALICE, "idle", idle)
-    scene.lab.fire_all()
+    small.turn(ALICE, returning, "returns")
+    small.command(SessionVerb.HOLD, ALICE, "returns", returning, "search")
+    small.cache.fire_all()
+    small.command(SessionVerb.SUSPEND, ALICE, "returns", returning)
+    small.cache.fire_all()
+    small.turn(ALICE, idle, "idle")
+    small.command(SessionVerb.HOLD, ALICE, "idle", idle)
+    small.cache.fire_all()
 
-    scene.command(SessionVerb.PREFETCH, ALICE, "returns", returning)
-    scene.lab.fire_all()
-    scene.turn(ALICE, tokens_from(3, 3), "newcomer")
+    small.command(SessionVerb.PREFETCH, ALICE, "returns", returning)
+    small.cache.fire_all()
+    small.turn(ALICE, tokens_from(3, 3), "newcomer")
 
-    assert scene.device_tokens(ALICE, returning) == 6
+    assert small.device_tokens(ALICE, returning) == 6
 
 
 def test_a_prefetch_loads_what_there_is_room_for() -> None:
     """If other domains' reserves leave room for part of a path, that part is loaded and no page is evicted for the
     rest."""
-    scene = Scene(device=8, host=16)
+    small = SmallKvCache(device=8, host=16)
     long = tokens_from(1, 6)
-    scene.turn(ALICE, long, "long")
-    scene.command(SessionVerb.SUSPEND, ALICE, "long", long)
-    scene.lab.fire_all()
+    small.turn(ALICE, long, "long")
+    small.command(SessionVerb.SUSPEND, ALICE, "long", long)
+    small.cache.fire_all()
     bobs = tokens_from(2, 2)
-    scene.turn(BOB, bobs, "bob")
-    held = scene.lab.kv_cache.allocate_pages(2, ALICE)
+    small.turn(BOB, bobs, "bob")
+    held = small.cache.kv_cache.allocate_pages(2, ALICE)
     assert held is not None
 
-    scene.command(SessionVerb.PREFETCH, ALICE, "long", long)
-    scene.lab.fire_all()
+    small.command(SessionVerb.PREFETCH, ALICE, "long", long)
+    small.cache.fire_all()
 
-    assert scene.device_tokens(BOB, bobs) == 4
-    assert scene.device_tokens(ALICE, long) == 8
-    scene.lab.kv_cache.release(held)
-    scene.lab.check()
+    assert small.device_tokens(BOB, bobs) == 4
+    assert small.device_tokens(ALICE, long) == 8
+    small.cache.kv_cache.release(held)
+    small.cache.check()
 
 
 def test_pages_on_their_way_from_disk_are_counted_there() -> None:
     """While a fetch runs, its pages are counted on disk and on no nearer tier."""
-    scene = Scene(device=8, host=0, disk_pages=100)
+    small = SmallKvCache(device=8, host=0, disk_pages=100)
     tokens = tokens_from(1, 3)
-    path = scene.path(ALICE, tokens)
-    scene.lab.disk.pages = {key: key for key in scene.lab.tags(path)}
+    path = small.path(ALICE, tokens)
+    small.cache.disk.pages = {key: key for key in small.cache.tags(path)}
 
-    answer = scene.command(SessionVerb.PREFETCH, ALICE, "s", tokens)
+    answer = small.command(SessionVerb.PREFETCH, ALICE, "s", tokens)
 
     assert (answer.device_tokens, answer.host_tokens, answer.disk_tokens) == (0, 0, 6)
-    scene.lab.fire_all()
-    assert scene.device_tokens(ALICE, tokens) == 6
+    small.cache.fire_all()
+    assert small.device_tokens(ALICE, tokens) == 6
 
 
 def test_the_session_index_is_bounded() -> None:

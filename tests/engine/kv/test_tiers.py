@@ -24,10 +24,10 @@ from graftwork.engine.messages import ForgetDomain
 from graftwork.engine.model.config import read_model_config
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.ids import IsolationDomain
-from tests.engine.conftest import Lab
-from tests.engine.harness import Harness, Outcome
+from tests.engine.conftest import RandomModels
+from tests.engine.engine_driver import EngineDriver, Outcome
 
-MakeEngine = Callable[..., Harness]
+MakeEngine = Callable[..., EngineDriver]
 
 FIRST = [5 + n % 50 for n in range(41)]
 SECOND = [9, 8, 7, 6, 5, 4, 3]
@@ -36,16 +36,16 @@ ONE_CONTEXT = 2**16
 ADAPTERS = [None, "sha256:wide", "sha256:narrow"]
 
 
-def first_turn(harness: Harness, adapter: str | None) -> list[int]:
+def first_turn(driver: EngineDriver, adapter: str | None) -> list[int]:
     """Runs a session's first turn. Returns its history."""
-    outcome = harness.run(FIRST, adapter=adapter, session=SessionUse(SessionKey("s")), max_tokens=9, ignore_eos=True)
+    outcome = driver.run(FIRST, adapter=adapter, session=SessionUse(SessionKey("s")), max_tokens=9, ignore_eos=True)
     return FIRST + outcome.token_ids
 
 
-def second_turn(harness: Harness, history: list[int], adapter: str | None, **options: Any) -> Outcome:
+def second_turn(driver: EngineDriver, history: list[int], adapter: str | None, **options: Any) -> Outcome:
     use = SessionUse(SessionKey(options.pop("session", "s")), len(history))
     prompt = history + SECOND
-    return harness.run(prompt, adapter=adapter, session=use, max_tokens=12, ignore_eos=True, **options)
+    return driver.run(prompt, adapter=adapter, session=use, max_tokens=12, ignore_eos=True, **options)
 
 
 def cold(make_engine: MakeEngine, history: list[int], adapter: str | None, **options: Any) -> list[int]:
@@ -64,17 +64,17 @@ def test_a_session_continues_the_same_from_the_device_the_host_and_the_disk(
     In bf16 a cold engine computes in chunks what was computed token by token, and rounds differently.
     """
     options = {"dtype": dtype, "disk_kv_bytes": 2**22, "kv_folder": tmp_path}
-    harness = make_engine(**options)
-    history = first_turn(harness, adapter)
+    driver = make_engine(**options)
+    history = first_turn(driver, adapter)
     expected = cold(make_engine, history, adapter, dtype=dtype)
 
-    harness.command(SessionVerb.HOLD, "s", history, ToolWait("search"), adapter=adapter)
-    warm = second_turn(harness, history, adapter)
+    driver.command(SessionVerb.HOLD, "s", history, ToolWait("search"), adapter=adapter)
+    warm = second_turn(driver, history, adapter)
     head = history + SECOND + warm.token_ids
-    harness.command(SessionVerb.SUSPEND, "s", head, adapter=adapter)
-    suspended = harness.command(SessionVerb.READ, "s", head, adapter=adapter)
-    from_host = second_turn(harness, history, adapter)
-    harness.close()
+    driver.command(SessionVerb.SUSPEND, "s", head, adapter=adapter)
+    suspended = driver.command(SessionVerb.READ, "s", head, adapter=adapter)
+    from_host = second_turn(driver, history, adapter)
+    driver.close()
     restarted = make_engine(**options)
     from_disk = second_turn(restarted, history, adapter)
     restarted.close()
@@ -92,12 +92,12 @@ def test_a_session_continues_the_same_from_the_device_the_host_and_the_disk(
 
 def test_forks_and_rewinds_share_what_they_have_in_common(make_engine: MakeEngine) -> None:
     """A fork and a rewound session use the cache and answer as cold engines do."""
-    harness = make_engine()
-    history = first_turn(harness, None)
-    second = second_turn(harness, history, None)
+    driver = make_engine()
+    history = first_turn(driver, None)
+    second = second_turn(driver, history, None)
 
-    forked = second_turn(harness, history, None, session="child")
-    rewound = second_turn(harness, history[:40], None)
+    forked = second_turn(driver, history, None, session="child")
+    rewound = second_turn(driver, history[:40], None)
 
     assert forked.token_ids == second.token_ids
     assert rewound.token_ids == cold(make_engine, history[:40], None)
@@ -115,57 +115,57 @@ def test_requests_that_outgrow_the_device_together_answer_the_same_as_alone(
     random = Random(3)
     prompts = [[random.randrange(3, 90) for _ in range(30)] for _ in range(3)]
     alone = [make_engine().run(prompt, max_tokens=90, ignore_eos=True).token_ids for prompt in prompts]
-    harness = make_engine(device_bytes=ONE_CONTEXT, host_kv_bytes=host_kv_bytes)
+    driver = make_engine(device_bytes=ONE_CONTEXT, host_kv_bytes=host_kv_bytes)
 
     outcomes = [
-        harness.submit(prompt, max_tokens=90, ignore_eos=True, domain=bytes([number]))
+        driver.submit(prompt, max_tokens=90, ignore_eos=True, domain=bytes([number]))
         for number, prompt in enumerate(prompts)
     ]
-    harness.finish()
+    driver.finish()
 
     assert [outcome.token_ids for outcome in outcomes] == alone
-    assert harness.loop.stats().preemptions > 0
+    assert driver.loop.stats().preemptions > 0
 
 
 def test_closing_every_session_empties_every_tier(make_engine: MakeEngine, tmp_path: Path) -> None:
     """After two sessions with a common prefix are closed, no tier holds a page and no file is left."""
-    harness = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
-    history = first_turn(harness, None)
-    longer = history + SECOND + second_turn(harness, history, None, session="t").token_ids
+    driver = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
+    history = first_turn(driver, None)
+    longer = history + SECOND + second_turn(driver, history, None, session="t").token_ids
     for name, tokens in (("s", history), ("t", longer)):
-        harness.command(SessionVerb.HOLD, name, tokens, ToolWait("search"))
-    full = harness.loop.stats()
+        driver.command(SessionVerb.HOLD, name, tokens, ToolWait("search"))
+    full = driver.loop.stats()
 
     for name, tokens in (("s", history), ("t", longer)):
-        harness.command(SessionVerb.CLOSE, name, tokens)
+        driver.command(SessionVerb.CLOSE, name, tokens)
 
-    stats = harness.loop.stats()
+    stats = driver.loop.stats()
     assert full.cached_pages > 0
     assert full.host_cached_pages > 0
     assert full.disk_pages > 0
     assert (stats.cached_pages, stats.active_pages, stats.in_flight_pages) == (0, 0, 0)
     assert (stats.host_cached_pages, stats.host_in_flight_pages, stats.disk_pages) == (0, 0, 0)
-    harness.close()
+    driver.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_forgotten_domain_leaves_nothing_on_any_tier(make_engine: MakeEngine, tmp_path: Path) -> None:
     """After one of two tenants is forgotten, only its history and files are gone, and a new engine on the same folder
     finds only the other's."""
-    harness = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
+    driver = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
     for domain in (b"gone", b"stays"):
-        harness.run(FIRST, domain=domain, session=SessionUse(SessionKey("s")), max_tokens=1)
-        harness.command(SessionVerb.HOLD, "s", FIRST, domain=domain)
-    before = harness.command(SessionVerb.READ, "s", FIRST, domain=b"stays")
-    num_pages = harness.loop.stats().disk_pages
+        driver.run(FIRST, domain=domain, session=SessionUse(SessionKey("s")), max_tokens=1)
+        driver.command(SessionVerb.HOLD, "s", FIRST, domain=domain)
+    before = driver.command(SessionVerb.READ, "s", FIRST, domain=b"stays")
+    num_pages = driver.loop.stats().disk_pages
 
-    harness.loop.take(ForgetDomain(IsolationDomain(b"gone")))
+    driver.loop.take(ForgetDomain(IsolationDomain(b"gone")))
 
-    assert harness.command(SessionVerb.READ, "s", FIRST, domain=b"gone") == SessionMemory(missing_tokens=len(FIRST))
-    assert harness.command(SessionVerb.READ, "s", FIRST, domain=b"stays") == before
+    assert driver.command(SessionVerb.READ, "s", FIRST, domain=b"gone") == SessionMemory(missing_tokens=len(FIRST))
+    assert driver.command(SessionVerb.READ, "s", FIRST, domain=b"stays") == before
     assert before.disk_bytes > 0
-    assert harness.loop.stats().disk_pages == num_pages // 2
-    harness.close()
+    assert driver.loop.stats().disk_pages == num_pages // 2
+    driver.close()
     restarted = make_engine(disk_kv_bytes=2**22, kv_folder=tmp_path)
     assert restarted.loop.stats().disk_pages == num_pages // 2
     assert restarted.command(SessionVerb.READ, "s", FIRST, domain=b"stays").disk_bytes == before.disk_bytes
@@ -175,13 +175,13 @@ def test_a_forgotten_domain_leaves_nothing_on_any_tier(make_engine: MakeEngine, 
 def test_tenants_share_a_public_prefix_and_nothing_after_it(make_engine: MakeEngine) -> None:
     """Another tenant finds the four whole pages of an 18-token public prefix and answers as a cold engine does; it
     finds nothing of a private prompt."""
-    harness = make_engine()
+    driver = make_engine()
     expected = make_engine().run(FIRST).token_ids
-    harness.run(FIRST, domain=b"a", public_tokens=18)
+    driver.run(FIRST, domain=b"a", public_tokens=18)
 
-    shared = harness.run(FIRST, domain=b"b", public_tokens=18)
-    private = harness.run(FIRST, domain=b"c")
-    again = harness.run(FIRST, domain=b"b", public_tokens=18)
+    shared = driver.run(FIRST, domain=b"b", public_tokens=18)
+    private = driver.run(FIRST, domain=b"c")
+    again = driver.run(FIRST, domain=b"b", public_tokens=18)
 
     assert [one.cache.device_tokens for one in (shared, private, again) if one.cache] == [16, 0, 40]
     assert shared.token_ids == private.token_ids == again.token_ids == expected
@@ -189,29 +189,29 @@ def test_tenants_share_a_public_prefix_and_nothing_after_it(make_engine: MakeEng
 
 def test_a_miss_after_a_change_of_adapter_says_so(make_engine: MakeEngine) -> None:
     """A session that has got another adapter between its turns is told `adapter_changed`, though its KV was freed."""
-    harness = make_engine()
-    history = first_turn(harness, None)
+    driver = make_engine()
+    history = first_turn(driver, None)
 
-    harness.command(SessionVerb.CHANGE, "s", history)
-    outcome = second_turn(harness, history, "sha256:wide")
+    driver.command(SessionVerb.CHANGE, "s", history)
+    outcome = second_turn(driver, history, "sha256:wide")
 
-    assert harness.command(SessionVerb.READ, "s", history).device_bytes == 0
+    assert driver.command(SessionVerb.READ, "s", history).device_bytes == 0
     assert outcome.cache is not None
     assert outcome.cache.miss_reason == MissReason.ADAPTER_CHANGED
 
 
 def test_a_miss_says_why(make_engine: MakeEngine) -> None:
     """Another adapter, an edited history and a restarted engine each report their own reason."""
-    harness = make_engine()
-    history = first_turn(harness, None)
+    driver = make_engine()
+    history = first_turn(driver, None)
     edited = [70, 71, *history[2:]]
 
     reasons = {
         "restarted": second_turn(make_engine(), history, None).cache,
-        "adapter": second_turn(harness, history, "sha256:wide").cache,
-        "edited": second_turn(harness, edited, "sha256:wide").cache,
+        "adapter": second_turn(driver, history, "sha256:wide").cache,
+        "edited": second_turn(driver, edited, "sha256:wide").cache,
         "new": make_engine().run(FIRST).cache,
-        "none": harness.run(history + SECOND).cache,
+        "none": driver.run(history + SECOND).cache,
     }
 
     assert {name: report.miss_reason for name, report in reasons.items() if report} == {
@@ -226,10 +226,10 @@ def test_a_miss_says_why(make_engine: MakeEngine) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("page_tokens", "padding"), [(4, 0), (16, 0), (16, 40)])
 def test_every_round_trip_brings_back_the_same_bytes(
-    lab: Lab, tmp_path: Path, dtype: torch.dtype, page_tokens: int, padding: int
+    models: RandomModels, tmp_path: Path, dtype: torch.dtype, page_tokens: int, padding: int
 ) -> None:
     """Random pages that go to the host and to disk come back to other device pages with the same bits."""
-    model = read_model_config(lab.base)
+    model = read_model_config(models.base)
     device_memory = DeviceMemory(12, bytes_per_page(model, page_tokens, dtype) + padding, torch.device("cpu"))
     cache = KvCache(model, device_memory, page_tokens, dtype)
     host = HostMemory(4, cache.page_shape, dtype, pinned=False)

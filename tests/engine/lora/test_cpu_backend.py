@@ -1,4 +1,4 @@
-"""The CPU's backend: which rows go which way, and what becomes of an adapter's addresses."""
+"""Tests of the CPU backend: which rows use the kernel and which use torch, and the tables of addresses."""
 
 import gc
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.torch_backend import Segment, TorchLora
 from graftwork.engine.model.projections import GroupShape
-from tests.engine.lora.triton.kernel_lab import weights
-from tests.engine.lora.triton.test_backend import Shapes
+from tests.engine.lora.triton.engine_runs import weights
+from tests.engine.lora.triton.test_backend import LayerShapes
 
 DTYPES = list(LIKE)
 SHAPES = {
@@ -37,17 +37,17 @@ def torch_lora(dtype: torch.dtype = torch.float32) -> TorchLora:
 
 
 def resident(digest: str, rank: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> ResidentAdapter:
-    return build_resident(weights(digest, rank, seed, scale=1.3), Shapes(), dtype)
+    return build_resident(weights(digest, rank, seed, scale=1.3), LayerShapes(), dtype)
 
 
 def native(dtype: torch.dtype) -> CpuLora:
-    """Over the fused layers of the tests' random models."""
+    """Returns a CPU backend over the fused layers of the random models."""
     return CpuLora(AddressTables(SHAPES, dtype), torch_lora(dtype))
 
 
 @pytest.fixture
 def lora() -> Iterator[CpuLora]:
-    """Its tables are whole when the test ends."""
+    """A CPU backend whose tables are checked when the test ends."""
     made = native(torch.float32)
     yield made
     made.check_integrity()
@@ -69,7 +69,7 @@ def decoding(start: int, end: int, mix: AdapterMix) -> Segment:
 def added(
     lora: LoraBackend, segments: list[Segment], num_rows: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """What a step makes of every group, the groups side by side; every row has the same input and the same output."""
+    """Returns what a step adds to every group, side by side. All rows have the same input and base output."""
     generator = torch.Generator().manual_seed(7)
     step = lora.step(segments, num_rows)
     outputs = []
@@ -87,7 +87,7 @@ def untouched(num_rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_decode_are_torchs_within_rounding(dtype: torch.dtype) -> None:
-    """Adapters of several ranks, a mixture, and base rows between them."""
+    """Decoding rows of several ranks, of a mixture and of the base equal torch's within rounding."""
     lora, plain = native(dtype), torch_lora(dtype)
     adapters = [resident(f"{rank}", rank, rank, dtype) for rank in (1, 8, 20, 128)]
     for adapter in adapters:
@@ -106,7 +106,7 @@ def test_rows_that_decode_are_torchs_within_rounding(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_way_of_a_row_is_its_own(dtype: torch.dtype) -> None:
-    """Rows with equal inputs: all that decode have one result, all of chunks another, however they are mixed."""
+    """Decoding rows with equal inputs have one result, and rows of chunks another, in any batch."""
     lora = native(dtype)
     adapters = [place(lora, resident(name, rank, rank, dtype)) for name, rank in (("a", 12), ("b", 24))]
     random = Random(3)
@@ -130,7 +130,7 @@ def test_the_way_of_a_row_is_its_own(dtype: torch.dtype) -> None:
 
 
 def test_a_chunk_has_torchs_bits(lora: CpuLora) -> None:
-    """Short and long ones, a decoding row between them: each as if torch did all."""
+    """Rows of a prefill chunk have the bits of torch, also beside decoding rows."""
     a, b = place(lora, resident("a", 8)), place(lora, resident("b", 16, seed=2))
     native = [Segment(0, 5, only(a), decoding=(2,)), Segment(5, 30, only(b)), Segment(30, 40, only(a), decoding=(30,))]
     plain = [Segment(0, 5, only(a)), Segment(5, 30, only(b)), Segment(30, 40, only(a))]
@@ -142,7 +142,7 @@ def test_a_chunk_has_torchs_bits(lora: CpuLora) -> None:
 
 
 def test_a_forgotten_adapter_leaves_no_address(lora: CpuLora) -> None:
-    """Neither in any table nor in what a step adds; and its block is freed although it was used in the last step."""
+    """A forgotten adapter is in no table and in no later step, and its block is freed."""
     adapter, stays = place(lora, resident("a", 8)), place(lora, resident("stays", 8, seed=2))
     step = [decoding(0, 2, only(adapter)), decoding(2, 3, only(stays))]
     before = added(lora, step, 8)
@@ -160,7 +160,7 @@ def test_a_forgotten_adapter_leaves_no_address(lora: CpuLora) -> None:
 
 
 def test_an_adapter_that_has_moved_is_read_where_it_lies_now(lora: CpuLora) -> None:
-    """Forgotten and placed again with views of another block; where it lay, all bits are set, which are NaN."""
+    """An adapter that was placed again is read from its new block only."""
     adapter = place(lora, resident("a", 8))
     before = added(lora, [decoding(0, 3, only(adapter))], 8)
     block = adapter.block.clone()
@@ -178,7 +178,7 @@ def test_an_adapter_that_has_moved_is_read_where_it_lies_now(lora: CpuLora) -> N
 
 
 def test_entries_are_used_again_and_grow_with_their_number(lora: CpuLora) -> None:
-    """Forty at once, then two hundred one after another: every one is applied, and the tables stay as large as forty need."""
+    """The tables grow to the largest number of adapters at once, and entries are used again."""
     many = [place(lora, resident(f"stays-{number}", 8, number)) for number in range(40)]
     alone = added(lora, [decoding(0, 1, only(many[0]))], 8)
     size = lora.tables.num_slots
@@ -193,7 +193,7 @@ def test_entries_are_used_again_and_grow_with_their_number(lora: CpuLora) -> Non
 
 
 def test_a_mixture_may_have_more_ranks_than_any_layer_is_wide(lora: CpuLora) -> None:
-    """Four of rank 128: three slices of each stand side by side in the scratch memory."""
+    """A mixture of four adapters of rank 128, wider than any layer, is computed."""
     parts = tuple((place(lora, resident(name, 128, seed)), 0.3) for seed, name in enumerate("abcd"))
 
     actual = added(lora, [decoding(0, 3, AdapterMix(parts))], 8)
@@ -207,19 +207,19 @@ def test_a_mixture_may_have_more_ranks_than_any_layer_is_wide(lora: CpuLora) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_kernel_that_computes_passes_its_trial(dtype: torch.dtype) -> None:
-    """On this machine, in both dtypes."""
+    """The kernel passes its self-test on this machine in both dtypes."""
     assert why_cpu_kernel_fails(dtype) is None
 
 
 def test_a_kernel_that_computes_something_else_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that adds nothing: the trial says by how much."""
+    """A kernel that adds nothing fails the self-test, which tells the error's size."""
     monkeypatch.setattr(native_lora, "add_to_rows", lambda *arguments: None)
 
     assert "differ from plain torch" in str(why_cpu_kernel_fails(torch.float32))
 
 
 def test_a_kernel_that_mixes_the_rows_of_a_pair_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that gives a row another result in the second place of a pair."""
+    """A kernel whose result depends on a row's place in a pair fails the self-test."""
     add_to_rows = native_rows.add_to_rows
 
     def second_once_more(y, x, group, rows, scratch, like):  # type: ignore[no-untyped-def]
@@ -235,7 +235,7 @@ def test_a_kernel_that_mixes_the_rows_of_a_pair_fails_it(monkeypatch: pytest.Mon
 
 
 def test_a_kernel_that_does_not_build_fails_it_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever numba says of it, in one line."""
+    """A kernel that does not compile fails the self-test with numba's reason in one line."""
 
     def broken(*arguments: object) -> None:
         raise RuntimeError("no such processor\nat all")

@@ -1,4 +1,4 @@
-"""Adapters that come and go: identity by content, reloads, unloads in use, and many more than fit."""
+"""Tests of adapters that are loaded, evicted, reloaded and unloaded while requests use them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
 from graftwork.engine.messages import ForgetAdapter
 from graftwork.platform.errors import InvalidRequest, NotFound
-from tests.engine.harness import Harness
+from tests.engine.engine_driver import EngineDriver
 from tests.engine.random_models import make_base
 from tests.engine.runner.test_decoder_parity import random_prompt
 
@@ -44,7 +44,7 @@ def random_adapter(digest: str, rank: int, seed: int) -> AdapterWeights:
     return AdapterWeights(digest, pairs)
 
 
-class Shelf:
+class CountingAdapterSource:
     """An AdapterSource that counts its reads."""
 
     def __init__(self, weights: Mapping[str, AdapterWeights]) -> None:
@@ -63,81 +63,81 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_base(tmp_path_factory.mktemp("lifecycle") / "base")
 
 
-def engine(base: Path, shelf: Shelf, **options: Any) -> Harness:
+def engine(base: Path, source: CountingAdapterSource, **options: Any) -> EngineDriver:
     settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
-    return Harness(build_engine(EngineConfig(model=base, **settings), lambda _: shelf))
+    return EngineDriver(build_engine(EngineConfig(model=base, **settings), lambda _: source))
 
 
 def bytes_of(base: Path, rank: int) -> int:
     """What one adapter of this rank occupies."""
-    harness = engine(base, Shelf({"a": random_adapter("a", rank, 0)}))
-    harness.run([2, 3], adapter="a")
-    return harness.loop.stats().lora_pool_bytes
+    driver = engine(base, CountingAdapterSource({"a": random_adapter("a", rank, 0)}))
+    driver.run([2, 3], adapter="a")
+    return driver.loop.stats().lora_pool_bytes
 
 
 def test_an_adapter_that_was_evicted_and_loaded_again_finds_its_cached_prefix(base: Path) -> None:
-    """There is room for one, on the device and on the host: the other pushes it out; its KV stays, its digest is the same."""
-    shelf = Shelf({name: random_adapter(name, 8, seed) for seed, name in enumerate(("a", "b"))})
+    """An adapter that was evicted and loaded again finds its cached KV, because its digest is the same."""
+    source = CountingAdapterSource({name: random_adapter(name, 8, seed) for seed, name in enumerate(("a", "b"))})
     room = bytes_of(base, 8)
-    harness = engine(base, shelf, lora_pool_bytes=room, lora_host_bytes=room)
+    driver = engine(base, source, lora_pool_bytes=room, lora_host_bytes=room)
     prompt = random_prompt(Random(4), 30)
-    cold = harness.run(prompt, adapter="a")
-    harness.run(prompt, adapter="b")
-    assert harness.loop.stats().resident_adapters == ("b",)
+    cold = driver.run(prompt, adapter="a")
+    driver.run(prompt, adapter="b")
+    assert driver.loop.stats().resident_adapters == ("b",)
 
-    warm = harness.run(prompt, adapter="a")
+    warm = driver.run(prompt, adapter="a")
 
-    assert shelf.loads == ["a", "b", "a"]
+    assert source.loads == ["a", "b", "a"]
     assert warm.token_ids == cold.token_ids
     assert warm.cache is not None
     assert (warm.cache.device_tokens, warm.cache.recomputed_tokens) == (28, 2)
 
 
 def test_unloading_lets_running_requests_finish_and_then_frees_the_bytes(base: Path) -> None:
-    """The request in flight makes the same tokens as without; a new one waits for a fresh load, which is refused."""
-    shelf = Shelf({"a": random_adapter("a", 8, 1)})
-    alone = engine(base, shelf).run([5, 6, 7], adapter="a", max_tokens=12, ignore_eos=True)
-    harness = engine(base, shelf)
-    running = harness.submit([5, 6, 7], adapter="a", max_tokens=12, ignore_eos=True)
+    """After an unload a running request makes the same tokens as without it, and a new request needs a fresh load."""
+    source = CountingAdapterSource({"a": random_adapter("a", 8, 1)})
+    alone = engine(base, source).run([5, 6, 7], adapter="a", max_tokens=12, ignore_eos=True)
+    driver = engine(base, source)
+    running = driver.submit([5, 6, 7], adapter="a", max_tokens=12, ignore_eos=True)
     while len(running.token_ids) < 4:
-        harness.step()
+        driver.step()
 
-    del shelf.weights["a"]
-    harness.loop.take(ForgetAdapter("a"))
-    assert harness.loop.stats().resident_adapters == ("a",)
-    late = harness.submit([5, 6, 7], adapter="a", domain=b"late")
-    harness.finish()
+    del source.weights["a"]
+    driver.loop.take(ForgetAdapter("a"))
+    assert driver.loop.stats().resident_adapters == ("a",)
+    late = driver.submit([5, 6, 7], adapter="a", domain=b"late")
+    driver.finish()
 
     assert running.token_ids == alone.token_ids
     assert isinstance(late.error, NotFound)
-    stats = harness.loop.stats()
+    stats = driver.loop.stats()
     assert (stats.resident_adapters, stats.lora_pool_bytes) == ((), 0)
 
 
 def test_a_hundred_first_uses_read_an_adapter_once(base: Path) -> None:
-    """All are submitted before the load has come back; all are served."""
-    shelf = Shelf({"a": random_adapter("a", 8, 1)})
-    harness = engine(base, shelf)
+    """A hundred requests that wait for one adapter cause one read and are all served."""
+    source = CountingAdapterSource({"a": random_adapter("a", 8, 1)})
+    driver = engine(base, source)
 
-    outcomes = [harness.submit([number % 90 + 2, 5], adapter="a", max_tokens=2) for number in range(100)]
-    harness.finish()
+    outcomes = [driver.submit([number % 90 + 2, 5], adapter="a", max_tokens=2) for number in range(100)]
+    driver.finish()
 
     assert all(outcome.finish is not None for outcome in outcomes)
-    assert shelf.loads == ["a"]
+    assert source.loads == ["a"]
 
 
 def test_a_mixture_that_can_never_fit_is_refused_and_one_that_fits_exactly_is_served(base: Path) -> None:
-    """There is room for two: two are served although another holds a place at first; three end with both numbers."""
-    shelf = Shelf({name: random_adapter(name, 8, seed) for seed, name in enumerate("abcd")})
+    """In a pool of two adapters a mixture of two is served, and one of three is refused with both numbers."""
+    source = CountingAdapterSource({name: random_adapter(name, 8, seed) for seed, name in enumerate("abcd")})
     room = 2 * bytes_of(base, 8)
-    harness = engine(base, shelf, lora_pool_bytes=room)
-    harness.run([4, 5], adapter="d")
+    driver = engine(base, source, lora_pool_bytes=room)
+    driver.run([4, 5], adapter="d")
     halves = tuple(AdapterUse(name, 0.5) for name in "ab")
 
-    fits = harness.submit([5, 6, 7], adapters=halves)
-    other = harness.submit([5, 6, 7], adapter="d")
-    large = harness.submit([5, 6, 7], adapters=(*halves, AdapterUse("c", 0.5)))
-    harness.finish()
+    fits = driver.submit([5, 6, 7], adapters=halves)
+    other = driver.submit([5, 6, 7], adapter="d")
+    large = driver.submit([5, 6, 7], adapters=(*halves, AdapterUse("c", 0.5)))
+    driver.finish()
 
     assert fits.finish is not None
     assert other.finish is not None
@@ -146,23 +146,25 @@ def test_a_mixture_that_can_never_fit_is_refused_and_one_that_fits_exactly_is_se
 
 
 def test_a_bad_adapter_ends_its_own_requests_alone(base: Path) -> None:
-    """One that cannot be found among others that can: a typed error for it, tokens for them."""
-    shelf = Shelf({"a": random_adapter("a", 8, 1)})
-    harness = engine(base, shelf)
+    """Requests of an adapter that is not found get a typed error, and the others get their tokens."""
+    source = CountingAdapterSource({"a": random_adapter("a", 8, 1)})
+    driver = engine(base, source)
 
-    outcomes = [harness.submit([5, 6], adapter=name) for name in ("a", "missing", "a", None)]
-    harness.finish()
+    outcomes = [driver.submit([5, 6], adapter=name) for name in ("a", "missing", "a", None)]
+    driver.finish()
 
     assert [type(outcome.error) for outcome in outcomes] == [type(None), NotFound, type(None), type(None)]
 
 
 def test_three_hundred_adapters_in_a_pool_for_forty(base: Path) -> None:
-    """Zipf traffic over mixed ranks: no error, everyone is served, and each has the tokens that it has alone."""
+    """With 300 adapters of mixed rank in a pool for 40, every request gets the tokens that it gets alone."""
     names = [f"adapter-{number:03}" for number in range(300)]
-    shelf = Shelf({name: random_adapter(name, RANKS[number % 6], number) for number, name in enumerate(names)})
+    source = CountingAdapterSource(
+        {name: random_adapter(name, RANKS[number % 6], number) for number, name in enumerate(names)}
+    )
     mean = sum(bytes_of(base, rank) for rank in RANKS) // len(RANKS)
     pool = 40 * mean
-    harness = engine(base, shelf, lora_pool_bytes=pool, lora_host_bytes=120 * mean, max_running=24, max_waiting=1000)
+    driver = engine(base, source, lora_pool_bytes=pool, lora_host_bytes=120 * mean, max_running=24, max_waiting=1000)
     random = Random(8)
     weights = [1 / (rank + 1) for rank in range(300)]
     wanted = [*random.choices(names, weights, k=300), *random.sample(names, 100)]
@@ -170,15 +172,15 @@ def test_three_hundred_adapters_in_a_pool_for_forty(base: Path) -> None:
 
     outcomes = []
     for number, (name, prompt) in enumerate(requests):  # a flood: two arrive in every step
-        outcomes.append(harness.submit(prompt, adapter=name, max_tokens=4, ignore_eos=True))
+        outcomes.append(driver.submit(prompt, adapter=name, max_tokens=4, ignore_eos=True))
         if number % 2:
-            harness.step()
-            assert harness.loop.stats().lora_pool_bytes <= pool
-    harness.finish()
+            driver.step()
+            assert driver.loop.stats().lora_pool_bytes <= pool
+    driver.finish()
 
     assert all(outcome.finish is not None for outcome in outcomes)
-    assert len(harness.loop.stats().resident_adapters) >= 25
-    alone = engine(base, shelf, max_running=1, lora_pool_bytes=400 * mean)
+    assert len(driver.loop.stats().resident_adapters) >= 25
+    alone = engine(base, source, max_running=1, lora_pool_bytes=400 * mean)
     for number in random.sample(range(len(requests)), 40):
         name, prompt = requests[number]
         expected = alone.run(prompt, adapter=name, max_tokens=4, ignore_eos=True, domain=str(number).encode())

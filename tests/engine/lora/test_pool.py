@@ -1,4 +1,4 @@
-"""The LoRA pool: bytes on two tiers, pins, loads, failures, and who gets room."""
+"""Tests of the LoRA pool: bytes on device and host, pins, loads, failures, and the order of waiting."""
 
 import threading
 from queue import SimpleQueue
@@ -27,7 +27,7 @@ UNIT = (WIDTH + WIDTH) * 16 * 4
 PATIENCE_S = 1.0
 
 
-class TinyBase:
+class OneLayerBase:
     """One linear layer of zeros."""
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -37,8 +37,8 @@ class TinyBase:
         return WIDTH, WIDTH
 
 
-class CountingSource:
-    """Knows adapters called `sha256:<units>…`; a gate can hold its loads back."""
+class GatedAdapterSource:
+    """A source of adapters named `sha256:<units>…`. A gate can delay its loads."""
 
     def __init__(self) -> None:
         self.loads: list[str] = []
@@ -58,14 +58,14 @@ class CountingSource:
         return AdapterWeights(digest, {(0, "o_proj"): pair})
 
 
-class Bench:
-    """A pool of some units on the device, which has no KV, and on the host, and the inbox its loads come back to."""
+class LoraPoolDriver:
+    """A pool with room for some units on device and host, and the inbox of its finished loads."""
 
     def __init__(self, units: int, host_units: int = 1000) -> None:
         self.clock = ManualClock()
-        self.source = CountingSource()
+        self.source = GatedAdapterSource()
         self.inbox: SimpleQueue[AdapterLoaded] = SimpleQueue()
-        self.loader = AdapterLoader(self.source, TinyBase(), torch.float32, self.inbox.put)
+        self.loader = AdapterLoader(self.source, OneLayerBase(), torch.float32, self.inbox.put)
         sizes = KvSizes(1, UNIT, units, host_pages=0, context_pages=0, reserve_share=0.0)
         page_store = PageStore(sizes, lambda node, tier: (0, 0.0, node.last_used), NoDisk(), self.clock)
         device_memory = DeviceMemory(units, UNIT, torch.device("cpu"))
@@ -99,51 +99,51 @@ class Bench:
 
 
 def test_bytes_are_counted_at_real_rank() -> None:
-    """An adapter of rank 16 costs an eighth of one of rank 128, side by side."""
-    bench = Bench(units=9)
-    bench.want("sha256:1", "sha256:8")
+    """An adapter of rank 16 takes an eighth of the bytes of one of rank 128."""
+    driver = LoraPoolDriver(units=9)
+    driver.want("sha256:1", "sha256:8")
 
-    assert bench.pool.is_ready("sha256:1")
-    assert bench.pool.is_ready("sha256:8")
-    assert bench.pool.num_bytes == 9 * UNIT
+    assert driver.pool.is_ready("sha256:1")
+    assert driver.pool.is_ready("sha256:8")
+    assert driver.pool.num_bytes == 9 * UNIT
 
 
 def test_the_least_recently_used_makes_room_and_pinned_ones_do_not() -> None:
-    """Of three adapters the pinned one stays although it is the oldest."""
-    bench = Bench(units=3)
+    """The least recently used adapter is evicted, and a pinned adapter is not."""
+    driver = LoraPoolDriver(units=3)
     for name in ("old", "mid", "new"):
-        bench.want(f"sha256:1-{name}")
-    bench.use("sha256:1-old")
+        driver.want(f"sha256:1-{name}")
+    driver.use("sha256:1-old")
 
-    bench.want("sha256:1-more")
+    driver.want("sha256:1-more")
 
-    assert set(bench.pool.resident_digests) == {"sha256:1-old", "sha256:1-new", "sha256:1-more"}
+    assert set(driver.pool.resident_digests) == {"sha256:1-old", "sha256:1-new", "sha256:1-more"}
 
 
 def test_what_was_evicted_comes_back_from_the_host_without_another_read() -> None:
-    """Host memory holds two of them; the third has pushed out the one that was placed longest ago."""
-    bench = Bench(units=1, host_units=2)
+    """An evicted adapter that is still on the host is placed again without another read."""
+    driver = LoraPoolDriver(units=1, host_units=2)
     for name in ("a", "b", "a", "c", "b"):
-        bench.want(f"sha256:1-{name}")
-        assert bench.pool.is_ready(f"sha256:1-{name}")
+        driver.want(f"sha256:1-{name}")
+        assert driver.pool.is_ready(f"sha256:1-{name}")
 
-    assert bench.source.loads == [f"sha256:1-{name}" for name in ("a", "b", "c", "b")]
-    assert bench.pool.host_bytes == 2 * UNIT
+    assert driver.source.loads == [f"sha256:1-{name}" for name in ("a", "b", "c", "b")]
+    assert driver.pool.host_bytes == 2 * UNIT
 
 
 def test_many_first_uses_read_once() -> None:
-    """A hundred askers while the load is under way cause one read."""
-    bench = Bench(units=1)
-    bench.source.gate.clear()
+    """A hundred requests during one load cause one read."""
+    driver = LoraPoolDriver(units=1)
+    driver.source.gate.clear()
     for _ in range(100):
-        bench.pool.want([("sha256:1",)])
-        assert not bench.pool.is_ready("sha256:1")
-    bench.source.gate.set()
-    bench.pool.absorb(bench.inbox.get(timeout=60))
-    bench.pool.want([("sha256:1",)])
+        driver.pool.want([("sha256:1",)])
+        assert not driver.pool.is_ready("sha256:1")
+    driver.source.gate.set()
+    driver.pool.absorb(driver.inbox.get(timeout=60))
+    driver.pool.want([("sha256:1",)])
 
-    assert bench.pool.is_ready("sha256:1")
-    assert bench.source.loads == ["sha256:1"]
+    assert driver.pool.is_ready("sha256:1")
+    assert driver.source.loads == ["sha256:1"]
 
 
 @pytest.mark.parametrize(
@@ -156,124 +156,124 @@ def test_many_first_uses_read_once() -> None:
     ],
 )
 def test_a_failed_load_is_an_error_for_those_who_wait(digest: str, error: type[GraftworkError]) -> None:
-    """Not found, unreadable, larger than the whole pool, or with an infinity in the engine's dtype; the pool goes on."""
-    bench = Bench(units=2)
+    """A load that fails for any reason is an error for the waiting requests, and the pool continues."""
+    driver = LoraPoolDriver(units=2)
 
-    (found,) = bench.want(digest)
+    (found,) = driver.want(digest)
 
     assert isinstance(found, error)
-    assert bench.want("sha256:2") == []
-    assert bench.pool.is_ready("sha256:2")
+    assert driver.want("sha256:2") == []
+    assert driver.pool.is_ready("sha256:2")
 
 
 def test_forgetting_waits_for_the_last_user() -> None:
-    """A pinned adapter takes no new request and is freed when its pin goes, an idle one at once."""
-    bench = Bench(units=2)
-    bench.want("sha256:1-a", "sha256:1-b")
-    bench.use("sha256:1-a")
+    """A forgotten adapter takes no new request and is freed at its last unpin, or at once if idle."""
+    driver = LoraPoolDriver(units=2)
+    driver.want("sha256:1-a", "sha256:1-b")
+    driver.use("sha256:1-a")
 
-    bench.pool.forget("sha256:1-a")
-    bench.pool.forget("sha256:1-b")
-    assert list(bench.pool.resident_digests) == ["sha256:1-a"]
-    assert not bench.pool.is_ready("sha256:1-a")
-    bench.pool.unpin("sha256:1-a")
+    driver.pool.forget("sha256:1-a")
+    driver.pool.forget("sha256:1-b")
+    assert list(driver.pool.resident_digests) == ["sha256:1-a"]
+    assert not driver.pool.is_ready("sha256:1-a")
+    driver.pool.unpin("sha256:1-a")
 
-    assert not bench.pool.resident_digests
-    assert bench.pool.num_bytes == bench.pool.host_bytes == 0
+    assert not driver.pool.resident_digests
+    assert driver.pool.num_bytes == driver.pool.host_bytes == 0
 
 
 def test_a_flood_of_hot_adapters_does_not_keep_a_cold_one_out() -> None:
-    """Requests overlap so that both places are always in use: the cold one waits for its patience and one request."""
-    bench = Bench(units=2)
+    """An adapter that has waited for its patience is placed before newer requests of resident adapters."""
+    driver = LoraPoolDriver(units=2)
     hot = ("sha256:1-a", "sha256:1-b")
-    bench.want(*hot)
+    driver.want(*hot)
     for digest in hot:
-        bench.use(digest)
+        driver.use(digest)
     waited = 0
-    while not bench.pool.is_ready("sha256:1-cold"):
-        bench.want(*hot, "sha256:1-cold")
+    while not driver.pool.is_ready("sha256:1-cold"):
+        driver.want(*hot, "sha256:1-cold")
         for digest in hot:  # a new request of each begins before the old one ends, wherever that is allowed
-            if bench.pool.is_ready(digest):
-                bench.pool.pin(digest)
-                bench.pool.unpin(digest)
-            elif digest in bench.pool.resident_digests:
-                bench.pool.unpin(digest)
-        bench.wait(0.25)
+            if driver.pool.is_ready(digest):
+                driver.pool.pin(digest)
+                driver.pool.unpin(digest)
+            elif digest in driver.pool.resident_digests:
+                driver.pool.unpin(digest)
+        driver.wait(0.25)
         waited += 1
         assert waited < 100
 
     assert waited * 0.25 <= PATIENCE_S + 0.5
-    bench.use("sha256:1-cold")
-    bench.want(*hot)
-    assert sum(bench.pool.is_ready(digest) for digest in hot) == 1
+    driver.use("sha256:1-cold")
+    driver.want(*hot)
+    assert sum(driver.pool.is_ready(digest) for digest in hot) == 1
 
 
 def test_who_waits_longest_for_room_is_not_overtaken_by_smaller_ones() -> None:
-    """Half of the pool becomes free; the large adapter at the head keeps it for itself."""
-    bench = Bench(units=4)
-    bench.want("sha256:2-a", "sha256:2-b")
-    bench.use("sha256:2-a")
-    bench.use("sha256:2-b")
-    bench.want("sha256:4-large")
-    bench.wait(0.1)
-    bench.pool.unpin("sha256:2-a")
+    """A large adapter at the head of the queue keeps freed room for itself."""
+    driver = LoraPoolDriver(units=4)
+    driver.want("sha256:2-a", "sha256:2-b")
+    driver.use("sha256:2-a")
+    driver.use("sha256:2-b")
+    driver.want("sha256:4-large")
+    driver.wait(0.1)
+    driver.pool.unpin("sha256:2-a")
 
-    bench.want("sha256:4-large", "sha256:2-small")
-    assert not bench.pool.is_ready("sha256:2-small")
-    bench.pool.unpin("sha256:2-b")
-    bench.want("sha256:4-large", "sha256:2-small")
+    driver.want("sha256:4-large", "sha256:2-small")
+    assert not driver.pool.is_ready("sha256:2-small")
+    driver.pool.unpin("sha256:2-b")
+    driver.want("sha256:4-large", "sha256:2-small")
 
-    assert bench.pool.is_ready("sha256:4-large")
+    assert driver.pool.is_ready("sha256:4-large")
 
 
 def test_draining_ends_when_nobody_waits_any_more() -> None:
-    """The cold request is cancelled: the adapter that was drained for it serves on."""
-    bench = Bench(units=1)
-    bench.want("sha256:1-hot")
-    bench.use("sha256:1-hot")
-    bench.want("sha256:1-hot", "sha256:1-cold")
-    bench.wait(2 * PATIENCE_S)
-    bench.want("sha256:1-hot", "sha256:1-cold")
-    assert not bench.pool.is_ready("sha256:1-hot")
+    """If the waiting request is cancelled, the adapter that was to be evicted stays usable."""
+    driver = LoraPoolDriver(units=1)
+    driver.want("sha256:1-hot")
+    driver.use("sha256:1-hot")
+    driver.want("sha256:1-hot", "sha256:1-cold")
+    driver.wait(2 * PATIENCE_S)
+    driver.want("sha256:1-hot", "sha256:1-cold")
+    assert not driver.pool.is_ready("sha256:1-hot")
 
-    bench.want("sha256:1-hot")
+    driver.want("sha256:1-hot")
 
-    assert bench.pool.is_ready("sha256:1-hot")
+    assert driver.pool.is_ready("sha256:1-hot")
 
 
 @settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(["want", "use", "end", "forget", "wait"]), st.integers(0, 7)), max_size=60))
 def test_whatever_happens_bytes_add_up_and_everyone_is_served(steps: list[tuple[str, int]]) -> None:
-    """Random requests over adapters of 1 to 3 units in a pool of 4; in the end everything that is wanted gets its turn."""
-    bench = Bench(units=4, host_units=6)
+    """After random requests for adapters of several sizes, the bytes add up and every request was served."""
+    driver = LoraPoolDriver(units=4, host_units=6)
     names = [f"sha256:{1 + number % 3}-{number}" for number in range(8)]
     running: list[str] = []
     for action, number in steps:
         match action:
             case "want":
-                bench.want(*names[: number + 1])
-            case "use" if bench.pool.is_ready(names[number]):
-                bench.use(names[number])
+                driver.want(*names[: number + 1])
+            case "use" if driver.pool.is_ready(names[number]):
+                driver.use(names[number])
                 running.append(names[number])
             case "end" if running:
-                bench.pool.unpin(running.pop(number % len(running)))
+                driver.pool.unpin(running.pop(number % len(running)))
             case "forget":
-                bench.pool.forget(names[number])
+                driver.pool.forget(names[number])
             case "wait":
-                bench.wait(0.3)
-        bench.pool.check_integrity()
-        assert set(running) <= set(bench.pool.resident_digests)
+                driver.wait(0.3)
+        driver.pool.check_integrity()
+        assert set(running) <= set(driver.pool.resident_digests)
 
     for digest in running:
-        bench.pool.unpin(digest)
+        driver.pool.unpin(digest)
     waiting = list(names)
     for _ in range(20 * len(names)):
-        bench.want(*waiting)
-        for digest in [digest for digest in waiting if bench.pool.is_ready(digest)]:
-            bench.use(digest)
-            bench.pool.unpin(digest)
+        driver.want(*waiting)
+        for digest in [digest for digest in waiting if driver.pool.is_ready(digest)]:
+            driver.use(digest)
+            driver.pool.unpin(digest)
             waiting.remove(digest)
-        bench.wait(0.3)
+        driver.wait(0.3)
     assert not waiting
 
 
@@ -283,21 +283,21 @@ def test_whatever_happens_bytes_add_up_and_everyone_is_served(steps: list[tuple[
     st.integers(1, 3),
 )
 def test_mixtures_that_share_and_compete_are_all_served(requests: list[list[int]], host_units: int) -> None:
-    """Each needs up to three adapters of one unit at once, of a pool of three; none waits for ever for the other's."""
-    bench = Bench(units=3, host_units=2 + host_units)
+    """Mixtures that need up to three adapters at once in a pool of three are all served."""
+    driver = LoraPoolDriver(units=3, host_units=2 + host_units)
     waiting = [tuple(f"sha256:1-{number}" for number in numbers) for numbers in requests]
     running: list[tuple[str, ...]] = []
     for _ in range(40 * len(waiting)):
-        bench.want_groups(*waiting)
+        driver.want_groups(*waiting)
         for group in list(waiting):
-            if all(bench.pool.is_ready(digest) for digest in group):
+            if all(driver.pool.is_ready(digest) for digest in group):
                 for digest in group:
-                    bench.use(digest)
+                    driver.use(digest)
                 waiting.remove(group)
                 running.append(group)
         if running:
             for digest in running.pop(0):
-                bench.pool.unpin(digest)
-        bench.pool.check_integrity()
-        bench.wait(0.3)
+                driver.pool.unpin(digest)
+        driver.pool.check_integrity()
+        driver.wait(0.3)
     assert not waiting

@@ -1,4 +1,4 @@
-"""The probe before an adapter is served: it passes what is built right, and names what is not."""
+"""Tests of the probe that an adapter passes before it is served."""
 
 from dataclasses import replace
 
@@ -13,30 +13,32 @@ from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.model.config import read_model_config
 from graftwork.engine.model.weights import DecoderWeights
 from graftwork.platform.errors import ValidationFailed
-from tests.engine.graft_lab import KINDS, GraftLab, make_graft_lab
+from tests.engine.adapter_kinds import KINDS, AdapterKinds, make_adapter_kinds
 from tests.engine.random_models import make_base
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> GraftLab:
-    return make_graft_lab(make_base(tmp_path_factory.mktemp("probe") / "base"))
+def adapter_kinds(tmp_path_factory: pytest.TempPathFactory) -> AdapterKinds:
+    return make_adapter_kinds(make_base(tmp_path_factory.mktemp("probe") / "base"))
 
 
-def base_of(lab: GraftLab, dtype: torch.dtype) -> DecoderWeights:
-    return load_decoder(EngineConfig(lab.base), read_model_config(lab.base), torch.device("cpu"), dtype).weights
+def base_of(adapter_kinds: AdapterKinds, dtype: torch.dtype) -> DecoderWeights:
+    return load_decoder(
+        EngineConfig(adapter_kinds.base), read_model_config(adapter_kinds.base), torch.device("cpu"), dtype
+    ).weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["rank-3", "rank-128", *KINDS])
-def test_an_adapter_that_is_built_right_passes(lab: GraftLab, name: str, dtype: torch.dtype) -> None:
-    """Of every kind that is served."""
-    base = base_of(lab, dtype)
+def test_an_adapter_that_is_built_right_passes(adapter_kinds: AdapterKinds, name: str, dtype: torch.dtype) -> None:
+    """An adapter of every served kind passes the probe."""
+    base = base_of(adapter_kinds, dtype)
 
-    probe_adapter(lab.weights[name], build_resident(lab.weights[name], base, dtype), base, dtype)
+    probe_adapter(adapter_kinds.weights[name], build_resident(adapter_kinds.weights[name], base, dtype), base, dtype)
 
 
 def turned(weights: AdapterWeights, part: str) -> AdapterWeights:
-    """The same adapter, one matrix of it with another sign."""
+    """Returns the same adapter with the sign of one matrix changed."""
     match part:
         case "embedding" | "head":
             pair = getattr(weights, part)
@@ -60,11 +62,13 @@ def turned(weights: AdapterWeights, part: str) -> AdapterWeights:
         ("saved", "saved_head", "lm_head"),
     ],
 )
-def test_an_adapter_that_is_built_from_other_matrices_is_named(lab: GraftLab, name: str, part: str, word: str) -> None:
-    """One matrix of one layer has another sign in the engine than in the file."""
-    base = base_of(lab, torch.float32)
-    resident = build_resident(turned(lab.weights[name], part), base, torch.float32)
+def test_an_adapter_that_is_built_from_other_matrices_is_named(
+    adapter_kinds: AdapterKinds, name: str, part: str, word: str
+) -> None:
+    """The probe names the layer whose matrix differs from the file."""
+    base = base_of(adapter_kinds, torch.float32)
+    resident = build_resident(turned(adapter_kinds.weights[name], part), base, torch.float32)
 
     with pytest.raises(ValidationFailed, match=word) as caught:
-        probe_adapter(lab.weights[name], resident, base, torch.float32)
+        probe_adapter(adapter_kinds.weights[name], resident, base, torch.float32)
     assert caught.value.code == "adapter_probe_failed"

@@ -15,7 +15,7 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.config import read_model_config
 from graftwork.engine.model.fingerprint import fingerprint
 from graftwork.platform.errors import InvalidRequest
-from tests.engine.conftest import Lab
+from tests.engine.conftest import RandomModels
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -30,17 +30,17 @@ def edited(base: Path, folder: Path, edit: Edit, name: str = "config.json") -> P
 
 
 @pytest.mark.parametrize("damage", ["missing", "misshapen"])
-def test_a_tensor_that_is_missing_or_misshapen_is_named(lab: Lab, tmp_path: Path, damage: str) -> None:
+def test_a_tensor_that_is_missing_or_misshapen_is_named(models: RandomModels, tmp_path: Path, damage: str) -> None:
     """The engine does not start, and names the tensor."""
     folder = tmp_path / "model"
-    shutil.copytree(lab.base, folder)
+    shutil.copytree(models.base, folder)
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     wrong = tensors.pop(name)[:-1].contiguous()
     save_file(tensors | ({name: wrong} if damage == "misshapen" else {}), folder / "model.safetensors")
 
     with pytest.raises(InvalidRequest, match=name.replace(".", r"\.")):
-        build_engine(EngineConfig(model=folder), lambda _: lab.source)
+        build_engine(EngineConfig(model=folder), lambda _: models.source)
 
 
 def test_a_folder_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
@@ -52,24 +52,24 @@ def test_a_folder_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
         fingerprint(tmp_path)
 
 
-def test_a_kv_budget_below_one_context_is_refused_with_the_bytes_that_are_needed(lab: Lab) -> None:
+def test_a_kv_budget_below_one_context_is_refused_with_the_bytes_that_are_needed(models: RandomModels) -> None:
     """Device memory that cannot hold one context is refused, with the bytes that are needed."""
     keys_and_values, layers, context, kv_width, itemsize = 2, 2, 256, 16, 4
     needed = keys_and_values * layers * context * kv_width * itemsize
 
     with pytest.raises(InvalidRequest, match=f"Give at least {needed} bytes"):
-        build_engine(EngineConfig(model=lab.base, dtype="float32", device_bytes=1000), lambda _: lab.source)
+        build_engine(EngineConfig(model=models.base, dtype="float32", device_bytes=1000), lambda _: models.source)
 
 
-def test_a_fingerprint_is_of_the_bytes_and_not_of_the_place(lab: Lab, tmp_path: Path) -> None:
+def test_a_fingerprint_is_of_the_bytes_and_not_of_the_place(models: RandomModels, tmp_path: Path) -> None:
     """A copy of a folder has the same fingerprint; a changed weight or setting gives another."""
     copy, changed = tmp_path / "copy", tmp_path / "changed"
-    shutil.copytree(lab.base, copy)
-    shutil.copytree(lab.base, changed)
+    shutil.copytree(models.base, copy)
+    shutil.copytree(models.base, changed)
     tensors = load_file(changed / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"] + torch.tensor(1e-3)
     save_file(tensors, changed / "model.safetensors")
-    reconfigured = edited(lab.base, tmp_path / "reconfigured", lambda config: config.update({"rms_norm_eps": 1e-5}))
+    reconfigured = edited(models.base, tmp_path / "reconfigured", lambda config: config.update({"rms_norm_eps": 1e-5}))
 
-    assert fingerprint(copy) == fingerprint(lab.base)
-    assert len({fingerprint(folder) for folder in (lab.base, changed, reconfigured)}) == 3
+    assert fingerprint(copy) == fingerprint(models.base)
+    assert len({fingerprint(folder) for folder in (models.base, changed, reconfigured)}) == 3

@@ -1,4 +1,4 @@
-"""What crosses the wire arrives as it was sent."""
+"""Tests of the codec between gateway and engine."""
 
 from dataclasses import fields
 from typing import Any

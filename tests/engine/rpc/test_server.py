@@ -1,4 +1,4 @@
-"""The engine behind gRPC: clients get the loop's outputs, and failures are typed."""
+"""Tests of the engine behind gRPC, and of its typed failures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,16 +16,16 @@ from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.engine.rpc.server import EngineServer
 from graftwork.platform.errors import CapacityContended, ContextLengthExceeded, InvalidRequest, NotFound, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
-from tests.engine.conftest import Lab
+from tests.engine.conftest import RandomModels
 
 Connect = Callable[[], GrpcEngineClient]
 
 
 @pytest.fixture
-async def connect(lab: Lab, tmp_path: Path) -> AsyncIterator[Connect]:
+async def connect(models: RandomModels, tmp_path: Path) -> AsyncIterator[Connect]:
     """A served engine with two places in its batch and a short queue, and a way to connect clients."""
     address = f"unix:{tmp_path}/engine.sock"
-    server = EngineServer(lab.engine(max_running=2, max_waiting=2).engine, address)
+    server = EngineServer(models.engine(max_running=2, max_waiting=2).engine, address)
     await server.start()
     clients: list[GrpcEngineClient] = []
 
@@ -87,11 +87,11 @@ async def test_a_prediction_and_what_came_of_it_cross(connect: Connect) -> None:
     assert stats.drafted_tokens >= stats.accepted_tokens >= finished.drafts.accepted_tokens
 
 
-async def test_the_description_crosses_whole(connect: Connect, lab: Lab) -> None:
+async def test_the_description_crosses_whole(connect: Connect, models: RandomModels) -> None:
     """Every field of the description arrives as it was sent."""
     description = await connect().describe()
 
-    assert description == lab.engine(max_running=2, max_waiting=2).engine.description
+    assert description == models.engine(max_running=2, max_waiting=2).engine.description
 
 
 async def test_requests_of_several_clients_share_steps(connect: Connect) -> None:
@@ -199,10 +199,10 @@ async def test_an_absent_engine_is_a_503_with_its_address_in_the_log(
     await client.close()
 
 
-async def test_a_client_outlives_its_engine(lab: Lab, tmp_path: Path) -> None:
+async def test_a_client_outlives_its_engine(models: RandomModels, tmp_path: Path) -> None:
     """If the engine stops during a stream the request fails with a typed error; the client works with a new engine."""
     address = f"unix:{tmp_path}/engine.sock"
-    first = EngineServer(lab.engine().engine, address)
+    first = EngineServer(models.engine().engine, address)
     await first.start()
     client = GrpcEngineClient(address)
     stream = client.generate(request([5, 6], max_tokens=250))
@@ -211,7 +211,7 @@ async def test_a_client_outlives_its_engine(lab: Lab, tmp_path: Path) -> None:
     await first.stop()
     with pytest.raises(Unavailable):
         _ = [event async for event in stream]
-    second = EngineServer(lab.engine().engine, address)
+    second = EngineServer(models.engine().engine, address)
     await second.start()
     events = [event async for event in client.generate(request([5, 6]))]
 
@@ -220,9 +220,9 @@ async def test_a_client_outlives_its_engine(lab: Lab, tmp_path: Path) -> None:
     await second.stop()
 
 
-async def test_an_engine_whose_loop_ends_by_an_error_says_so(lab: Lab, tmp_path: Path) -> None:
+async def test_an_engine_whose_loop_ends_by_an_error_says_so(models: RandomModels, tmp_path: Path) -> None:
     """If the loop's thread ends by an error, the server reports it, so that the process ends."""
-    engine = lab.engine().engine
+    engine = models.engine().engine
     server = EngineServer(engine, f"unix:{tmp_path}/engine.sock")
     await server.start()
 

@@ -12,8 +12,8 @@ from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan, StepResult
 from graftwork.engine.scheduler.speculator import accepted_prefix
 from graftwork.platform.ids import RequestId
-from tests.engine.conftest import Lab
-from tests.engine.harness import Harness
+from tests.engine.conftest import RandomModels
+from tests.engine.engine_driver import EngineDriver
 
 VARIANTS = [None, "sha256:wide", "sha256:narrow", "sha256:rooted"]
 
@@ -35,8 +35,8 @@ def reference_tokens(model: torch.nn.Module, prompt: list[int], max_tokens: int)
 class RecordingRunner:
     """Records the logits of each row that gave a token, with its slice up to that row."""
 
-    def __init__(self, harness: Harness) -> None:
-        self._runner = harness.engine.runner
+    def __init__(self, driver: EngineDriver) -> None:
+        self._runner = driver.engine.runner
         self.rows: list[tuple[RequestSlice, torch.Tensor]] = []
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -61,50 +61,52 @@ def _up_to(piece: RequestSlice, num_drafts: int) -> RequestSlice:
 
 
 @pytest.mark.parametrize("max_batch_tokens", [512, 7])
-def test_each_row_of_a_mixed_batch_has_the_logits_of_its_own_adapter_alone(lab: Lab, max_batch_tokens: int) -> None:
+def test_each_row_of_a_mixed_batch_has_the_logits_of_its_own_adapter_alone(
+    models: RandomModels, max_batch_tokens: int
+) -> None:
     """In a mixed batch, each row's logits equal those of peft for that row alone: prefill, chunked prefill and decode."""
     random = Random(7)
-    harness = lab.engine(max_batch_tokens=max_batch_tokens, max_running=7)
-    harness.warm(*VARIANTS)
-    recorder = RecordingRunner(harness)
-    harness.loop.runner = recorder
+    driver = models.engine(max_batch_tokens=max_batch_tokens, max_running=7)
+    driver.warm(*VARIANTS)
+    recorder = RecordingRunner(driver)
+    driver.loop.runner = recorder
     prompts = [random_prompt(random, length) for length in (1, 5, 9, 16, 23, 30, 4, 12)]
 
     for index, prompt in enumerate(prompts):
-        harness.submit(prompt, adapter=VARIANTS[index % 4], max_tokens=5, ignore_eos=True)
-    by_id = dict(zip(list(harness.outcomes)[4:], zip(prompts, VARIANTS * 2, strict=True), strict=True))
-    harness.finish()
+        driver.submit(prompt, adapter=VARIANTS[index % 4], max_tokens=5, ignore_eos=True)
+    by_id = dict(zip(list(driver.outcomes)[4:], zip(prompts, VARIANTS * 2, strict=True), strict=True))
+    driver.finish()
 
     assert len(recorder.rows) == 5 * len(prompts)
     for piece, logits in recorder.rows:
         prompt, adapter = by_id[piece.request_id]
-        tokens = [*prompt, *harness.outcomes[piece.request_id].token_ids][: piece.end]
+        tokens = [*prompt, *driver.outcomes[piece.request_id].token_ids][: piece.end]
         with torch.inference_mode():
-            expected = lab.references[adapter](torch.tensor([tokens])).logits[0, -1]
+            expected = models.references[adapter](torch.tensor([tokens])).logits[0, -1]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
-    assert harness.loop.stats().max_adapters_in_a_step == 3
+    assert driver.loop.stats().max_adapters_in_a_step == 3
 
 
-def test_greedy_tokens_equal_transformers_generate(lab: Lab) -> None:
+def test_greedy_tokens_equal_transformers_generate(models: RandomModels) -> None:
     """Requests of the base and three adapters, served together, give the tokens of transformers' generate()."""
     random = Random(11)
-    harness = lab.engine(max_batch_tokens=32, max_running=16)
+    driver = models.engine(max_batch_tokens=32, max_running=16)
     prompts = [random_prompt(random, random.randrange(1, 40)) for _ in range(24)]
 
-    outcomes = [harness.submit(p, adapter=VARIANTS[i % 4], max_tokens=16) for i, p in enumerate(prompts)]
-    harness.finish()
+    outcomes = [driver.submit(p, adapter=VARIANTS[i % 4], max_tokens=16) for i, p in enumerate(prompts)]
+    driver.finish()
 
     for index, (prompt, outcome) in enumerate(zip(prompts, outcomes, strict=True)):
-        assert outcome.token_ids == reference_tokens(lab.references[VARIANTS[index % 4]], prompt, 16), index
+        assert outcome.token_ids == reference_tokens(models.references[VARIANTS[index % 4]], prompt, 16), index
 
 
-def test_a_warm_prefix_gives_the_same_tokens_as_a_cold_one(lab: Lab) -> None:
+def test_a_warm_prefix_gives_the_same_tokens_as_a_cold_one(models: RandomModels) -> None:
     """A prompt with a cached prefix gives the same tokens, and only the rest of it is computed."""
     prompt = random_prompt(Random(3), 30)
-    harness = lab.engine()
-    cold = harness.run(prompt, adapter="sha256:wide")
+    driver = models.engine()
+    cold = driver.run(prompt, adapter="sha256:wide")
 
-    warm = harness.run(prompt, adapter="sha256:wide")
+    warm = driver.run(prompt, adapter="sha256:wide")
 
     assert warm.token_ids == cold.token_ids
     assert cold.cache is not None
@@ -113,43 +115,43 @@ def test_a_warm_prefix_gives_the_same_tokens_as_a_cold_one(lab: Lab) -> None:
     assert (warm.cache.device_tokens, warm.cache.recomputed_tokens) == (28, 2)
 
 
-def test_a_prefix_is_not_shared_across_adapters_or_domains(lab: Lab) -> None:
+def test_a_prefix_is_not_shared_across_adapters_or_domains(models: RandomModels) -> None:
     """The same prompt under another adapter, the base or another domain finds nothing cached."""
     prompt = random_prompt(Random(4), 30)
-    harness = lab.engine()
-    harness.run(prompt, adapter="sha256:wide", domain=b"a")
+    driver = models.engine()
+    driver.run(prompt, adapter="sha256:wide", domain=b"a")
 
     others = [
-        harness.run(prompt, adapter="sha256:narrow", domain=b"a"),
-        harness.run(prompt, adapter=None, domain=b"a"),
-        harness.run(prompt, adapter="sha256:wide", domain=b"b"),
+        driver.run(prompt, adapter="sha256:narrow", domain=b"a"),
+        driver.run(prompt, adapter=None, domain=b"a"),
+        driver.run(prompt, adapter="sha256:wide", domain=b"b"),
     ]
-    same = harness.run(prompt, adapter="sha256:wide", domain=b"a")
+    same = driver.run(prompt, adapter="sha256:wide", domain=b"a")
 
     assert [outcome.cache.cached_tokens for outcome in others if outcome.cache] == [0, 0, 0]
     assert same.cache is not None
     assert same.cache.cached_tokens == 28
 
 
-def test_stale_and_poisoned_memory_is_never_read(lab: Lab) -> None:
+def test_stale_and_poisoned_memory_is_never_read(models: RandomModels) -> None:
     """Logits are the same if every unused KV page is full of NaN."""
-    harness = lab.engine()
-    harness.poison_unused_pages()
+    driver = models.engine()
+    driver.poison_unused_pages()
     prompts = [random_prompt(Random(n), 3 + 5 * n) for n in range(4)]
 
-    outcomes = [harness.submit(prompt, adapter=VARIANTS[i]) for i, prompt in enumerate(prompts)]
-    harness.finish()
+    outcomes = [driver.submit(prompt, adapter=VARIANTS[i]) for i, prompt in enumerate(prompts)]
+    driver.finish()
 
     for index, (prompt, outcome) in enumerate(zip(prompts, outcomes, strict=True)):
-        assert outcome.token_ids == reference_tokens(lab.references[VARIANTS[index]], prompt, 8)
+        assert outcome.token_ids == reference_tokens(models.references[VARIANTS[index]], prompt, 8)
 
 
-def test_a_seeded_output_does_not_depend_on_the_batch(lab: Lab) -> None:
+def test_a_seeded_output_does_not_depend_on_the_batch(models: RandomModels) -> None:
     """A seeded request gives the same tokens alone and in a batch; without a seed they vary."""
     prompt = random_prompt(Random(5), 12)
     sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "max_tokens": 12, "ignore_eos": True}
-    alone = lab.engine().run(prompt, seed=42, **sampling)
-    crowded = lab.engine(max_batch_tokens=16, max_running=8)
+    alone = models.engine().run(prompt, seed=42, **sampling)
+    crowded = models.engine(max_batch_tokens=16, max_running=8)
 
     for number in range(5):
         crowded.submit(random_prompt(Random(number), 20), adapter=VARIANTS[number % 4], **sampling)

@@ -29,7 +29,7 @@ from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights
 from graftwork.engine.runner.decoder import rms_norm
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
-from tests.engine.harness import Harness
+from tests.engine.engine_driver import EngineDriver
 from tests.engine.random_models import ALL_TARGETS, FolderSource
 from tests.engine.runner.test_decoder_parity import RecordingRunner, random_prompt
 
@@ -91,10 +91,10 @@ class Family:
     adapter: Path
     references: dict[str | None, torch.nn.Module]
 
-    def engine(self, **options: Any) -> Harness:
+    def engine(self, **options: Any) -> EngineDriver:
         settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 2 * 2**20} | options
         source = FolderSource({ADAPTER: self.adapter}, {ADAPTER: 2.0})
-        return Harness(build_engine(EngineConfig(model=self.folder, **settings), lambda _: source))
+        return EngineDriver(build_engine(EngineConfig(model=self.folder, **settings), lambda _: source))
 
 
 def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
@@ -131,17 +131,17 @@ def family_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Famil
     return cache(lambda name: make_family(FAMILIES[name], tmp_path_factory.mktemp(name)))
 
 
-def recorded(harness: Harness) -> RecordingRunner:
-    recorder = RecordingRunner(harness)
-    harness.loop.runner = recorder
+def recorded(driver: EngineDriver) -> RecordingRunner:
+    recorder = RecordingRunner(driver)
+    driver.loop.runner = recorder
     return recorder
 
 
-def check_rows(recorder: RecordingRunner, harness: Harness, family: Family, asked: dict[RequestId, Any]) -> None:
+def check_rows(recorder: RecordingRunner, driver: EngineDriver, family: Family, asked: dict[RequestId, Any]) -> None:
     """Compare each sampled row with the reference's logits for the same tokens."""
     for piece, logits in recorder.rows:
         prompt, adapter = asked[piece.request_id]
-        tokens = [*prompt, *harness.outcomes[piece.request_id].token_ids][: piece.end]
+        tokens = [*prompt, *driver.outcomes[piece.request_id].token_ids][: piece.end]
         with torch.inference_mode():
             expected = family.references[adapter](torch.tensor([tokens])).logits[0, -1]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
@@ -156,21 +156,21 @@ def test_logits_equal_those_of_transformers_and_peft(
     """Base and adapter rows of one batch equal the reference in prefill, chunked prefill and decode, and with a cached
     prefix, beyond any window."""
     family = family_of(name)
-    harness = family.engine(max_batch_tokens=max_batch_tokens, max_running=4)
-    harness.warm(ADAPTER)
-    before = len(harness.outcomes)
-    recorder = recorded(harness)
+    driver = family.engine(max_batch_tokens=max_batch_tokens, max_running=4)
+    driver.warm(ADAPTER)
+    before = len(driver.outcomes)
+    recorder = recorded(driver)
     requests = [(random_prompt(Random(length), length), use) for length, use in ((19, ADAPTER), (4, None), (23, None))]
 
     for prompt, adapter in [*requests, requests[0]]:
-        harness.submit(prompt, adapter=adapter, max_tokens=5, ignore_eos=True)
-    harness.finish()
-    harness.run(requests[2][0], max_tokens=2, ignore_eos=True)
+        driver.submit(prompt, adapter=adapter, max_tokens=5, ignore_eos=True)
+    driver.finish()
+    driver.run(requests[2][0], max_tokens=2, ignore_eos=True)
 
-    asked = dict(zip(list(harness.outcomes)[before:], [*requests, requests[0], requests[2]], strict=True))
+    asked = dict(zip(list(driver.outcomes)[before:], [*requests, requests[0], requests[2]], strict=True))
     assert len(recorder.rows) == 4 * 5 + 2
-    check_rows(recorder, harness, family, asked)
-    warm = list(harness.outcomes.values())[-1].cache
+    check_rows(recorder, driver, family, asked)
+    warm = list(driver.outcomes.values())[-1].cache
     assert warm is not None
     assert warm.cached_tokens == 20
 
@@ -184,10 +184,10 @@ def test_a_window_ends_exactly_where_it_says(tmp_path: Path, name: str, max_batc
 
     def last_logits(changed: int | None) -> torch.Tensor:
         """The logits after the prompt, with one token changed."""
-        harness = family.engine(max_batch_tokens=max_batch_tokens)
-        recorder = recorded(harness)
+        driver = family.engine(max_batch_tokens=max_batch_tokens)
+        recorder = recorded(driver)
         tokens = [token + 1 if place == changed else token for place, token in enumerate(prompt)]
-        harness.run(tokens, max_tokens=1)
+        driver.run(tokens, max_tokens=1)
         ((piece, logits),) = recorder.rows
         assert len(piece.token_ids) == (1 if max_batch_tokens == 7 else 15)
         return logits
@@ -204,15 +204,15 @@ def test_neighbours_do_not_change_a_bit(family_of: Callable[[str], Family], name
     family, prompt = family_of(name), random_prompt(Random(5), 17)
 
     def rows(crowd: int) -> list[torch.Tensor]:
-        harness = family.engine(max_running=8)
-        harness.warm(ADAPTER)
-        recorder = recorded(harness)
+        driver = family.engine(max_running=8)
+        driver.warm(ADAPTER)
+        recorder = recorded(driver)
         for number in range(crowd):
             neighbour = random_prompt(Random(number), 3 + 7 * number)
-            harness.submit(neighbour, adapter=[None, ADAPTER][number % 2], max_tokens=6, ignore_eos=True)
-        harness.submit(prompt, adapter=ADAPTER, max_tokens=6, ignore_eos=True)
-        subject = list(harness.outcomes)[-1]
-        harness.finish()
+            driver.submit(neighbour, adapter=[None, ADAPTER][number % 2], max_tokens=6, ignore_eos=True)
+        driver.submit(prompt, adapter=ADAPTER, max_tokens=6, ignore_eos=True)
+        subject = list(driver.outcomes)[-1]
+        driver.finish()
         return [logits for piece, logits in recorder.rows if piece.request_id == subject]
 
     alone, crowded = rows(0), rows(5)
@@ -231,11 +231,11 @@ def test_bf16_logits_are_as_near_to_the_truth_as_those_of_transformers(family_of
 
     for seed in range(8):
         tokens = random_prompt(Random(seed), 60)
-        harness = family.engine(dtype="bfloat16")
-        recorder = recorded(harness)
+        driver = family.engine(dtype="bfloat16")
+        recorder = recorded(driver)
         for length in range(1, 61):
-            harness.submit(tokens[:length], domain=bytes([length]), max_tokens=1)
-        harness.finish()
+            driver.submit(tokens[:length], domain=bytes([length]), max_tokens=1)
+        driver.finish()
         with torch.inference_mode():
             truth = oracle(torch.tensor([tokens])).logits[0]  # [60, vocab]
             their_errors.append((theirs(torch.tensor([tokens])).logits[0].float() - truth).abs().max().item())

@@ -10,8 +10,8 @@ import torch
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
 from graftwork.engine.sampling.sampler import StepLogprobs, choose_tokens
-from tests.engine.conftest import Lab
-from tests.engine.harness import Harness
+from tests.engine.conftest import RandomModels
+from tests.engine.engine_driver import EngineDriver
 
 
 def spec(logprobs: int | None, **params: Any) -> SampleSpec:
@@ -52,7 +52,9 @@ def test_a_small_vocabulary_has_no_more() -> None:
     assert len(score.top) == 5
 
 
-def test_an_answers_logprobs_are_those_of_transformers(lab: Lab, make_engine: Callable[..., Harness]) -> None:
+def test_an_answers_logprobs_are_those_of_transformers(
+    models: RandomModels, make_engine: Callable[..., EngineDriver]
+) -> None:
     """Each token's log probability and five alternatives equal those of transformers, with an adapter and in a batch."""
     engine = make_engine()
     prompt = [Random(1).randrange(2, 97) for _ in range(11)]
@@ -64,7 +66,7 @@ def test_an_answers_logprobs_are_those_of_transformers(lab: Lab, make_engine: Ca
 
     with torch.inference_mode():
         context = torch.tensor([[*prompt, *wanted.token_ids]])
-        logits = lab.references["sha256:wide"](context).logits[0, len(prompt) - 1 : -1]
+        logits = models.references["sha256:wide"](context).logits[0, len(prompt) - 1 : -1]
     reference = logits.float().log_softmax(dim=-1)
     assert len(wanted.logprobs) == len(wanted.token_ids) == 6
     assert silent.logprobs == []

@@ -12,7 +12,7 @@ TEXT = [7, 8, 9, 1, 2, 3, 4, 5, END, 6]
 
 
 @dataclass
-class Spelling:
+class ForcedTokens:
     """A constraint that forces some tokens and allows those below a bound."""
 
     forced: tuple[int, ...]
@@ -25,7 +25,7 @@ class Spelling:
         return next((place for place, token in enumerate(token_ids) if token >= self.below), len(token_ids))
 
 
-def drafts_of(tokens: list[int], constraint: Spelling | None = None) -> RequestDrafts:
+def drafts_of(tokens: list[int], constraint: ForcedTokens | None = None) -> RequestDrafts:
     lookups = (PromptLookup(tokens),)
     return RequestDrafts(tokens, frozenset({END}), AcceptanceRates(), lookups, constraint=constraint)
 
@@ -41,7 +41,7 @@ def test_a_draft_ends_with_the_answer() -> None:
 
 def test_lookup_continues_behind_forced_tokens() -> None:
     """The constraint forces three tokens, and the lookup continues with what followed them before."""
-    drafts = drafts_of([*TEXT, 50], Spelling((7, 8, 9)))
+    drafts = drafts_of([*TEXT, 50], ForcedTokens((7, 8, 9)))
 
     drafts.propose(6)
 
@@ -51,7 +51,7 @@ def test_lookup_continues_behind_forced_tokens() -> None:
 
 def test_forbidden_tokens_are_not_drafted() -> None:
     """A draft is cut before the first token that the constraint forbids."""
-    drafts = drafts_of([*TEXT, 7, 8, 9], Spelling((), below=4))
+    drafts = drafts_of([*TEXT, 7, 8, 9], ForcedTokens((), below=4))
 
     drafts.propose(6)
 

@@ -1,4 +1,4 @@
-"""How limits are read, and how times are told."""
+"""Tests of limits as they are read, and of times as they are written."""
 
 import re
 from datetime import UTC, datetime
@@ -27,13 +27,13 @@ from graftwork.platform.quotas.quota import Quota, go_duration, month_start
     ],
 )
 def test_durations_are_written_as_go_writes_them(seconds: float, text: str) -> None:
-    """The forms that OpenAI's headers use, rounded up to milliseconds."""
+    """Durations have the form of OpenAI's headers, rounded up to milliseconds."""
     assert go_duration(seconds) == text
     assert re.fullmatch(r"(\d+h)?(\d+m)?\d+(\.\d+)?m?s", text)
 
 
 def test_a_month_begins_at_midnight_in_utc() -> None:
-    """The last second of a month belongs to it, the first of the next does not."""
+    """A month starts at midnight in UTC, to the second."""
     february = datetime(2028, 2, 1, tzinfo=UTC).timestamp()
     march = datetime(2028, 3, 1, tzinfo=UTC).timestamp()
 
@@ -43,7 +43,7 @@ def test_a_month_begins_at_midnight_in_utc() -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.5, "10", True, 2**53 + 1])
 def test_a_limit_that_is_no_count_is_named(value: object) -> None:
-    """Limits are whole numbers from 0; the refusal names the field, as for a field that does not exist."""
+    """A limit that is not a whole number from 0, or is unknown, is refused with its field."""
     for name in ("requests_per_minute", "requests_per_hour"):
         with pytest.raises(ValidationFailed) as caught:
             Quota.from_mapping({name: value})

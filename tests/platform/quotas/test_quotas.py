@@ -1,4 +1,4 @@
-"""The contract of every quota keeper, held by the local one and by the one in Redis."""
+"""Tests of the contract of quota keepers, for the local one and the one in Redis."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -96,7 +96,7 @@ async def test_a_burst_never_overshoots(keeper: QuotaKeeper, quota: Quota) -> No
 
 
 async def test_a_minute_is_every_span_of_sixty_seconds(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
-    """Requests made late in one calendar minute still count early in the next."""
+    """A minute is any span of 60 seconds, so late requests of one calendar minute count early in the next."""
     quota = Quota(requests_per_minute=3)
     for pause in (0.0, 30.0, 15.0):
         manual_clock.advance(pause)
@@ -151,7 +151,7 @@ async def test_the_longest_wait_is_told(keeper: QuotaKeeper, manual_clock: Manua
     ],
 )
 async def test_what_never_fits_is_not_to_be_retried(keeper: QuotaKeeper, quota: Quota, tokens: int) -> None:
-    """A request beyond the whole limit is told not to try again."""
+    """A request that is larger than the whole limit is refused without retry."""
     refusal = await refusal_of(keeper.reserve(ACME, quota, tokens))
 
     assert not refusal.should_retry
@@ -192,7 +192,7 @@ async def test_a_refused_request_takes_nothing(keeper: QuotaKeeper) -> None:
 
 
 async def test_settling_gives_back_what_was_not_used(keeper: QuotaKeeper) -> None:
-    """After a settlement the minute holds the tokens really used, be they fewer or more than estimated."""
+    """After a settlement the minute has the tokens that were really used, more or fewer than estimated."""
     quota = Quota(tokens_per_minute=1000)
     first, second = await keeper.reserve(ACME, quota, 400), await keeper.reserve(ACME, quota, 100)
 
@@ -205,7 +205,7 @@ async def test_settling_gives_back_what_was_not_used(keeper: QuotaKeeper) -> Non
 
 @pytest.mark.parametrize("first_end", ["settle", "refund"])
 async def test_a_reservation_ends_once(keeper: QuotaKeeper, first_end: str) -> None:
-    """Whatever is called after the first settle or refund changes nothing."""
+    """After the first settle or refund, further calls change nothing."""
     quota = Quota(requests_per_minute=10, tokens_per_minute=1000, max_concurrent_requests=2)
     reservation, other = await keeper.reserve(ACME, quota, 100), await keeper.reserve(ACME, quota, 100)
 
@@ -224,7 +224,7 @@ async def test_a_reservation_ends_once(keeper: QuotaKeeper, first_end: str) -> N
 
 
 async def test_settling_after_the_minute_frees_only_the_slot(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
-    """A request that outlives its minute gives nothing back to a minute it is no longer in."""
+    """A request that lasts longer than its minute gives back its slot but no tokens."""
     quota = Quota(tokens_per_minute=100, max_concurrent_requests=1)
     long_one = await keeper.reserve(ACME, quota, 80)
     manual_clock.advance(61)
@@ -236,7 +236,7 @@ async def test_settling_after_the_minute_frees_only_the_slot(keeper: QuotaKeeper
 
 
 async def test_a_request_without_tokens_ends_like_any_other(keeper: QuotaKeeper) -> None:
-    """Zero tokens reserved, or zero used, free the slot too."""
+    """A request with zero tokens reserved or used frees its slot."""
     quota = Quota(tokens_per_minute=10, max_concurrent_requests=1)
 
     for estimated, actual in ((0, 0), (0, 3), (7, 0)):
@@ -302,7 +302,7 @@ async def test_the_budget_counts_what_is_spent_and_in_flight(
 async def test_concurrent_spending_never_passes_the_budget(
     keeper: QuotaKeeper, ledger: ListedLedger, manual_clock: ManualClock
 ) -> None:
-    """However requests interleave with their entries in the ledger, the month's total stays within the limit."""
+    """With requests and ledger entries in any order, the month's total stays within the limit."""
     quota = Quota(monthly_tokens=1000)
 
     async def client(number: int) -> None:
@@ -325,7 +325,7 @@ async def test_concurrent_spending_never_passes_the_budget(
 
 
 async def test_a_ledger_that_fails_leaves_no_reservation(keeper: QuotaKeeper, ledger: ListedLedger) -> None:
-    """When the budget cannot be checked the request fails, and holds nothing afterwards."""
+    """If the ledger cannot be read, the request fails and leaves no reservation."""
     quota = Quota(max_concurrent_requests=1, monthly_tokens=1000)
     ledger.failure = Unavailable("the ledger is away")
     with pytest.raises(Unavailable):
@@ -337,7 +337,7 @@ async def test_a_ledger_that_fails_leaves_no_reservation(keeper: QuotaKeeper, le
 
 @pytest.mark.redis
 async def test_gateways_share_one_limit(redis_url: str, redis_prefix: str) -> None:
-    """Keepers of several gateways admit together what one would, even when their clocks are years apart."""
+    """Keepers of several gateways together admit what one would, even with clocks that differ by years."""
     quota = Quota(requests_per_minute=40)
     early, late = ManualClock(start=3e7), ManualClock(start=1.5e9)
     async with (
@@ -357,7 +357,7 @@ async def test_gateways_share_one_limit(redis_url: str, redis_prefix: str) -> No
 
 @pytest.mark.redis
 async def test_a_dead_gateways_slots_lapse(redis_url: str, redis_prefix: str, manual_clock: ManualClock) -> None:
-    """What nobody settles is free again after its life, and settling it later changes nothing."""
+    """A slot that is never settled is free after its lifetime, and a later settle changes nothing."""
     quota = Quota(max_concurrent_requests=1, monthly_tokens=100)
     async with redis_keeper(redis_url, redis_prefix, manual_clock, manual_clock) as keeper:
         lost = await keeper.reserve(ACME, quota, 100)
@@ -375,7 +375,7 @@ async def test_a_dead_gateways_slots_lapse(redis_url: str, redis_prefix: str, ma
 async def test_a_reservation_sent_twice_is_made_once(
     redis_url: str, redis_prefix: str, manual_clock: ManualClock
 ) -> None:
-    """The client library sends a command again when the answer is lost; that counts nothing twice."""
+    """A reserve command that the client library sends again is counted once."""
     quota = Quota(requests_per_minute=1, tokens_per_minute=10)
     async with redis_keeper(redis_url, redis_prefix, manual_clock) as keeper:
         reservation = await keeper.reserve(ACME, quota, 10)
@@ -388,7 +388,7 @@ async def test_a_reservation_sent_twice_is_made_once(
 
 @pytest.mark.redis
 async def test_every_key_in_redis_expires(redis_url: str, redis_prefix: str, manual_clock: ManualClock) -> None:
-    """A tenant that goes away leaves nothing in Redis for ever."""
+    """Every key in Redis has an expiry time."""
     async with redis_keeper(redis_url, redis_prefix, manual_clock) as keeper:
         await keeper.reserve(ACME, Quota(requests_per_minute=5), 10)
 
@@ -400,7 +400,7 @@ async def test_every_key_in_redis_expires(redis_url: str, redis_prefix: str, man
 
 
 async def test_without_redis_requests_are_told_to_come_back(manual_clock: ManualClock) -> None:
-    """When Redis does not answer, reserving is a 503 that says when to retry."""
+    """Without Redis a reservation is a 503 with a retry-after."""
     async with redis_keeper("redis://127.0.0.1:1/0", "x:", manual_clock) as keeper:
         with pytest.raises(Unavailable) as caught:
             await keeper.reserve(ACME, Quota(), 1)

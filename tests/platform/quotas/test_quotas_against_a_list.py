@@ -1,4 +1,4 @@
-"""Both quota keepers beside a reference that keeps every request in a list and tries every moment."""
+"""Tests of both quota keepers against a reference that keeps every request in a list."""
 
 import asyncio
 import secrets
@@ -24,7 +24,7 @@ class EmptyLedger:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens: time passes, then a request arrives or an earlier one ends."""
+    """One event of a history: time passes, then a request arrives or an earlier one ends."""
 
     quarter_seconds: int
     verb: str
@@ -33,20 +33,20 @@ class Step:
 
 
 @dataclass(eq=False)
-class Listed:
+class ListedRequest:
     at: float
     tokens: int
     running: bool = True
 
 
-class Reference:
-    """The limits by their definition: count the list, and for the wait try each moment at which something leaves."""
+class ListQuotaKeeper:
+    """The limits by their definition: it counts the list, and finds a wait by trying each later time."""
 
     def __init__(self, quota: Quota) -> None:
         self.quota = quota
-        self.requests: list[Listed] = []
+        self.requests: list[ListedRequest] = []
 
-    def window(self, now: float) -> list[Listed]:
+    def window(self, now: float) -> list[ListedRequest]:
         return [request for request in self.requests if request.at <= now < request.at + 60]
 
     def refusals(self, tokens: int, now: float, later: float) -> list[str]:
@@ -87,9 +87,9 @@ quotas = st.builds(
 
 
 async def follow(keeper: QuotaKeeper, clock: ManualClock, quota: Quota, history: list[Step]) -> None:
-    """Let the keeper and the reference live through `history`, and compare every answer."""
-    reference = Reference(quota)
-    reservations: list[tuple[Reservation, Listed]] = []
+    """Runs a history on the keeper and on the reference, and compares every answer."""
+    reference = ListQuotaKeeper(quota)
+    reservations: list[tuple[Reservation, ListedRequest]] = []
     for step in history:
         clock.advance(step.quarter_seconds / 4)
         if step.verb == "reserve":
@@ -101,10 +101,10 @@ async def follow(keeper: QuotaKeeper, clock: ManualClock, quota: Quota, history:
 
 async def reserve_in_both(
     keeper: QuotaKeeper,
-    reference: Reference,
+    reference: ListQuotaKeeper,
     now: float,
     tokens: int,
-    reservations: list[tuple[Reservation, Listed]],
+    reservations: list[tuple[Reservation, ListedRequest]],
 ) -> None:
     wait, has_slot = reference.wait(tokens, now), reference.has_slot()
     if wait != 0 or not has_slot:
@@ -114,7 +114,7 @@ async def reserve_in_both(
         assert refusal.value.retry_after_s == (None if expected is None else pytest.approx(expected))
         return
     reservation = await keeper.reserve(TENANT, reference.quota, tokens)
-    listed = Listed(now, tokens)
+    listed = ListedRequest(now, tokens)
     reference.requests.append(listed)
     reservations.append((reservation, listed))
     headers = reservation.rate_limit_headers()
@@ -127,7 +127,7 @@ async def reserve_in_both(
         assert headers["x-ratelimit-remaining-requests"] == str(left)
 
 
-async def end_in_both(reservation: Reservation, reference: Reference, listed: Listed, step: Step) -> None:
+async def end_in_both(reservation: Reservation, reference: ListQuotaKeeper, listed: ListedRequest, step: Step) -> None:
     if step.verb == "settle":
         await reservation.settle(step.tokens)
     else:
@@ -142,7 +142,7 @@ async def end_in_both(reservation: Reservation, reference: Reference, listed: Li
 @settings(max_examples=examples(300))
 @given(quota=quotas, history=st.lists(steps, max_size=40))
 def test_the_local_keeper_answers_as_the_list_does(quota: Quota, history: list[Step]) -> None:
-    """Admissions, remainders and waits are those of the definition, whatever happens in whatever order."""
+    """The local keeper's admissions, remainders and waits equal those of the list for random histories."""
     clock = ManualClock()
     keeper = LocalQuotaKeeper(clock, EmptyLedger())
 
@@ -153,7 +153,7 @@ def test_the_local_keeper_answers_as_the_list_does(quota: Quota, history: list[S
 
 @pytest.mark.redis
 def test_the_redis_keeper_answers_as_the_list_does(redis_url: str, redis_prefix: str) -> None:
-    """The script in Redis keeps to the same definition."""
+    """The Redis keeper's admissions, remainders and waits equal those of the list for random histories."""
 
     @settings(max_examples=examples(40))
     @given(quota=quotas, history=st.lists(steps, max_size=40))

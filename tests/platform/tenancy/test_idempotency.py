@@ -1,4 +1,4 @@
-"""A request sent twice under one key is done once, on both databases."""
+"""Tests of idempotency keys on both databases."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ async def test_the_first_answer_is_given_again(store: IdempotencyStore) -> None:
 
 
 async def test_another_body_is_a_conflict(store: IdempotencyStore) -> None:
-    """A key that came with another request is refused, while that runs and after it."""
+    """A key that is sent with another request is refused, during the first request and after it."""
     attempt = await begin(store)
     with pytest.raises(Conflict) as during:
         await store.begin("ten_1", "k", OTHER_DIGEST)
@@ -50,7 +50,7 @@ async def test_another_body_is_a_conflict(store: IdempotencyStore) -> None:
 
 
 async def test_one_of_many_at_once_does_the_work(store: IdempotencyStore) -> None:
-    """Of requests that arrive together one proceeds; the others are told to ask again."""
+    """Of requests with one key at the same time one proceeds, and the others are told to retry."""
     results = await asyncio.gather(*(store.begin("ten_1", "k", DIGEST) for _ in range(10)), return_exceptions=True)
 
     assert sum(isinstance(result, Attempt) for result in results) == 1
@@ -60,7 +60,7 @@ async def test_one_of_many_at_once_does_the_work(store: IdempotencyStore) -> Non
 
 
 async def test_a_failed_attempt_frees_the_key(store: IdempotencyStore) -> None:
-    """After an abandoned attempt the same key does the work; an answered one cannot be abandoned."""
+    """An abandoned attempt frees its key, and an answered one cannot be abandoned."""
     await store.abandon(await begin(store))
     attempt = await begin(store)
     await store.complete(attempt, 200, b"done")
@@ -71,14 +71,14 @@ async def test_a_failed_attempt_frees_the_key(store: IdempotencyStore) -> None:
 
 
 async def test_owners_do_not_meet_each_others_keys(store: IdempotencyStore) -> None:
-    """The same key of two tenants are two keys."""
+    """The same key of two tenants is two keys."""
     await store.complete(await begin(store, owner="ten_1"), 200, b"private")
 
     await begin(store, owner="ten_2")
 
 
 async def test_a_dead_attempt_is_taken_over(store: IdempotencyStore, manual_clock: ManualClock) -> None:
-    """An attempt that never answered loses its key after a while, and its late answer is dropped."""
+    """An attempt without an answer loses its key after a while, and its late answer is dropped."""
     dead = await begin(store)
     manual_clock.advance(ATTEMPT_LIFE_S)
     with pytest.raises(Conflict):
@@ -96,7 +96,7 @@ async def test_a_dead_attempt_is_taken_over(store: IdempotencyStore, manual_cloc
 
 
 async def test_answers_are_kept_for_a_day(store: IdempotencyStore, manual_clock: ManualClock) -> None:
-    """Past its life an answer is forgotten, and the key is as good as new, for another body too."""
+    """After a day the answer is deleted, and the key may be used for any body."""
     await store.complete(await begin(store), 200, b"")
     manual_clock.advance(ANSWER_LIFE_S + 1)
 
@@ -104,7 +104,7 @@ async def test_answers_are_kept_for_a_day(store: IdempotencyStore, manual_clock:
 
 
 async def test_a_sweep_forgets_what_nobody_asks_for(store: IdempotencyStore, manual_clock: ManualClock) -> None:
-    """Answers go after their day and dead attempts after their time, of every owner; the rest stays."""
+    """The sweep deletes expired answers and dead attempts of every owner, and nothing else."""
     for owner in ("ten_1", "ten_2"):
         await store.complete(await begin(store, "old", owner), 200, b"old")
     await begin(store, "dead")
@@ -124,7 +124,7 @@ async def test_a_sweep_forgets_what_nobody_asks_for(store: IdempotencyStore, man
 
 @pytest.mark.parametrize("key", ["", "x" * 256])
 async def test_keys_have_a_length(store: IdempotencyStore, key: str) -> None:
-    """An empty or an endless key is a 400 that names the header."""
+    """An empty or too long key is a 400 that names the header."""
     with pytest.raises(InvalidRequest) as caught:
         await store.begin("ten_1", key, DIGEST)
 

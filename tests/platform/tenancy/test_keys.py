@@ -1,4 +1,4 @@
-"""Keys as text, and the secrets that are kept in files."""
+"""Tests of keys as text, and of secrets in files."""
 
 import hashlib
 import hmac
@@ -19,7 +19,7 @@ PEPPER = b"a pepper for tests"
 
 
 def test_a_key_is_read_back_as_it_was_made() -> None:
-    """Kind, public id and secret survive the way through text; the secret holds at least 256 bits."""
+    """A key's text gives back its kind, public id and secret of at least 256 bits."""
     for kind in KeyKind:
         key = make_key(kind)
 
@@ -30,14 +30,14 @@ def test_a_key_is_read_back_as_it_was_made() -> None:
 
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """Reading never raises, and what it reads is written back as it was."""
+    """Reading a key from any text never raises, and a key that is read is written as the same text."""
     key = parse_key(text)
 
     assert key is None or key.plaintext == text
 
 
 def test_the_stored_hash_is_an_hmac_of_the_whole_key() -> None:
-    """HMAC-SHA256 under the pepper, computed here by the older spelling of the same standard."""
+    """The stored hash is HMAC-SHA256 of the whole key under the pepper."""
     key = make_key(KeyKind.TENANT)
 
     expected = hmac.new(PEPPER, b"graftwork key\0" + key.plaintext.encode(), hashlib.sha256).digest()
@@ -49,7 +49,7 @@ def test_the_stored_hash_is_an_hmac_of_the_whole_key() -> None:
 
 
 def test_a_hash_moved_to_another_row_is_worthless() -> None:
-    """The public id is part of what is hashed."""
+    """A hash does not match under another public id, because the id is part of the hashed text."""
     key = make_key(KeyKind.TENANT)
     moved = parse_key(f"gw_otherotherot_{key.secret}")
 
@@ -75,7 +75,7 @@ def test_a_comparison_takes_the_same_path_for_unknown_keys(monkeypatch: pytest.M
 
 
 def test_a_key_does_not_show_its_secret() -> None:
-    """The repr of a key can be logged."""
+    """The repr of a key has no secret."""
     key = make_key(KeyKind.TENANT)
 
     assert key.secret not in repr(key)
@@ -106,7 +106,7 @@ def test_given_secrets_write_no_file(tmp_path: Path) -> None:
 
 
 def test_processes_that_start_at_once_agree(tmp_path: Path) -> None:
-    """However many make the file, all read what one of them wrote."""
+    """If several processes make a secret's file at once, all read the same secret."""
     with ThreadPoolExecutor(8) as threads:
         made = [
             threads.submit(read_or_make, tmp_path / "secret", make_key(KeyKind.ADMIN).secret.lower) for _ in range(50)
@@ -117,7 +117,7 @@ def test_processes_that_start_at_once_agree(tmp_path: Path) -> None:
 
 
 def test_an_empty_secret_is_not_used(tmp_path: Path) -> None:
-    """A file that lost its contents is an error, not an empty pepper."""
+    """A secret file that is empty is an error."""
     (tmp_path / "pepper").write_text("\n")
 
     with pytest.raises(InternalFailure, match="delete it"):

@@ -1,4 +1,4 @@
-"""The ledger: entered once, summed by any group, on both databases."""
+"""Tests of the usage ledger on both databases."""
 
 import asyncio
 import math
@@ -44,7 +44,7 @@ async def test_a_request_is_entered_once(meter: UsageMeter) -> None:
 
 
 async def test_another_tenants_request_of_the_same_id_counts(meter: UsageMeter) -> None:
-    """A request id belongs to its tenant: nobody can hide another's usage by guessing it."""
+    """The same request id of two tenants is two entries."""
     await meter.record(EVENT)
 
     assert await meter.record(replace(EVENT, tenant_id=TenantId("ten_2")))
@@ -102,7 +102,7 @@ async def test_sums_are_those_of_the_events(meter: UsageMeter) -> None:
 
 
 async def test_a_months_tokens_are_prompt_and_completion(meter: UsageMeter) -> None:
-    """The sum that budgets are checked against counts one tenant, from a moment on, cached tokens included."""
+    """The sum for budgets counts one tenant's prompt and completion tokens since a time, cached ones included."""
     await meter.record(replace(EVENT, request_id=RequestId("req_1"), at=NOON - 0.001))
     await meter.record(replace(EVENT, request_id=RequestId("req_2")))
     await meter.record(replace(EVENT, request_id=RequestId("req_3"), tenant_id=TenantId("ten_2")))

@@ -1,4 +1,4 @@
-"""What a principal may do, and whose prefixes it shares."""
+"""Tests of a principal's permissions, isolation domain and service tier."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def principal(tenant: str = "ten_1", key: str = "key_1", ceiling: str = "default
 
 
 def test_a_tenants_keys_share_prefixes_and_tenants_do_not() -> None:
-    """The isolation domain is the tenant's, under a name that depends on the pepper and does not show the tenant."""
+    """All keys of a tenant have one isolation domain, which depends on the pepper and does not show the tenant."""
     domain = principal().isolation(b"pepper")
 
     assert domain == principal(key="key_2").isolation(b"pepper")
@@ -22,7 +22,7 @@ def test_a_tenants_keys_share_prefixes_and_tenants_do_not() -> None:
 
 
 def test_a_scope_that_the_key_lacks_is_refused() -> None:
-    """Only what the key carries is permitted; the refusal names the scope."""
+    """A key permits only its scopes, and the refusal names the missing scope."""
     principal().require(Scope.INFERENCE)
 
     with pytest.raises(NotPermitted, match="adapters") as caught:

@@ -1,4 +1,4 @@
-"""Tenants, keys and quotas, on both databases."""
+"""Tests of tenants, keys and quotas on both databases."""
 
 import asyncio
 import logging
@@ -18,8 +18,10 @@ from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, AdminPrincipal, Scope
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.platform.tenancy.tenants import TenantStatus
+from graftwork.platform.tenancy.wrong_keys import WrongKeyLimit
 
 PEPPER = b"a pepper for tests"
+ADDRESS = "192.0.2.1"
 ADMIN_KEY = "gwa_operator_0123456789abcdef0123456789abcdef"
 
 
@@ -29,7 +31,7 @@ def tenancy(database: Database, manual_clock: ManualClock) -> Tenancy:
 
 
 async def test_a_key_authenticates_its_tenant(tenancy: Tenancy) -> None:
-    """The plaintext of a new key is worth a principal with the tenant's name, weight and ceiling."""
+    """A new key authenticates a principal with the tenant's name, weight and ceiling."""
     tenant = await tenancy.create_tenant("acme", weight=2.5, service_tier_ceiling="priority")
     key, plaintext = await tenancy.create_key(tenant.id, "ci", scopes=["inference"])
 
@@ -76,7 +78,7 @@ async def test_anything_but_the_whole_key_is_refused(
 async def test_a_key_is_worthless_under_another_pepper(
     tenancy: Tenancy, database: Database, manual_clock: ManualClock
 ) -> None:
-    """Whoever has the database but not the pepper cannot prove a key."""
+    """A key is refused under another pepper."""
     tenant = await tenancy.create_tenant("acme")
     _, plaintext = await tenancy.create_key(tenant.id, "ci")
 
@@ -170,7 +172,7 @@ async def test_a_deleted_tenant_leaves_only_its_history(tenancy: Tenancy, databa
 
 
 async def test_no_key_slips_in_while_its_tenant_is_deleted(tenancy: Tenancy, database: Database) -> None:
-    """Keys that are made while the tenant goes away either die with it or are refused; none is left behind."""
+    """A key that is made while its tenant is deleted is refused or deleted too."""
     tenant = await tenancy.create_tenant("acme")
 
     results = await asyncio.gather(
@@ -186,7 +188,7 @@ async def test_no_key_slips_in_while_its_tenant_is_deleted(tenancy: Tenancy, dat
 
 
 async def test_another_tenants_key_does_not_exist(tenancy: Tenancy) -> None:
-    """A key's id under the wrong tenant answers exactly like an id that never was."""
+    """Another tenant's key id gives the same error as an unknown id."""
     tenants = [await tenancy.create_tenant(name) for name in ("acme", "umbrella")]
     key, _ = await tenancy.create_key(tenants[0].id, "ci")
 
@@ -238,7 +240,7 @@ async def test_a_wrong_value_is_named(
 
 
 async def test_an_unknown_scope_is_refused(tenancy: Tenancy) -> None:
-    """A key cannot be made for a scope that nothing checks; without scopes it has all of them."""
+    """A key with an unknown scope is refused, and a key made without scopes has all of them."""
     tenant = await tenancy.create_tenant("acme")
 
     with pytest.raises(ValidationFailed):
@@ -249,7 +251,7 @@ async def test_an_unknown_scope_is_refused(tenancy: Tenancy) -> None:
 
 
 async def test_quotas_are_replaced_as_a_whole(tenancy: Tenancy) -> None:
-    """A limit that the new quota does not name is gone; large byte counts survive."""
+    """A new quota removes limits that it does not name, and keeps large byte counts exactly."""
     tenant = await tenancy.create_tenant("acme")
     assert await tenancy.get_quota(tenant.id) == Quota()
 
@@ -262,7 +264,7 @@ async def test_quotas_are_replaced_as_a_whole(tenancy: Tenancy) -> None:
 
 
 async def test_pages_follow_each_other_without_gap_or_overlap(tenancy: Tenancy) -> None:
-    """Walking by cursor, in either order, meets every tenant once."""
+    """Pages by cursor list every tenant once in either order."""
     made = {(await tenancy.create_tenant(f"tenant {number}")).id for number in range(5)}
 
     for order in Order:
@@ -276,7 +278,7 @@ async def test_pages_follow_each_other_without_gap_or_overlap(tenancy: Tenancy) 
 
 
 async def test_last_use_is_kept_to_a_minute(tenancy: Tenancy, manual_clock: ManualClock) -> None:
-    """Authenticating writes when the key was last used, but not on every request."""
+    """Authenticating stores the time of use at most once a minute."""
     tenant = await tenancy.create_tenant("acme")
     _, plaintext = await tenancy.create_key(tenant.id, "ci")
     first_use = manual_clock.now()
@@ -323,7 +325,7 @@ async def test_no_secret_is_stored_or_logged(
 
 
 def test_a_key_that_is_logged_by_mistake_is_blotted_out() -> None:
-    """Whatever looks like a key loses its secret in the log, in messages and in fields."""
+    """The secret of a key is removed from log messages and fields."""
     record = logging.makeLogRecord({"msg": "sent %s", "args": (ADMIN_KEY,), "token": "gw_abc_" + "x" * 43})
 
     line = JsonFormatter().format(record)
@@ -334,20 +336,20 @@ def test_a_key_that_is_logged_by_mistake_is_blotted_out() -> None:
     assert "xxx" not in line
 
 
-async def test_each_door_opens_to_its_own_kind_of_key(tenancy: Tenancy) -> None:
+async def test_each_door_opens_to_its_own_kind_of_key(tenancy: Tenancy, manual_clock: ManualClock) -> None:
     """The wrong kind of a right key is a 403; a wrong key is a 401 at both doors."""
-    gate = Authenticator(tenancy, ADMIN_KEY)
+    gate = Authenticator(tenancy, ADMIN_KEY, WrongKeyLimit(manual_clock))
     tenant = await tenancy.create_tenant("acme")
     _, plaintext = await tenancy.create_key(tenant.id, "ci")
 
-    assert (await gate.authenticate(plaintext)).tenant_id == tenant.id
-    assert await gate.authenticate_admin(ADMIN_KEY) == AdminPrincipal()
+    assert (await gate.authenticate(plaintext, ADDRESS)).tenant_id == tenant.id
+    assert await gate.authenticate_admin(ADMIN_KEY, ADDRESS) == AdminPrincipal()
     with pytest.raises(NotPermitted):
-        await gate.authenticate(ADMIN_KEY)
+        await gate.authenticate(ADMIN_KEY, ADDRESS)
     with pytest.raises(NotPermitted):
-        await gate.authenticate_admin(plaintext)
+        await gate.authenticate_admin(plaintext, ADDRESS)
     for wrong in (ADMIN_KEY[:-1], plaintext[:-1], "", "é"):
         with pytest.raises(NotAuthenticated):
-            await gate.authenticate(wrong)
+            await gate.authenticate(wrong, ADDRESS)
         with pytest.raises(NotAuthenticated):
-            await gate.authenticate_admin(wrong)
+            await gate.authenticate_admin(wrong, ADDRESS)

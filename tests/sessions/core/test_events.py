@@ -1,4 +1,4 @@
-"""The numbering of events, and the feed that readers follow."""
+"""Tests of the numbering of events, and of the feed that readers follow."""
 
 from itertools import pairwise
 
@@ -92,6 +92,19 @@ def test_feed_forgets_the_oldest() -> None:
 
     assert feed.after(1) is None
     assert feed.after(2) == events(3, 5)
+
+
+async def test_closed_feed_answers_and_keeps_no_reader_waiting() -> None:
+    """A closed feed still has its events, and its next change has happened, for readers of before and after."""
+    feed = EventFeed(last_seq=0)
+    before = feed.next_change()
+    feed.publish(events(1, 2))
+
+    feed.close()
+
+    assert feed.after(0) == events(1, 2)
+    assert before.is_set()
+    assert feed.next_change().is_set()
 
 
 def test_feed_takes_no_gap() -> None:

@@ -1,4 +1,4 @@
-"""The shapes of items, and their form as messages."""
+"""Tests of items and of their form as messages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The heartbeat of a running turn."""
+"""Tests of the heartbeat of a running turn."""
 
 import pytest
 

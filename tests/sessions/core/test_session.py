@@ -1,4 +1,4 @@
-"""The rules for actions on a session."""
+"""Tests of the rules for actions on a session."""
 
 from dataclasses import replace
 

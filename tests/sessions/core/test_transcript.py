@@ -1,4 +1,4 @@
-"""Token ids as they are stored, and what a turn adds to them."""
+"""Tests of stored token ids, and of what a turn adds to them."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from graftwork.sessions.core.transcript import (
     unpack_token_ids,
 )
 from graftwork.sessions.text.messages import Message, ToolCall
-from tests.sessions.fakes_text import prompt_encoder
+from tests.sessions.tokenizer_and_templates import prompt_encoder
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)

@@ -27,11 +27,10 @@ from graftwork.sessions.generation.generator import (
 from graftwork.sessions.text.messages import Message, ToolCall
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from tests.hypothesis_profiles import examples
-from tests.sessions.fakes_text import (
-    ScriptedEngine,
+from tests.sessions.scripted_engine import ScriptedEngine, generator_on
+from tests.sessions.tokenizer_and_templates import (
     arguments,
     chat_template,
-    generator_on,
     names,
     text_tokenizer,
     texts,

@@ -8,8 +8,8 @@ from graftwork.engine.core.sampling import SamplingParams
 from graftwork.sessions.generation.generator import GenerationEvent, GenerationFinished, TextDelta
 from graftwork.sessions.generation.logprobs import OutputTokenLogprobs
 from tests.hypothesis_profiles import examples
-from tests.sessions.fakes_text import ScriptedEngine, logprobs_of
 from tests.sessions.generation.test_generator import CALL, END, events_of, finished, one_by_one, request, spelled
+from tests.sessions.scripted_engine import ScriptedEngine, logprobs_of
 
 SCORED = SamplingParams(max_tokens=99, logprobs=2)
 

@@ -1,4 +1,4 @@
-"""The one model of sampling fields, and the budget of an answer."""
+"""Tests of the sampling fields, and of the token budget of an answer."""
 
 from dataclasses import fields
 

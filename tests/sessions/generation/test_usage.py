@@ -1,4 +1,4 @@
-"""What a request used reaches the usage rows, the quota and the metrics."""
+"""Tests of a request's usage in the usage rows, the quota and the metrics."""
 
 import pytest
 
@@ -13,15 +13,15 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.sessions.generation.generator import PromptAdmitted, TextDelta
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount, Usage
-from tests.sessions.fakes_sessions import CountingQuotas, principal
-from tests.sessions.fakes_text import ScriptedEngine, generator_on
 from tests.sessions.generation.test_generator import END, one_by_one, request, spelled
+from tests.sessions.scripted_engine import ScriptedEngine, generator_on
+from tests.sessions.session_process import CountingQuotas, principal
 
 USED = Usage(CacheReport(device_tokens=40, host_tokens=30, disk_tokens=20, recomputed_tokens=10), 7, DraftReport())
 
 
-class Books:
-    """Accounting over a database, with quotas that count."""
+class CountedAccounting:
+    """Accounting over a database, with quotas that count reservations."""
 
     def __init__(self, database: Database) -> None:
         self.telemetry = Telemetry()
@@ -41,53 +41,53 @@ class Books:
 
 
 @pytest.fixture
-def books(sqlite_database: Database) -> Books:
-    return Books(sqlite_database)
+def counted(sqlite_database: Database) -> CountedAccounting:
+    return CountedAccounting(sqlite_database)
 
 
-async def test_prompt_tokens_are_counted_by_the_tier_they_came_from(books: Books) -> None:
+async def test_prompt_tokens_are_counted_by_the_tier_they_came_from(counted: CountedAccounting) -> None:
     """Cached tokens count for the device, the host or the disk, whichever the engine reports."""
-    account = await books.open()
+    account = await counted.open()
 
     await account.close(USED, "completed")
 
     for tier, count in {"device": 40.0, "host": 30.0, "disk": 20.0, "recomputed": 10.0}.items():
-        assert f'graftwork_prompt_tokens_total{{tenant="ten_1",tier="{tier}"}} {count}' in books.metrics()
-    assert 'graftwork_generated_tokens_total{tenant="ten_1"} 7.0' in books.metrics()
+        assert f'graftwork_prompt_tokens_total{{tenant="ten_1",tier="{tier}"}} {count}' in counted.metrics()
+    assert 'graftwork_generated_tokens_total{tenant="ten_1"} 7.0' in counted.metrics()
 
 
-async def test_a_request_is_recorded_and_counted_once(books: Books) -> None:
+async def test_a_request_is_recorded_and_counted_once(counted: CountedAccounting) -> None:
     """A second record of the same request adds no usage row and no metric."""
-    account = await books.open()
+    account = await counted.open()
 
     await account.record(USED, "failed")
     await account.record(USED, "failed")
     await account.settle(USED, "failed")
 
-    assert await books.ledger.tokens_since(principal().tenant_id, 0.0) == 107
-    assert 'graftwork_requests_total{outcome="failed",tenant="ten_1"} 1.0' in books.metrics()
-    assert books.quotas.reservations[0].settled == 107
+    assert await counted.ledger.tokens_since(principal().tenant_id, 0.0) == 107
+    assert 'graftwork_requests_total{outcome="failed",tenant="ten_1"} 1.0' in counted.metrics()
+    assert counted.quotas.reservations[0].settled == 107
 
 
-async def test_a_request_that_was_never_admitted_is_refunded(books: Books) -> None:
+async def test_a_request_that_was_never_admitted_is_refunded(counted: CountedAccounting) -> None:
     """Without an admitted prompt there is no usage row; the quota gets its reservation back."""
-    account = await books.open()
+    account = await counted.open()
 
     await account.close(None, "cancelled")
 
-    assert await books.ledger.tokens_since(principal().tenant_id, 0.0) == 0
-    assert books.quotas.reservations[0].is_refunded
-    assert 'graftwork_requests_total{outcome="cancelled",tenant="ten_1"} 1.0' in books.metrics()
+    assert await counted.ledger.tokens_since(principal().tenant_id, 0.0) == 0
+    assert counted.quotas.reservations[0].is_refunded
+    assert 'graftwork_requests_total{outcome="cancelled",tenant="ten_1"} 1.0' in counted.metrics()
 
 
-async def test_a_refused_reservation_is_counted(books: Books) -> None:
+async def test_a_refused_reservation_is_counted(counted: CountedAccounting) -> None:
     """A request over the quota counts as refused."""
-    books.quotas.is_shut = True
+    counted.quotas.is_shut = True
 
     with pytest.raises(LimitExceeded):
-        await books.open()
+        await counted.open()
 
-    assert 'graftwork_requests_total{outcome="refused",tenant="ten_1"} 1.0' in books.metrics()
+    assert 'graftwork_requests_total{outcome="refused",tenant="ten_1"} 1.0' in counted.metrics()
 
 
 async def test_a_generation_observes_its_times() -> None:

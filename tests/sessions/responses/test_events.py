@@ -1,4 +1,4 @@
-"""A turn's events as a response's events, checked by the SDK's types and accumulator."""
+"""Tests of a turn's events as a response's events, with the SDK's types and accumulator."""
 
 import json
 from collections.abc import Sequence

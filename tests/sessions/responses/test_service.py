@@ -1,4 +1,4 @@
-"""Responses on sessions: on which session each runs, with which prompt, and which rows stay."""
+"""Tests of responses on sessions: their session, their prompt, and the rows that stay."""
 
 import asyncio
 from typing import Any
@@ -14,22 +14,22 @@ from graftwork.sessions.core.items import function_call, function_call_output
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.input import check_outputs
 from graftwork.sessions.text.messages import Message, ToolCall
-from tests.sessions.fakes_responses import CALLS, Responses, count_rows, outputs
-from tests.sessions.fakes_sessions import END, WEATHER, Answer, World, crash, principal
-from tests.sessions.fakes_text import prompt_encoder, text_tokenizer
+from tests.sessions.responses_driver import CALLS, ResponsesDriver, count_rows, outputs
+from tests.sessions.session_process import END, WEATHER, Answer, SessionProcess, crash, principal
+from tests.sessions.tokenizer_and_templates import prompt_encoder, text_tokenizer
 
 ALL_ITEMS = PageRequest(limit=100, order=Order.ASCENDING)
 
 
 @pytest.fixture
-async def responses(sqlite_database: Database) -> Responses:
-    return Responses(World(sqlite_database))
+async def responses(sqlite_database: Database) -> ResponsesDriver:
+    return ResponsesDriver(SessionProcess(sqlite_database))
 
 
 @pytest.fixture
-async def responses_on_either(database: Database) -> Responses:
-    """One world on SQLite, then one on PostgreSQL."""
-    return Responses(World(database))
+async def responses_on_either(database: Database) -> ResponsesDriver:
+    """Responses on SQLite, then on PostgreSQL."""
+    return ResponsesDriver(SessionProcess(database))
 
 
 def encoded(*messages: Message, **fields: Any) -> tuple[int, ...]:
@@ -37,25 +37,25 @@ def encoded(*messages: Message, **fields: Any) -> tuple[int, ...]:
     return prompt_encoder().encode_messages(messages, **fields)
 
 
-async def test_going_on_continues_the_tokens_bit_for_bit(responses: Responses) -> None:
+async def test_going_on_continues_the_tokens_bit_for_bit(responses: ResponsesDriver) -> None:
     """The next prompt is the last prompt, the model's own tokens, and then the new items."""
-    me, world = principal(), responses.world
-    world.will_say("Hello  there")  # two spaces: another tokenizer's choice would show
+    me, process = principal(), responses.process
+    process.will_say("Hello  there")  # two spaces: another tokenizer's choice would show
     first = await responses.ask(me, instructions="Be brief.")
 
     await responses.ask(me, "Again", instructions="Be brief.", previous_response_id=first["id"])
 
-    before, after = (request.prompt_token_ids for request in world.engine.requests)
+    before, after = (request.prompt_token_ids for request in process.engine.requests)
     generated = (*text_tokenizer().encode("Hello  there", allow_special=True), END)
     delta = prompt_encoder().encode_delta(Message("assistant", "Hello  there"), [Message("user", "Again")], closed=True)
     assert after == (*before, *generated, *delta)
-    assert (await count_rows(world.database))["sessions"] == 1
+    assert (await count_rows(process.database))["sessions"] == 1
 
 
-async def test_a_response_used_twice_forks(responses_on_either: Responses) -> None:
+async def test_a_response_used_twice_forks(responses_on_either: ResponsesDriver) -> None:
     """Two branches share the history before them and nothing else, even if they start at once."""
     me, responses = principal(), responses_on_either
-    world = responses.world
+    process = responses.process
     first = await responses.ask(me)
 
     branches = await asyncio.gather(
@@ -63,25 +63,25 @@ async def test_a_response_used_twice_forks(responses_on_either: Responses) -> No
     )
     late = await responses.ask(me, "Late", previous_response_id=first["id"])
 
-    prompts = [text_tokenizer().decode(request.prompt_token_ids) for request in world.engine.requests[1:]]
-    shared = (*world.engine.requests[0].prompt_token_ids, *next(iter(world.engine.said.values())))
-    assert all(request.prompt_token_ids[: len(shared)] == shared for request in world.engine.requests[1:])
+    prompts = [text_tokenizer().decode(request.prompt_token_ids) for request in process.engine.requests[1:]]
+    shared = (*process.engine.requests[0].prompt_token_ids, *next(iter(process.engine.said.values())))
+    assert all(request.prompt_token_ids[: len(shared)] == shared for request in process.engine.requests[1:])
     said = ("Left", "Right", "Middle", "Late")
     assert sorted([word for word in said if word in prompt] for prompt in prompts) == sorted([word] for word in said)
     assert len({body["id"] for body in (*branches, late)}) == 4
-    assert (await count_rows(world.database))["sessions"] == 4
+    assert (await count_rows(process.database))["sessions"] == 4
 
 
-async def test_other_instructions_encode_the_history_again(responses: Responses) -> None:
+async def test_other_instructions_encode_the_history_again(responses: ResponsesDriver) -> None:
     """A response with other instructions or tools encodes the whole history again."""
-    me, world = principal(), responses.world
-    world.will_say("One", "Two", "Three", "Four")
+    me, process = principal(), responses.process
+    process.will_say("One", "Two", "Three", "Four")
     first = await responses.ask(me, "A", instructions="Be brief.")
     second = await responses.ask(me, "B", instructions="Be long.", previous_response_id=first["id"])
     third = await responses.ask(me, "C", instructions="Be long.", previous_response_id=second["id"])
     await responses.ask(me, "D", tools=(WEATHER,), previous_response_id=third["id"])
 
-    _, longer, continued, with_tools = (request.prompt_token_ids for request in world.engine.requests)
+    _, longer, continued, with_tools = (request.prompt_token_ids for request in process.engine.requests)
 
     said = [Message("user", "A"), Message("assistant", "One"), Message("user", "B"), Message("assistant", "Two")]
     said += [Message("user", "C"), Message("assistant", "Three"), Message("user", "D")]
@@ -91,10 +91,10 @@ async def test_other_instructions_encode_the_history_again(responses: Responses)
     assert with_tools == encoded(*said, tools=[WEATHER])
 
 
-async def test_the_history_is_kept_once_however_often_it_is_encoded(responses: Responses) -> None:
+async def test_the_history_is_kept_once_however_often_it_is_encoded(responses: ResponsesDriver) -> None:
     """A conversation lists each item once and in order, after changes of instructions and forks too."""
-    me, world = principal(), responses.world
-    conversations = ConversationService(world.service)
+    me, process = principal(), responses.process
+    conversations = ConversationService(process.service)
     conversation = await conversations.create(me, {})
     for number in range(4):
         last = await responses.ask(
@@ -107,30 +107,30 @@ async def test_the_history_is_kept_once_however_often_it_is_encoded(responses: R
     assert [item.text for item in items] == ["Turn 0", "ok", "Turn 1", "ok", "Turn 2", "ok", "Turn 3", "ok"]
     assert len({item.item_id for item in items}) == 8
     assert items[-1].item_id == last["output"][0]["id"]
-    in_turn_3, aside = (request.prompt_token_ids for request in world.engine.requests[-2:])
-    num_tokens = (await world.service.prefetch(me, conversation.session_id)).history_tokens
-    assert num_tokens == len(in_turn_3) + len(world.engine.said[world.engine.requests[-2].request_id])
+    in_turn_3, aside = (request.prompt_token_ids for request in process.engine.requests[-2:])
+    num_tokens = (await process.service.prefetch(me, conversation.session_id)).history_tokens
+    assert num_tokens == len(in_turn_3) + len(process.engine.said[process.engine.requests[-2].request_id])
     assert aside == encoded(*[Message(item.body["role"], item.text) for item in items], Message("user", "Aside"))
 
 
-async def test_another_model_continues_the_same_tokens(responses: Responses) -> None:
+async def test_another_model_continues_the_same_tokens(responses: ResponsesDriver) -> None:
     """Each response runs on the model that it names, with the same tokens of history."""
-    me, world = principal(), responses.world
-    conversation = await ConversationService(world.service).create(me, {})
+    me, process = principal(), responses.process
+    conversation = await ConversationService(process.service).create(me, {})
     await responses.ask(me, conversation_id=conversation.session_id)
 
     await responses.ask(me, "Again", model="graft@1", conversation_id=conversation.session_id)
 
-    before, after = world.engine.requests
+    before, after = process.engine.requests
     assert [adapter.digest for adapter in after.adapters] == ["sha256:1"]
     assert after.prompt_token_ids[: len(before.prompt_token_ids)] == before.prompt_token_ids
-    assert (await world.load(me, conversation.session_id)).model.digest == "sha256:1"
+    assert (await process.load(me, conversation.session_id)).model.digest == "sha256:1"
 
 
-async def test_outputs_answer_calls(responses: Responses) -> None:
+async def test_outputs_answer_calls(responses: ResponsesDriver) -> None:
     """One response continues with the outputs of all calls, in their order, and with a message after them."""
-    me, world = principal(), responses.world
-    world.will_say(CALLS)
+    me, process = principal(), responses.process
+    process.will_say(CALLS)
     first = await responses.ask(me, tools=(WEATHER,))
     answers = outputs(first)
 
@@ -145,16 +145,16 @@ async def test_outputs_answer_calls(responses: Responses) -> None:
     assert (second["status"], other["status"]) == ("completed", "completed")
     calls = tuple(ToolCall(item["call_id"], item["name"], item["arguments"]) for item in first["output"])
     delta = [Message("tool", "cold", tool_call_id=each.call_id, name="get_weather") for each in calls]
-    asked = world.engine.requests[0].prompt_token_ids
-    said = next(iter(world.engine.said.values()))
+    asked = process.engine.requests[0].prompt_token_ids
+    said = next(iter(process.engine.said.values()))
     new = prompt_encoder().encode_delta(
         Message("assistant", "", tool_calls=calls), [*delta, Message("user", "Thanks")], closed=True
     )
-    assert world.engine.requests[1].prompt_token_ids == (*asked, *said, *new)
-    assert "warm" in text_tokenizer().decode(world.engine.requests[2].prompt_token_ids)
+    assert process.engine.requests[1].prompt_token_ids == (*asked, *said, *new)
+    assert "warm" in text_tokenizer().decode(process.engine.requests[2].prompt_token_ids)
 
 
-async def test_a_client_may_remember_by_itself(responses: Responses) -> None:
+async def test_a_client_may_remember_by_itself(responses: ResponsesDriver) -> None:
     """Without a previous response, the input may be a whole conversation with calls and outputs."""
     me = principal()
     history: list[dict[str, Any]] = [
@@ -167,7 +167,7 @@ async def test_a_client_may_remember_by_itself(responses: Responses) -> None:
 
     await responses.ask(me, history, tools=(WEATHER,))
 
-    assert responses.world.engine.requests[0].prompt_token_ids == encoded(
+    assert responses.process.engine.requests[0].prompt_token_ids == encoded(
         Message("user", "Weather?"),
         Message("assistant", "", tool_calls=(ToolCall("c1", "get_weather", "{}"),)),
         Message("tool", "cold", tool_call_id="c1", name="get_weather"),
@@ -195,39 +195,39 @@ def test_every_call_has_one_output_after_it() -> None:
         assert caught.value.param == param
 
 
-async def test_chains_are_no_sessions(responses: Responses) -> None:
+async def test_chains_are_no_sessions(responses: ResponsesDriver) -> None:
     """Responses and conversations are not listed, counted or metered as sessions."""
-    me, world = principal(), responses.world
-    world.quotas.limit = 1
-    await world.session(me)
+    me, process = principal(), responses.process
+    process.quotas.limit = 1
+    await process.session(me)
     for _ in range(3):
         first = await responses.ask(me)
         await responses.ask(me, previous_response_id=first["id"])
     chain = (await responses.service.find(me, first["id"])).record.session_id
-    await ConversationService(world.service).create(me, {})
+    await ConversationService(process.service).create(me, {})
 
-    listed = await world.service.list_sessions(me, PageRequest())
-    usage = await world.meter.summarise(me.tenant_id, 0, world.clock.now() + 1, UsageGroup.SESSION)
+    listed = await process.service.list_sessions(me, PageRequest())
+    usage = await process.meter.summarise(me.tenant_id, 0, process.clock.now() + 1, UsageGroup.SESSION)
 
     assert len(listed.items) == 1
     assert [(row.group, row.requests) for row in usage] == [(None, 6)]
     with pytest.raises(NotFound):
-        await world.load(me, chain)
+        await process.load(me, chain)
     with pytest.raises(NotFound):
-        await world.service.fork(me, chain)
+        await process.service.fork(me, chain)
 
 
-async def test_a_crash_fails_the_response(responses: Responses) -> None:
+async def test_a_crash_fails_the_response(responses: ResponsesDriver) -> None:
     """A background response fails if its process stops, and the response before it can be continued."""
-    me, world = principal(), responses.world
+    me, process = principal(), responses.process
     first = await responses.ask(me)
-    world.will_say(Answer("A long story", waits=True))
+    process.will_say(Answer("A long story", waits=True))
     running = await responses.start(me, previous_response_id=first["id"], is_background=True)
-    await world.engine.half_way.wait()
+    await process.engine.half_way.wait()
     await crash()
 
-    after = Responses(world.restarted())
-    await after.world.service.recover()
+    after = ResponsesDriver(process.restarted())
+    await after.process.service.recover()
     body = await after.service.get(me, running.record.response_id)
     again = await after.ask(me, "Again", previous_response_id=first["id"])
 
@@ -237,18 +237,18 @@ async def test_a_crash_fails_the_response(responses: Responses) -> None:
         await after.ask(me, previous_response_id=body["id"])
 
 
-async def test_cancelling_one_response_spares_the_next(responses: Responses) -> None:
+async def test_cancelling_one_response_spares_the_next(responses: ResponsesDriver) -> None:
     """A cancel of an ended response does not touch another one that runs on the same chain."""
-    me, world = principal(), responses.world
+    me, process = principal(), responses.process
     first = await responses.ask(me)
-    world.will_say(Answer("A long story", waits=True))
+    process.will_say(Answer("A long story", waits=True))
     second = await responses.start(me, previous_response_id=first["id"], is_background=True)
-    await world.engine.half_way.wait()
+    await process.engine.half_way.wait()
 
     untouched = await responses.service.cancel(me, first["id"])
-    elsewhere = Responses(World(world.database, world.clock, "second"))
+    elsewhere = ResponsesDriver(SessionProcess(process.database, process.clock, "second"))
     assert await elsewhere.service.cancel(me, first["id"]) == first
-    assert not (await world.service.loader.load_any(me.scope(), second.record.session_id)).cancel_requested
+    assert not (await process.service.loader.load_any(me.scope(), second.record.session_id)).cancel_requested
     running = await responses.service.get(me, second.record.response_id)
     cancelled = await responses.service.cancel(me, second.record.response_id)
 
@@ -258,28 +258,28 @@ async def test_cancelling_one_response_spares_the_next(responses: Responses) -> 
     assert cancelled["usage"]["output_tokens"] > 0
 
 
-async def test_a_conversation_takes_one_response_at_a_time(responses: Responses) -> None:
+async def test_a_conversation_takes_one_response_at_a_time(responses: ResponsesDriver) -> None:
     """A second response in a conversation is a conflict while one runs, and a running response cannot be continued."""
-    me, world = principal(), responses.world
-    conversation = await ConversationService(world.service).create(me, {})
-    world.will_say(Answer("A long story", waits=True))
+    me, process = principal(), responses.process
+    conversation = await ConversationService(process.service).create(me, {})
+    process.will_say(Answer("A long story", waits=True))
     running = await responses.start(me, conversation_id=conversation.session_id, is_background=True)
-    await world.engine.half_way.wait()
+    await process.engine.half_way.wait()
 
     with pytest.raises(Conflict):
         await responses.ask(me, conversation_id=conversation.session_id)
     with pytest.raises(InvalidRequest, match="running"):
         await responses.ask(me, previous_response_id=running.record.response_id)
-    world.engine.go_on()
+    process.engine.go_on()
 
     assert (await running.result())["status"] == "completed"
 
 
-async def test_tenants_do_not_meet(responses: Responses) -> None:
+async def test_tenants_do_not_meet(responses: ResponsesDriver) -> None:
     """Another tenant's responses and conversations do not exist."""
     me, other = principal(), principal("ten_2")
     mine = await responses.ask(me)
-    conversation = await ConversationService(responses.world.service).create(me, {})
+    conversation = await ConversationService(responses.process.service).create(me, {})
 
     for action in (responses.service.get, responses.service.find, responses.service.cancel, responses.service.delete):
         with pytest.raises(NotFound):

@@ -1,4 +1,4 @@
-"""The rows that responses leave: none of unstored ones, and none that nothing uses."""
+"""Tests of the rows of responses: none of unstored ones, and none that nothing uses."""
 
 import pytest
 
@@ -8,30 +8,30 @@ from graftwork.platform.pagination import PageRequest
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.input import read_input
 from graftwork.sessions.responses.service import RETENTION_S
-from tests.sessions.fakes_responses import CALLS, Responses, count_rows, outputs
-from tests.sessions.fakes_sessions import WEATHER, Answer, World, crash, principal
+from tests.sessions.responses_driver import CALLS, ResponsesDriver, count_rows, outputs
+from tests.sessions.session_process import WEATHER, Answer, SessionProcess, crash, principal
 
 
 @pytest.fixture
-async def responses(sqlite_database: Database) -> Responses:
-    return Responses(World(sqlite_database))
+async def responses(sqlite_database: Database) -> ResponsesDriver:
+    return ResponsesDriver(SessionProcess(sqlite_database))
 
 
 @pytest.fixture
-async def responses_on_either(database: Database) -> Responses:
+async def responses_on_either(database: Database) -> ResponsesDriver:
     """Responses on SQLite, then on PostgreSQL."""
-    return Responses(World(database))
+    return ResponsesDriver(SessionProcess(database))
 
 
-async def test_an_unstored_response_leaves_no_row(responses_on_either: Responses) -> None:
+async def test_an_unstored_response_leaves_no_row(responses_on_either: ResponsesDriver) -> None:
     """With `store: false` nothing can be read and no table keeps a row, even after a fork of a stored response."""
     me, responses = principal(), responses_on_either
-    world = responses.world
-    world.will_say(
+    process = responses.process
+    process.will_say(
         CALLS, "ok", CALLS, Answer(failure=CapacityContended("full")), Answer(refusal=CapacityContended("x"))
     )
     stored = await responses.ask(me, tools=(WEATHER,))
-    before = await count_rows(world.database)
+    before = await count_rows(process.database)
 
     fork = await responses.ask(me, outputs(stored), previous_response_id=stored["id"], is_stored=False)
     alone = await responses.ask(me, tools=(WEATHER,), is_stored=False)
@@ -41,7 +41,7 @@ async def test_an_unstored_response_leaves_no_row(responses_on_either: Responses
         await refused.admitted()
 
     assert [body["status"] for body in (fork, alone, failed)] == ["completed", "completed", "failed"]
-    assert await count_rows(world.database) == before
+    assert await count_rows(process.database) == before
     for body in (fork, alone, failed):
         with pytest.raises(NotFound):
             await responses.service.get(me, body["id"])
@@ -49,10 +49,10 @@ async def test_an_unstored_response_leaves_no_row(responses_on_either: Responses
             await responses.ask(me, previous_response_id=body["id"])
 
 
-async def test_a_refused_response_leaves_no_row(responses: Responses) -> None:
+async def test_a_refused_response_leaves_no_row(responses: ResponsesDriver) -> None:
     """A response that the quota, the engine or a check refuses leaves no row."""
-    me, world = principal(), responses.world
-    world.will_say(Answer(refusal=CapacityContended("full")))
+    me, process = principal(), responses.process
+    process.will_say(Answer(refusal=CapacityContended("full")))
 
     refused = await responses.start(me)
     with pytest.raises(CapacityContended):
@@ -64,14 +64,14 @@ async def test_a_refused_response_leaves_no_row(responses: Responses) -> None:
     with pytest.raises(ValidationFailed):
         await responses.ask(me, tool_choice="loudest")
 
-    assert set((await count_rows(world.database)).values()) == {0}
+    assert set((await count_rows(process.database)).values()) == {0}
 
 
-async def test_deleting_removes_unused_rows(responses_on_either: Responses) -> None:
+async def test_deleting_removes_unused_rows(responses_on_either: ResponsesDriver) -> None:
     """Rows stay while a response or a fork uses them, and all go with the last one."""
     me, responses = principal(), responses_on_either
-    world = responses.world
-    world.will_say(CALLS)
+    process = responses.process
+    process.will_say(CALLS)
     first = await responses.ask(me, tools=(WEATHER,))
     second = await responses.ask(me, outputs(first), previous_response_id=first["id"])
     fork = await responses.ask(me, outputs(first), previous_response_id=first["id"])
@@ -84,77 +84,77 @@ async def test_deleting_removes_unused_rows(responses_on_either: Responses) -> N
         await responses.service.delete(me, body["id"])
 
     assert again["status"] == "completed"
-    assert set((await count_rows(world.database)).values()) == {0}
+    assert set((await count_rows(process.database)).values()) == {0}
     with pytest.raises(NotFound):
         await responses.service.delete(me, again["id"])
 
 
-async def test_a_crash_leaves_no_row_of_an_unstored_response(responses: Responses) -> None:
+async def test_a_crash_leaves_no_row_of_an_unstored_response(responses: ResponsesDriver) -> None:
     """Recovery deletes an unstored response whose process has stopped."""
-    me, world = principal(), responses.world
+    me, process = principal(), responses.process
     stored = await responses.ask(me)
-    before = await count_rows(world.database)
-    world.will_say(Answer("A long story", waits=True))
+    before = await count_rows(process.database)
+    process.will_say(Answer("A long story", waits=True))
     await responses.start(me, "Hi", previous_response_id=stored["id"], is_stored=False)
-    await world.engine.half_way.wait()
+    await process.engine.half_way.wait()
     await crash()
 
-    await world.restarted().service.recover()
+    await process.restarted().service.recover()
 
-    assert await count_rows(world.database) == before
+    assert await count_rows(process.database) == before
 
 
-async def test_a_closed_conversation_is_deleted_with_its_responses(responses_on_either: Responses) -> None:
+async def test_a_closed_conversation_is_deleted_with_its_responses(responses_on_either: ResponsesDriver) -> None:
     """A conversation closed as a session stays readable for its time to live; then all rows go that no fork uses."""
     me, responses = principal(), responses_on_either
-    world = responses.world
-    conversation = await ConversationService(world.service).create(me, {})
+    process = responses.process
+    conversation = await ConversationService(process.service).create(me, {})
     inside = await responses.ask(me, conversation_id=conversation.session_id)
     fork = await responses.ask(me, "On", previous_response_id=inside["id"])
-    await world.service.close_session(me, conversation.session_id)
+    await process.service.close_session(me, conversation.session_id)
     assert await responses.service.get(me, inside["id"]) == inside
 
-    world.clock.advance(30 * 86_400.0)
-    await world.service.sweep()
+    process.clock.advance(30 * 86_400.0)
+    await process.service.sweep()
 
     with pytest.raises(NotFound):
         await responses.service.get(me, inside["id"])
     again = await responses.ask(me, "And on", previous_response_id=fork["id"])
     for body in (fork, again):
         await responses.service.delete(me, body["id"])
-    await world.service.sweep()
+    await process.service.sweep()
     assert again["status"] == "completed"
-    assert set((await count_rows(world.database)).values()) == {0}
+    assert set((await count_rows(process.database)).values()) == {0}
 
 
-async def test_an_unstored_response_that_is_left_behind_is_swept(responses: Responses) -> None:
+async def test_an_unstored_response_that_is_left_behind_is_swept(responses: ResponsesDriver) -> None:
     """The sweep deletes an unstored response that was left behind for an hour."""
-    me, world = principal(), responses.world
+    me, process = principal(), responses.process
     stored = await responses.ask(me)
-    before = await count_rows(world.database)
+    before = await count_rows(process.database)
     left = await responses.start(me, "Hi", previous_response_id=stored["id"], is_stored=False)
     await left.result()
 
-    await world.service.sweep()
-    early = await count_rows(world.database)
-    world.clock.advance(3601)
-    await world.service.sweep()
+    await process.service.sweep()
+    early = await count_rows(process.database)
+    process.clock.advance(3601)
+    await process.service.sweep()
 
     assert early["sessions"] == before["sessions"] + 1
-    assert await count_rows(world.database) == before
+    assert await count_rows(process.database) == before
 
 
-async def test_responses_go_when_their_time_is_over(responses_on_either: Responses) -> None:
+async def test_responses_go_when_their_time_is_over(responses_on_either: ResponsesDriver) -> None:
     """After 30 days a response's rows are deleted, unless a younger response or a conversation uses them."""
     me, responses = principal(), responses_on_either
-    world = responses.world
-    conversation = await ConversationService(world.service).create(me, {})
+    process = responses.process
+    conversation = await ConversationService(process.service).create(me, {})
     inside = await responses.ask(me, "In", conversation_id=conversation.session_id)
     alone, first = await responses.ask(me, "Alone"), await responses.ask(me, "First")
-    world.clock.advance(RETENTION_S - 1)
+    process.clock.advance(RETENTION_S - 1)
     second = await responses.ask(me, "Second", previous_response_id=first["id"])
     early = await responses.service.sweep()
-    world.clock.advance(2)
+    process.clock.advance(2)
 
     swept = await responses.service.sweep()
 
@@ -163,21 +163,21 @@ async def test_responses_go_when_their_time_is_over(responses_on_either: Respons
         with pytest.raises(NotFound):
             await responses.service.get(me, body["id"])
     third = await responses.ask(me, "Third", previous_response_id=second["id"])
-    assert world.engine.requests[-1].prompt_token_ids[: second["usage"]["input_tokens"]] == (
-        world.engine.requests[-2].prompt_token_ids
+    assert process.engine.requests[-1].prompt_token_ids[: second["usage"]["input_tokens"]] == (
+        process.engine.requests[-2].prompt_token_ids
     )
-    said = await ConversationService(world.service).items(me, conversation.session_id, PageRequest())
+    said = await ConversationService(process.service).items(me, conversation.session_id, PageRequest())
     assert [item.text for item in said.items] == ["ok", "In"]
-    await ConversationService(world.service).delete(me, conversation.session_id)
+    await ConversationService(process.service).delete(me, conversation.session_id)
     for body in (second, third):
         await responses.service.delete(me, body["id"])
-    assert set((await count_rows(world.database)).values()) == {0}
+    assert set((await count_rows(process.database)).values()) == {0}
 
 
-async def test_a_deleted_conversation_leaves_its_responses(responses: Responses) -> None:
+async def test_a_deleted_conversation_leaves_its_responses(responses: ResponsesDriver) -> None:
     """The responses of a deleted conversation can be read and continued; all rows go with the last one."""
-    me, world = principal(), responses.world
-    conversations = ConversationService(world.service)
+    me, process = principal(), responses.process
+    conversations = ConversationService(process.service)
     conversation = await conversations.create(me, {})
     empty = await conversations.create(me, {})
     begun = await conversations.create(me, {}, read_input("Hello"))
@@ -188,10 +188,10 @@ async def test_a_deleted_conversation_leaves_its_responses(responses: Responses)
         with pytest.raises(NotFound):
             await conversations.get(me, each.session_id)
         with pytest.raises(NotFound):
-            await world.load(me, each.session_id)
+            await process.load(me, each.session_id)
     second = await responses.ask(me, previous_response_id=first["id"])
     for body in (first, second):
         assert await responses.service.get(me, body["id"]) == body
         await responses.service.delete(me, body["id"])
 
-    assert set((await count_rows(world.database)).values()) == {0}
+    assert set((await count_rows(process.database)).values()) == {0}

@@ -1,4 +1,4 @@
-"""Events of running turns on their way into the store."""
+"""Tests of the event log: the group commit of events of running turns."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from graftwork.platform.ids import SessionId, TurnId
 from graftwork.sessions.core.events import EventDraft, EventFeed, output_text_delta, tool_call_done
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
 from graftwork.sessions.store.event_log import MAX_WAITING_EVENTS, RETRY_AFTER_S, EventBatch, EventLog, EventStream
-from tests.sessions.fakes_sessions import Timeline, principal
+from tests.sessions.session_process import ManualTime, principal
 
 SCOPE = principal().scope()
 A, B, C, X = map(output_text_delta, "abcx")
@@ -39,11 +39,11 @@ class RecordingStore:
         return [None if session_id in self.lost else False for session_id, _ in told]
 
 
-class LogHarness:
+class EventLogDriver:
     """A log over a recording store, with time that a test moves."""
 
     def __init__(self) -> None:
-        self.time = Timeline()
+        self.time = ManualTime()
         self.store = RecordingStore()
         self.log = EventLog(self.store.append, self.time.clock, self.time.pause)
         self.feeds: dict[str, EventFeed] = {}
@@ -60,132 +60,148 @@ class LogHarness:
 
 
 async def test_the_first_event_is_committed_at_once_and_later_ones_wait() -> None:
-    """A quiet moment's first event is committed without a wait; later ones go together 20 ms after the first of them."""
-    harness = LogHarness()
-    stream = harness.open("ses_1")
+    """The first event after a pause is committed at once, and later ones together 20 ms after the first of them."""
+    driver = EventLogDriver()
+    stream = driver.open("ses_1")
 
     await stream.put(A)
-    await harness.time.advance(0)
-    first = harness.shown("ses_1")
-    await harness.time.advance(0.005)
+    await driver.time.advance(0)
+    first = driver.shown("ses_1")
+    await driver.time.advance(0.005)
     await stream.put(B)
-    await harness.time.advance(0.010)
+    await driver.time.advance(0.010)
     await stream.put(C)
-    await harness.time.advance(0.0099)
-    before = harness.shown("ses_1")
-    await harness.time.advance(0.0002)
+    await driver.time.advance(0.0099)
+    before = driver.shown("ses_1")
+    await driver.time.advance(0.0002)
 
     assert first == before == [(1, "a")]
-    assert harness.shown("ses_1") == [(1, "a"), (2, "bc")]
+    assert driver.shown("ses_1") == [(1, "a"), (2, "bc")]
 
 
 async def test_turns_share_a_commit() -> None:
-    """What several turns put in one moment is one group, and each turn's feed shows its own."""
-    harness = LogHarness()
-    first, second = harness.open("ses_1"), harness.open("ses_2")
+    """Events of several turns are committed as one group, and each turn's feed shows its own."""
+    driver = EventLogDriver()
+    first, second = driver.open("ses_1"), driver.open("ses_2")
 
     await first.put(A)
     await second.put(B)
-    await harness.time.advance(0.001)
+    await driver.time.advance(0.001)
 
-    assert harness.store.groups == [[("ses_1", [A]), ("ses_2", [B])]]
-    assert (harness.shown("ses_1"), harness.shown("ses_2")) == ([(1, "a")], [(1, "b")])
+    assert driver.store.groups == [[("ses_1", [A]), ("ses_2", [B])]]
+    assert (driver.shown("ses_1"), driver.shown("ses_2")) == ([(1, "a")], [(1, "b")])
 
 
 async def test_nothing_is_shown_while_its_commit_runs() -> None:
-    """Events that come during a commit gather, and go at once when it ends after more than 20 ms."""
-    harness = LogHarness()
-    stream = harness.open("ses_1")
-    harness.store.may_end.clear()
+    """Events that come during a commit of more than 20 ms are committed when it ends."""
+    driver = EventLogDriver()
+    stream = driver.open("ses_1")
+    driver.store.may_end.clear()
     await stream.put(A)
-    await harness.time.advance(0.001)
+    await driver.time.advance(0.001)
     await stream.put(B)
-    await harness.time.advance(0.1)
-    shown = harness.shown("ses_1")
+    await driver.time.advance(0.1)
+    shown = driver.shown("ses_1")
 
-    harness.store.may_end.set()
-    await harness.time.advance(0)
+    driver.store.may_end.set()
+    await driver.time.advance(0)
 
     assert shown == []
-    assert harness.store.groups == [[("ses_1", [A])], [("ses_1", [B])]]
+    assert driver.store.groups == [[("ses_1", [A])], [("ses_1", [B])]]
 
 
 async def test_a_lost_lease_ends_its_own_turn_alone() -> None:
     """In a group, the turn whose lease is lost is told so, and the other is stored."""
-    harness = LogHarness()
-    lost, kept = harness.open("ses_1"), harness.open("ses_2")
-    harness.store.lost.add("ses_1")
+    driver = EventLogDriver()
+    lost, kept = driver.open("ses_1"), driver.open("ses_2")
+    driver.store.lost.add("ses_1")
 
     await lost.put(A)
     await kept.put(B)
-    await harness.time.advance(0.001)
+    await driver.time.advance(0.001)
 
     with pytest.raises(LeaseLost):
         await lost.failure()
-    assert (harness.shown("ses_1"), harness.shown("ses_2")) == ([], [(1, "b")])
+    assert (driver.shown("ses_1"), driver.shown("ses_2")) == ([], [(1, "b")])
 
 
 async def test_one_turn_that_cannot_be_stored_spoils_no_other() -> None:
     """A group that fails is stored turn by turn, each once; only the faulty turn fails, and takes no more events."""
-    harness = LogHarness()
-    faulty, sound = harness.open("ses_1"), harness.open("ses_2")
-    harness.store.fails = lambda batches: ValueError("bad") if batches[0].lease.session_id == "ses_1" else None
+    driver = EventLogDriver()
+    faulty, sound = driver.open("ses_1"), driver.open("ses_2")
+    driver.store.fails = lambda batches: ValueError("bad") if batches[0].lease.session_id == "ses_1" else None
 
     await faulty.put(X)
     await sound.put(B)
-    await harness.time.advance(0.001)
+    await driver.time.advance(0.001)
     await faulty.put(A)
-    await harness.time.advance(1)
+    await driver.time.advance(1)
 
     with pytest.raises(ValueError, match="bad"):
         await faulty.failure()
-    assert harness.store.groups == [[("ses_2", [B])]]
-    assert (harness.shown("ses_1"), harness.shown("ses_2")) == ([], [(1, "b")])
+    assert driver.store.groups == [[("ses_2", [B])]]
+    assert (driver.shown("ses_1"), driver.shown("ses_2")) == ([], [(1, "b")])
 
 
 async def test_a_database_that_is_away_is_tried_again() -> None:
     """Events that could not be sent keep their numbers and are stored once, with those that came since."""
-    harness = LogHarness()
-    stream = harness.open("ses_1")
-    harness.store.fails = lambda batches: Unavailable("away")
+    driver = EventLogDriver()
+    stream = driver.open("ses_1")
+    driver.store.fails = lambda batches: Unavailable("away")
     await stream.put(A)
-    await harness.time.advance(RETRY_AFTER_S / 2)
+    await driver.time.advance(RETRY_AFTER_S / 2)
     await stream.put(B)
-    harness.store.fails = lambda batches: None
+    driver.store.fails = lambda batches: None
 
-    await harness.time.advance(RETRY_AFTER_S)
+    await driver.time.advance(RETRY_AFTER_S)
 
-    assert harness.shown("ses_1") == [(1, "a"), (2, "b")]
+    assert driver.shown("ses_1") == [(1, "a"), (2, "b")]
 
 
 async def test_a_closed_stream_keeps_the_rest_for_the_outcome() -> None:
     """Closing waits for the commit that runs; what it did not store is left, and never sent by the log."""
-    harness = LogHarness()
-    stream = harness.open("ses_1")
-    harness.store.may_end.clear()
+    driver = EventLogDriver()
+    stream = driver.open("ses_1")
+    driver.store.may_end.clear()
     await stream.put(A)
-    await harness.time.advance(0.001)
+    await driver.time.advance(0.001)
     await stream.put(B)
     closing = asyncio.create_task(stream.close())
-    await harness.time.advance(0.1)
+    await driver.time.advance(0.1)
     was_waiting = not closing.done()
     await stream.put(tool_call_done("call_1", "f", "{}"))  # type: ignore[arg-type]
 
-    harness.store.may_end.set()
+    driver.store.may_end.set()
     await closing
-    await harness.time.advance(1)
+    await driver.time.advance(1)
 
     assert was_waiting
-    assert harness.store.groups == [[("ses_1", [A])]]
+    assert driver.store.groups == [[("ses_1", [A])]]
     assert stream.last_seq == 1
     assert [draft.type.value for draft in stream.rest()] == ["output_text.delta", "tool_call.done"]
 
 
+async def test_a_group_whose_events_are_taken_out_is_not_committed() -> None:
+    """No transaction begins for a group whose only turn has ended before its commit."""
+    driver = EventLogDriver()
+    stream = driver.open("ses_1")
+    await stream.put(A)
+    await driver.time.advance(0.001)
+    await stream.put(B)
+    await driver.time.advance(0.001)
+
+    await stream.close()
+    await driver.time.advance(1)
+
+    assert driver.store.groups == [[("ses_1", [A])]]
+    assert list(stream.rest()) == [B]
+
+
 async def test_a_turn_waits_when_too_many_of_its_events_are_not_stored() -> None:
     """With the database away a turn puts a bounded number of events; once they are stored it goes on."""
-    harness = LogHarness()
-    stream = harness.open("ses_1")
-    harness.store.fails = lambda batches: Unavailable("away")
+    driver = EventLogDriver()
+    stream = driver.open("ses_1")
+    driver.store.fails = lambda batches: Unavailable("away")
     num_put = 0
 
     async def generate() -> None:
@@ -195,46 +211,46 @@ async def test_a_turn_waits_when_too_many_of_its_events_are_not_stored() -> None
             num_put += 1
 
     generating = asyncio.create_task(generate())
-    await harness.time.advance(10 * RETRY_AFTER_S)
+    await driver.time.advance(10 * RETRY_AFTER_S)
     num_put_while_away = num_put
-    harness.store.fails = lambda batches: None
-    await harness.time.advance(10 * RETRY_AFTER_S)
+    driver.store.fails = lambda batches: None
+    await driver.time.advance(10 * RETRY_AFTER_S)
     await generating
 
     assert num_put_while_away == MAX_WAITING_EVENTS
-    assert "".join(delta for _, delta in harness.shown("ses_1")) == "a" * 2 * MAX_WAITING_EVENTS
+    assert "".join(delta for _, delta in driver.shown("ses_1")) == "a" * 2 * MAX_WAITING_EVENTS
 
 
 @pytest.mark.parametrize(("interval_ms", "most"), [(0.5, 6), (1, 11), (2, 21), (2.5, 26), (5, 51), (25, 200)])
 async def test_how_many_commits_a_turn_of_two_hundred_tokens_takes(interval_ms: float, most: int) -> None:
-    """About one commit in 20 ms: few with a fast engine, and one a token with an engine slower than that."""
-    harness = LogHarness()
-    stream = harness.open("ses_1")
+    """A turn takes one commit for each 20 ms, and at most one for each token."""
+    driver = EventLogDriver()
+    stream = driver.open("ses_1")
 
     for _ in range(200):
         await stream.put(A)
-        await harness.time.advance(interval_ms / 1000)
-    await harness.time.advance(1)
+        await driver.time.advance(interval_ms / 1000)
+    await driver.time.advance(1)
 
-    assert len(harness.store.groups) <= most
-    assert "".join(delta for _, delta in harness.shown("ses_1")) == "a" * 200
+    assert len(driver.store.groups) <= most
+    assert "".join(delta for _, delta in driver.shown("ses_1")) == "a" * 200
 
 
 async def test_closing_waits_for_the_commit_that_runs() -> None:
     """The log closes only after its running commit has ended, and then commits nothing more."""
-    harness = LogHarness()
-    stream = harness.open("ses_1")
-    harness.store.may_end.clear()
+    driver = EventLogDriver()
+    stream = driver.open("ses_1")
+    driver.store.may_end.clear()
     await stream.put(A)
-    await harness.time.advance(0.001)
+    await driver.time.advance(0.001)
     await stream.put(B)
 
-    closing = asyncio.create_task(harness.log.close())
-    await harness.time.advance(0.1)
+    closing = asyncio.create_task(driver.log.close())
+    await driver.time.advance(0.1)
     was_closed = closing.done()
-    harness.store.may_end.set()
+    driver.store.may_end.set()
     await closing
-    await harness.time.advance(0.1)
+    await driver.time.advance(0.1)
 
     assert not was_closed
-    assert harness.store.groups == [[("ses_1", [A])]]
+    assert driver.store.groups == [[("ses_1", [A])]]

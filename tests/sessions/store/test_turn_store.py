@@ -1,4 +1,4 @@
-"""The transactions of a turn, and the leases that allow them."""
+"""Tests of the transactions of a turn, and of the leases that allow them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from graftwork.sessions.core.transcript import Checkpoint
 from graftwork.sessions.store.event_log import EventBatch
 from graftwork.sessions.store.session_store import SessionStore
 from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore
-from tests.sessions.fakes_sessions import LEASE_S, World, principal
+from tests.sessions.session_process import LEASE_S, SessionProcess, principal
 
 ME = principal()
 SCOPE = ME.scope()
@@ -25,18 +25,18 @@ TURN = TurnId("turn_1")
 INPUT = (message("user", "Hi"),)
 
 
-class Stores:
+class TwoProcesses:
     """Two processes on one database, and a session."""
 
     def __init__(self, database: Database) -> None:
         self.clock = ManualClock()
-        self.world = World(database, self.clock)
+        self.process = SessionProcess(database, self.clock)
         self.sessions = SessionStore(database, self.clock, retention_s=60.0)
         self.first = TurnStore(database, self.clock, "first", LEASE_S)
         self.second = TurnStore(database, self.clock, "second", LEASE_S)
 
     async def begun(self) -> SessionLease:
-        session = await self.world.session(ME)
+        session = await self.process.session(ME)
         lease, _ = await self.first.begin(SCOPE, session, TURN, INPUT)
         return lease
 
@@ -45,8 +45,8 @@ class Stores:
 
 
 @pytest.fixture
-async def stores(database: Database) -> Stores:
-    return Stores(database)
+async def stores(database: Database) -> TwoProcesses:
+    return TwoProcesses(database)
 
 
 def completed(lease: SessionLease, drafts: Sequence[EventDraft] = ()) -> TurnOutcome:
@@ -73,7 +73,7 @@ def batch(lease: SessionLease, last_seq: int, *drafts: EventDraft) -> EventBatch
     return EventBatch(lease, number_events(drafts, lease.session_id, lease.turn_id, last_seq))
 
 
-async def test_lost_lease_writes_nothing(stores: Stores) -> None:
+async def test_lost_lease_writes_nothing(stores: TwoProcesses) -> None:
     """After another process has taken a turn over, no write of the first process reaches the session."""
     lease = await stores.begun()
     await stores.first.append([batch(lease, 2, turn_created(None), output_text_delta("He"))])
@@ -94,7 +94,7 @@ async def test_lost_lease_writes_nothing(stores: Stores) -> None:
     assert (before.status, before.head_id, before.last_seq) == (SessionStatus.IDLE, None, 3)
 
 
-async def test_old_lease_is_no_lease_for_the_next_turn(stores: Stores) -> None:
+async def test_old_lease_is_no_lease_for_the_next_turn(stores: TwoProcesses) -> None:
     """A lease of an earlier turn does not allow writes to the next turn."""
     lease = await stores.begun()
     stores.clock.advance(LEASE_S)
@@ -107,7 +107,7 @@ async def test_old_lease_is_no_lease_for_the_next_turn(stores: Stores) -> None:
     assert (await stores.now(lease)).running_turn_id == "turn_2"
 
 
-async def test_renewed_lease_is_not_taken_over(stores: Stores) -> None:
+async def test_renewed_lease_is_not_taken_over(stores: TwoProcesses) -> None:
     """A lease that was renewed in time is not taken over, even if it was found expired before."""
     lease = await stores.begun()
     stores.clock.advance(LEASE_S)
@@ -121,7 +121,7 @@ async def test_renewed_lease_is_not_taken_over(stores: Stores) -> None:
     assert (await stores.now(lease)).head_id == "ckp_1"
 
 
-async def test_cancel_is_heard_with_the_next_renewal(stores: Stores) -> None:
+async def test_cancel_is_heard_with_the_next_renewal(stores: TwoProcesses) -> None:
     """A renewal tells the owner that another process has requested a cancel."""
     lease = await stores.begun()
     heard_before = await stores.first.renew(lease)
@@ -132,9 +132,9 @@ async def test_cancel_is_heard_with_the_next_renewal(stores: Stores) -> None:
     assert await stores.first.renew(lease)
 
 
-async def test_stale_plan_does_not_begin(stores: Stores) -> None:
+async def test_stale_plan_does_not_begin(stores: TwoProcesses) -> None:
     """A turn that was planned on an older state of the session is refused."""
-    session = await stores.world.session(ME)
+    session = await stores.process.session(ME)
     await stores.sessions.close(SCOPE, session.session_id)
 
     with pytest.raises(Conflict) as caught:
@@ -143,7 +143,7 @@ async def test_stale_plan_does_not_begin(stores: Stores) -> None:
     assert caught.value.code == "session_changed"
 
 
-async def test_turn_is_whole_in_the_log_even_if_it_never_spoke(stores: Stores) -> None:
+async def test_turn_is_whole_in_the_log_even_if_it_never_spoke(stores: TwoProcesses) -> None:
     """A turn that ends before its first event is stored still has a turn.created event."""
     lease = await stores.begun()
 
@@ -156,11 +156,11 @@ async def test_turn_is_whole_in_the_log_even_if_it_never_spoke(stores: Stores) -
     assert await stores.first.list_events(SCOPE, lease.session_id, 0, 10) == events
 
 
-async def test_events_of_many_turns_are_one_transaction(stores: Stores) -> None:
+async def test_events_of_many_turns_are_one_transaction(stores: TwoProcesses) -> None:
     """Each session has its own numbers. A session whose lease is lost gets no events, and the others get all."""
     leases = []
     for number in range(3):
-        session = await stores.world.session(ME)
+        session = await stores.process.session(ME)
         lease, _ = await stores.first.begin(SCOPE, session, TurnId(f"turn_{number}"), INPUT)
         leases.append(lease)
     first, lost, other = leases
@@ -179,7 +179,7 @@ async def test_events_of_many_turns_are_one_transaction(stores: Stores) -> None:
     assert [len(await stores.first.list_events(SCOPE, lease.session_id, 0, 10)) for lease in leases] == [2, 0, 1]
 
 
-async def test_a_batch_that_is_stored_again_changes_nothing(stores: Stores) -> None:
+async def test_a_batch_that_is_stored_again_changes_nothing(stores: TwoProcesses) -> None:
     """Events may be stored a second time, with more events after them or with the turn's outcome."""
     lease = await stores.begun()
     created, said = turn_created(None), output_text_delta("He")

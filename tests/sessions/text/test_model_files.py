@@ -12,7 +12,7 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest, ValidationFailed
 from graftwork.sessions.text.messages import Message
 from graftwork.sessions.text.model_files import ModelFolder
-from tests.sessions.fakes_text import CHATML, token_id, tokenizer_json
+from tests.sessions.tokenizer_and_templates import CHATML, token_id, tokenizer_json
 
 DEMO = Path(next(iter(graftwork.demo.__path__))) / "model"
 USER = Message("user", "What is the weather in Oslo?")

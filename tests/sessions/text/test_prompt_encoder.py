@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from graftwork.platform.errors import InternalFailure
 from graftwork.sessions.text.messages import Message, ToolCall, messages_from_chat
 from tests.hypothesis_profiles import examples
-from tests.sessions.fakes_text import (
+from tests.sessions.reference_templates import REFERENCES
+from tests.sessions.tokenizer_and_templates import (
     CHATML,
     HEADERS,
     SPECIAL,
@@ -23,7 +24,6 @@ from tests.sessions.fakes_text import (
     token_id,
     tools,
 )
-from tests.sessions.reference_templates import REFERENCES
 
 DATE = {"date_string": "14 Nov 2023"}
 CONTROL = frozenset(text_tokenizer().added_tokens)

@@ -12,9 +12,10 @@ from graftwork.sessions.core.session import AgentSession, SessionSettings, Sessi
 from graftwork.sessions.text.messages import Message
 from graftwork.sessions.text.prompt_encoder import PublicPrefixes
 from graftwork.sessions.turns.kv import History, SessionKvClient
-from tests.api.fakes import FakeEngine
-from tests.sessions.fakes_text import ScriptedEngine, generator_on, prompt_encoder
+from tests.api.fake_engine import FakeEngine
 from tests.sessions.generation.test_generator import request
+from tests.sessions.scripted_engine import ScriptedEngine, generator_on
+from tests.sessions.tokenizer_and_templates import prompt_encoder
 
 HOUSE_RULES = "You are the house agent. Answer briefly and call tools whenever they help."
 

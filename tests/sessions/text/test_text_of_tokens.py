@@ -15,7 +15,7 @@ from graftwork.sessions.generation.output_parser import OutputParser, OutputRule
 from graftwork.sessions.text.token_bytes import byte_level_alphabet
 from graftwork.sessions.text.tokenizer import Detokenizer, TextTokenizer
 from tests.hypothesis_profiles import examples
-from tests.sessions.fakes_text import text_tokenizer
+from tests.sessions.tokenizer_and_templates import text_tokenizer
 
 DEMO = Path(__file__).parents[3] / "demo" / "model" / "tokenizer.json"
 CHARACTERS = "é€🙂"

@@ -12,7 +12,7 @@ from graftwork.sessions.tools.formats import ToolCallFormat
 from graftwork.sessions.tools.json_parser import JsonCallParser
 from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, CallStarted, ParserEvent, PlainText
 from tests.hypothesis_profiles import examples
-from tests.sessions.fakes_text import arguments, names
+from tests.sessions.tokenizer_and_templates import arguments, names
 
 SHARDS = [
     *("<tool_call>", "</tool_call>", "<tool", "_call>", '{"name": ', '"f"', ', "arguments": ', "{", "}", "[", "]", " "),

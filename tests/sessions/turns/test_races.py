@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from graftwork.platform.database import Database
+from graftwork.platform.tenancy.metering import UsageGroup
+from graftwork.sessions.core.events import EventType
 from graftwork.sessions.core.session import SessionStatus, TurnStatus
 from graftwork.sessions.text.prompt_encoder import PromptEncoder
-from tests.sessions.fakes_sessions import Answer, UnreliableDatabase, World, principal
-from tests.sessions.fakes_text import prompt_encoder
+from tests.sessions.session_process import Answer, SessionProcess, UnreliableDatabase, new_principal, principal
+from tests.sessions.tokenizer_and_templates import prompt_encoder
 
 
 @pytest.fixture
@@ -21,9 +23,9 @@ async def unreliable(database_url: str) -> AsyncIterator[UnreliableDatabase]:
     await database.close()
 
 
-async def until_running(world: World, session_id: str) -> None:
+async def until_running(process: SessionProcess, session_id: str) -> None:
     """Return once the session's row says that a turn runs."""
-    while (await world.load(principal(), session_id)).status is not SessionStatus.RUNNING:
+    while (await process.load(principal(), session_id)).status is not SessionStatus.RUNNING:
         pass
 
 
@@ -44,12 +46,12 @@ class LongEncoder(PromptEncoder):
 async def test_a_long_prompt_delays_no_other_request(sqlite_database: Database) -> None:
     """Other requests are answered while a long prompt is encoded."""
     encoder = LongEncoder()
-    world, me = World(sqlite_database, encoder=encoder), principal()
-    session = await world.session(me)
-    starting = asyncio.create_task(world.service.start_turn(me, session.session_id, "long " * 100))
+    process, me = SessionProcess(sqlite_database, encoder=encoder), principal()
+    session = await process.session(me)
+    starting = asyncio.create_task(process.service.start_turn(me, session.session_id, "long " * 100))
     assert await asyncio.to_thread(encoder.has_begun.wait, 20)
 
-    meanwhile = await world.load(me, session.session_id)
+    meanwhile = await process.load(me, session.session_id)
     encoder.may_end.set()
     turn = await (await starting).result()
 
@@ -58,43 +60,78 @@ async def test_a_long_prompt_delays_no_other_request(sqlite_database: Database) 
 
 async def test_turn_outlives_a_database_that_is_away(unreliable: UnreliableDatabase) -> None:
     """Every event, the answer and the usage are stored once the database is back."""
-    world, me = World(unreliable), principal()
-    session = await world.session(me)
-    world.will_say(Answer("A long story", waits=True))
-    running = await world.service.start_turn(me, session.session_id, "Tell")
+    process, me = SessionProcess(unreliable), principal()
+    session = await process.session(me)
+    process.will_say(Answer("A long story", waits=True))
+    running = await process.service.start_turn(me, session.session_id, "Tell")
     unreliable.refusals = 7
-    await world.engine.half_way.wait()
-    world.engine.go_on()
+    await process.engine.half_way.wait()
+    process.engine.go_on()
 
     turn = await running.result()
 
     assert (turn.status, turn.output[0].text) == (TurnStatus.COMPLETED, "A long story")
-    events = await world.events(me, session.session_id)
+    events = await process.events(me, session.session_id)
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert "".join(event.fields.get("delta", "") for event in events) == "A long story"
     assert unreliable.refusals == 0
 
 
-async def until_cancel_is_asked_for(world: World, session_id: str) -> None:
+async def test_turn_that_another_process_has_ended_is_metered_once(database: Database) -> None:
+    """A turn that lost its lease stores no outcome, but its tokens are in the ledger, once, as failed."""
+    first, me = SessionProcess(database), new_principal()
+    session = await first.session(me)
+    first.will_say(Answer("A long story", waits=True))
+    running = await first.service.start_turn(me, session.session_id, "Tell")
+    await first.engine.half_way.wait()
+
+    num_ended = await first.restarted().service.recover()
+    first.engine.go_on()
+
+    assert (num_ended, (await running.result()).status) == (1, TurnStatus.FAILED)
+    (row,) = await first.meter.summarise(me.tenant_id, 0.0, 1e12, UsageGroup.SESSION)
+    assert (row.group, row.requests) == (session.session_id, 1)
+    assert row.completion_tokens > 0
+    assert 'graftwork_requests_total{outcome="failed"' in first.telemetry.render()[0].decode()
+
+
+async def test_events_of_a_turn_are_read_to_their_end_from_its_feed(unreliable: UnreliableDatabase) -> None:
+    """A reader gets the last events of a turn that runs here without reading the database."""
+    world, me = SessionProcess(unreliable), principal()
+    session = await world.session(me)
+    world.will_say(Answer("A long story", waits=True))
+    running = await world.service.start_turn(me, session.session_id, "Tell")
+    await world.engine.half_way.wait()
+    unreliable.hold_read = never = asyncio.Event()
+    world.engine.go_on()
+
+    read = [event async for event in running.events()]
+
+    assert [event.seq for event in read] == list(range(1, len(read) + 1))
+    assert read[-1].type is EventType.TURN_COMPLETED
+    assert unreliable.hold_read is never
+
+
+async def until_cancel_is_asked_for(process: SessionProcess, session_id: str) -> None:
     """Return once the session's row has a cancel request."""
-    while not (await world.load(principal(), session_id)).cancel_requested:
+    while not (await process.load(principal(), session_id)).cancel_requested:
         pass
 
 
 async def test_turn_that_begins_during_a_recovery_lives(unreliable: UnreliableDatabase) -> None:
     """A recovery does not fail a turn that began during its search."""
-    world, me = World(unreliable), principal()
-    session = await world.session(me)
-    world.will_say(Answer("A long story", waits=True))
+    process, me = SessionProcess(unreliable), principal()
+    session = await process.session(me)
+    process.will_say(Answer("A long story", waits=True))
     unreliable.hold_read = may_look = asyncio.Event()
-    recovery = asyncio.create_task(world.service.recover())
+    recovery = asyncio.create_task(process.service.recover())
     await asyncio.sleep(0)
-    running = await world.service.start_turn(me, session.session_id, "Tell")
+    running = await process.service.start_turn(me, session.session_id, "Tell")
 
     may_look.set()
     recovered = await recovery
-    await world.engine.half_way.wait()
-    world.engine.go_on()
+    await process.engine.half_way.wait()
+    process.engine.go_on()
 
     assert recovered == 0
     assert (await running.result()).status is TurnStatus.COMPLETED
@@ -104,8 +141,8 @@ async def test_turn_that_begins_during_a_recovery_lives(unreliable: UnreliableDa
 @pytest.mark.parametrize("is_speaking", [True, False])
 async def test_cancel_of_a_turn_in_another_process(database: Database, action: str, is_speaking: bool) -> None:
     """A cancel through another process ends the turn, at its next commit or heartbeat, before the cancel returns."""
-    first = World(database, heartbeat_s=1000.0 if is_speaking else 0.01)
-    other, me = World(database, first.clock, "second"), principal()
+    first = SessionProcess(database, heartbeat_s=1000.0 if is_speaking else 0.01)
+    other, me = SessionProcess(database, first.clock, "second"), principal()
     session = await first.session(me)
     first.will_say(Answer("A long story", waits=True, never_ends=True))
     running = await first.service.start_turn(me, session.session_id, "Tell")
@@ -125,16 +162,18 @@ async def test_cancel_of_a_turn_in_another_process(database: Database, action: s
 @pytest.mark.parametrize("action", ["cancel", "close_session"])
 async def test_cancel_of_a_turn_that_is_being_launched(unreliable: UnreliableDatabase, action: str) -> None:
     """A turn whose row is stored but whose task has not started is cancelled too."""
-    world, me = World(unreliable), principal()
-    session = await world.session(me)
-    world.will_say(Answer("A long story", waits=True))
+    process, me = SessionProcess(unreliable), principal()
+    session = await process.session(me)
+    process.will_say(Answer("A long story", waits=True))
     unreliable.hold_written = may_start = asyncio.Event()
-    starting = asyncio.create_task(world.service.start_turn(me, session.session_id, "Tell"))
-    await until_running(world, session.session_id)
+    starting = asyncio.create_task(process.service.start_turn(me, session.session_id, "Tell"))
+    await until_running(process, session.session_id)
 
-    ending = asyncio.create_task(getattr(world.service, action)(me, session.session_id))
+    ending = asyncio.create_task(getattr(process.service, action)(me, session.session_id))
     for _ in range(10):
-        await world.service.loader.load(me.scope(), session.session_id)  # meanwhile it looks, and finds no task to end
+        await process.service.loader.load(
+            me.scope(), session.session_id
+        )  # meanwhile it looks, and finds no task to end
     assert not ending.done()
     may_start.set()
     async with asyncio.timeout(60):

@@ -19,8 +19,8 @@ from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.database import Database
 from graftwork.sessions.core.session import TurnStatus
 from graftwork.sessions.turns.handle import TurnHandle
-from tests.sessions.fakes_sessions import AnsweringEngine, Timeline, World, principal
-from tests.sessions.fakes_text import token_id
+from tests.sessions.session_process import AnsweringEngine, ManualTime, SessionProcess, principal
+from tests.sessions.tokenizer_and_templates import token_id
 
 NUM_TOKENS = 200
 
@@ -87,11 +87,11 @@ async def test_a_turn_of_two_hundred_tokens_makes_few_transactions(
     database: Database, transactions: Transactions, interval_ms: float
 ) -> None:
     """A turn of 200 tokens makes at most 30 transactions, reads included."""
-    time, engine, me = Timeline(), PacedEngine(), principal()
-    world = World(database, time.clock, engine=engine, pause=time.pause)
-    session = await world.session(me)
+    time, engine, me = ManualTime(), PacedEngine(), principal()
+    process = SessionProcess(database, time.clock, engine=engine, pause=time.pause)
+    session = await process.session(me)
     before = transactions.num_begun, transactions.num_committed
-    running = await world.service.start_turn(me, session.session_id, "Tell")
+    running = await process.service.start_turn(me, session.session_id, "Tell")
     reader = Reader()
     reading = asyncio.create_task(reader.read(running))
     for number in range(1, NUM_TOKENS + 1):

@@ -1,4 +1,4 @@
-"""The compiler and its nursery: single flight, limits that are kept by killing, budgets, and a bounded cache."""
+"""Tests of the compiler and its server process: single flight, kill limits, budgets and a bounded cache."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.compile.compile_budget import CompileBudget
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled, GrammarCompiler
-from graftwork.engine.grammar.compile.grammar_cache import GrammarCache, GrammarKey, PublicGrammars
+from graftwork.engine.grammar.compile.grammar_cache import PublicGrammars
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.platform.clock import ManualClock
@@ -27,8 +27,8 @@ LIMITS = CompileLimits(seconds=1.0, wall_seconds=40.0, niceness=0)  # what is as
 EXPLODING = "\n".join([*(f'r{n} ::= r{n + 1} r{n + 1} | "a"' for n in range(2000)), 'r2000 ::= "b"', "root ::= r0"])
 
 
-class Workshop:
-    """A compiler, and the loop's part in its life."""
+class CompilerDriver:
+    """A compiler, and the calls that the engine's loop makes on it."""
 
     def __init__(self, limits: CompileLimits = LIMITS, public: PublicGrammars | None = None) -> None:
         vocabulary = read_vocabulary(MODEL, 1024, (1017,))
@@ -66,11 +66,11 @@ class Workshop:
 
 
 @pytest.fixture(scope="module")
-def workshop() -> Iterator[Workshop]:
-    """One nursery for all: importing the engines takes seconds."""
-    workshop = Workshop()
-    yield workshop
-    workshop.compiler.close()
+def driver() -> Iterator[CompilerDriver]:
+    """One compiler for all tests, because its server takes seconds to import the grammar engines."""
+    driver = CompilerDriver()
+    yield driver
+    driver.compiler.close()
 
 
 def schema(value: Any) -> GrammarSource:
@@ -81,78 +81,47 @@ def number(limit: int) -> GrammarSource:
     return schema({"type": "integer", "maximum": limit})
 
 
-def test_a_grammar_is_compiled_once_for_each_domain(workshop: Workshop) -> None:
-    """Asked for again while it is compiled, and after, it is the same one; another domain gets one of its own."""
-    before = workshop.compiler.num_compiles
+def test_a_grammar_is_compiled_once_for_each_domain(driver: CompilerDriver) -> None:
+    """A grammar that a domain requests again is compiled once; the same grammar of another domain is compiled apart."""
+    before = driver.compiler.num_compiles
     source = number(1)
 
-    workshop.ask(source)
-    first = workshop.outcome(source)
-    other = workshop.outcome(source, "other")
+    driver.ask(source)
+    first = driver.outcome(source)
+    other = driver.outcome(source, "other")
 
-    assert workshop.outcome(source) is first
-    assert workshop.outcome(source, "other") is other is not first
-    assert workshop.compiler.num_compiles == before + 2
+    assert driver.outcome(source) is first
+    assert driver.outcome(source, "other") is other is not first
+    assert driver.compiler.num_compiles == before + 2
 
 
 def test_public_grammars_are_compiled_once_for_all(tmp_path: Path) -> None:
-    """Any JSON object is public, and a schema in the operator's folder, however it is spaced and whether strict."""
+    """All domains share the grammar of any JSON object, and of a schema in the operator's folder, however spaced."""
     (tmp_path / "order.json").write_text('{ "type": "integer",\n "maximum": 7 }')
-    workshop = Workshop(public=PublicGrammars.read(tmp_path))
+    driver = CompilerDriver(public=PublicGrammars.read(tmp_path))
     try:
         for source in (GrammarSource(GrammarKind.JSON_OBJECT, ""), number(7)):
-            assert workshop.outcome(source, "one") is workshop.outcome(source, "two")
-        assert workshop.kept(number(8), "two") is None
-        assert workshop.compiler.num_compiles == 2
+            assert driver.outcome(source, "one") is driver.outcome(source, "two")
+        assert driver.kept(number(8), "two") is None
+        assert driver.compiler.num_compiles == 2
     finally:
-        workshop.compiler.close()
+        driver.compiler.close()
 
 
-def test_a_folder_of_public_grammars_is_read_or_refused_by_name(tmp_path: Path) -> None:
-    """A file that is no JSON, and a folder that is none, are named."""
-    (tmp_path / "bad.json").write_text("{")
-
-    for folder, named in ((tmp_path, "bad.json"), (tmp_path / "none", "none")):
-        with pytest.raises(InvalidRequest, match=named):
-            PublicGrammars.read(folder)
-
-
-def keep_refusals(cache: GrammarCache, domain: str | None, names: range) -> list[GrammarKey]:
-    keys = [GrammarKey(domain, str(name)) for name in names]
-    for key in keys:
-        cache.keep(key, InvalidRequest("no"))
-        cache.check_integrity()
-    return keys
-
-
-def test_a_domain_evicts_its_own_grammars_first() -> None:
-    """Above its own bound a domain loses its oldest results, and above the bound of all it is the fullest that does."""
-    cache = GrammarCache(replace(LIMITS, cache_entries=10, domain_cache_entries=6))
-    public = keep_refusals(cache, None, range(6))
-    light = keep_refusals(cache, "light", range(3))
-    calm = keep_refusals(cache, "calm", range(2))
-
-    flood = keep_refusals(cache, "flood", range(20))
-
-    kept = set(cache)
-    assert kept.issuperset([*public, *light, *calm])
-    assert kept.intersection(flood) == set(flood[-5:])
-
-
-def test_a_refusal_crosses_from_the_child_with_its_place(workshop: Workshop) -> None:
-    """The lint runs where it can be killed; its errors are the same ones."""
-    refusal = workshop.outcome(schema({"not": {"multipleOf": 3}}))
+def test_a_refusal_crosses_from_the_child_with_its_place(driver: CompilerDriver) -> None:
+    """A refusal by the lint in the child process arrives with its pointer."""
+    refusal = driver.outcome(schema({"not": {"multipleOf": 3}}))
 
     assert isinstance(refusal, InvalidRequest)
     assert refusal.param == "#/not/multipleOf"
 
 
-def test_patterns_that_no_engine_compiles_are_refused_at_their_place(workshop: Workshop) -> None:
+def test_patterns_that_no_engine_compiles_are_refused_at_their_place(driver: CompilerDriver) -> None:
     """The error names the JSON pointer of the patterns, and quotes no expression that the caller has not written."""
     patterns = [{"pattern": f"(.*{letter}){{20}}"} for letter in "abc"]
     hard = {"type": "string", "allOf": [*patterns, {"pattern": "(.*c){20}.*d.{30}"}]}
 
-    refusal = workshop.outcome(schema({"type": "object", "properties": {"easy": {"pattern": "^a$"}, "h/p": hard}}))
+    refusal = driver.outcome(schema({"type": "object", "properties": {"easy": {"pattern": "^a$"}, "h/p": hard}}))
 
     assert isinstance(refusal, InvalidRequest)
     assert refusal.param == "#/properties/h~1p"
@@ -160,94 +129,94 @@ def test_patterns_that_no_engine_compiles_are_refused_at_their_place(workshop: W
     assert not any(quoted in refusal.message for quoted in ("Regex", "\\x{", "(?:"))
 
 
-def test_an_error_in_ebnf_is_the_engines_own(workshop: Workshop) -> None:
-    """The text is the caller's, so the message that quotes it helps."""
-    refusal = workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a" missing'))
+def test_an_error_in_ebnf_is_the_engines_own(driver: CompilerDriver) -> None:
+    """The error of a grammar in EBNF quotes the grammar engine, because the text is the caller's own."""
+    refusal = driver.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a" missing'))
 
     assert isinstance(refusal, InvalidRequest)
     assert "missing" in refusal.message
 
 
-def test_a_compile_that_passes_its_deadline_is_killed(workshop: Workshop) -> None:
-    """The next grammar is compiled as if nothing had been; the refusal is kept, and costs nothing again."""
+def test_a_compile_that_passes_its_deadline_is_killed(driver: CompilerDriver) -> None:
+    """A compile over its deadline is killed and its refusal kept; the next grammar is compiled as usual."""
     hostile = GrammarSource(GrammarKind.EBNF, EXPLODING)
 
-    refusal = workshop.outcome(hostile)
-    compiles = workshop.compiler.num_compiles
-    served = workshop.outcome(number(2))
+    refusal = driver.outcome(hostile)
+    compiles = driver.compiler.num_compiles
+    served = driver.outcome(number(2))
 
     assert isinstance(refusal, InvalidRequest)
     assert refusal.code == "grammar_too_costly"
     assert not isinstance(served, GraftworkError)
-    assert workshop.outcome(hostile) is refusal
-    assert workshop.compiler.num_compiles == compiles + 1
+    assert driver.outcome(hostile) is refusal
+    assert driver.compiler.num_compiles == compiles + 1
 
 
-def test_another_party_does_not_wait_behind_a_flood(workshop: Workshop) -> None:
-    """Grammars of one domain are compiled one at a time, so that there is room for the next domain's."""
+def test_another_party_does_not_wait_behind_a_flood(driver: CompilerDriver) -> None:
+    """The grammars of one domain are compiled one at a time, so that another domain's grammar need not wait."""
     flood = [GrammarSource(GrammarKind.EBNF, EXPLODING + f'\ns{n} ::= "x"') for n in range(3)]
     for source in flood:
-        workshop.ask(source, "flooder")
+        driver.ask(source, "flooder")
 
-    workshop.ask(number(3), "other")
-    first = workshop.absorb()
+    driver.ask(number(3), "other")
+    first = driver.absorb()
 
-    assert first.key == workshop.compiler.key(number(3), "other")
+    assert first.key == driver.compiler.key(number(3), "other")
     for _ in flood:
-        workshop.absorb()
+        driver.absorb()
 
 
 def test_a_compile_that_needs_too_much_memory_ends_alone() -> None:
-    """The limit holds in the child; the nursery lives on."""
-    workshop = Workshop(replace(LIMITS, memory_bytes=2 * 2**20))
+    """A compile over the memory limit ends its child process and not the compile server."""
+    driver = CompilerDriver(replace(LIMITS, memory_bytes=2 * 2**20))
     try:
-        refusal = workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= ("a"{1,1000}){1,1000}'))
+        refusal = driver.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= ("a"{1,1000}){1,1000}'))
     finally:
-        workshop.compiler.close()
+        driver.compiler.close()
 
     assert isinstance(refusal, InvalidRequest)
     assert refusal.code == "grammar_too_costly"
 
 
-def test_a_nursery_that_dies_is_answered_for_and_replaced() -> None:
-    """Those who wait are told; the next who asks gets another nursery."""
-    workshop = Workshop()
+def test_a_compile_server_that_dies_is_answered_for_and_replaced() -> None:
+    """When the compile server dies, waiting requests get an error and the next request starts another server."""
+    driver = CompilerDriver()
     try:
-        workshop.ask(number(4))
-        os.killpg(workshop.server_pid, signal.SIGKILL)
-        lost = workshop.absorb().outcome
-        workshop.compiler.forget_failures()
-        workshop.compiler.forget_failures()
-        served = workshop.outcome(number(4))
+        driver.ask(number(4))
+        os.killpg(driver.server_pid, signal.SIGKILL)
+        lost = driver.absorb().outcome
+        driver.compiler.forget_failures()
+        driver.compiler.forget_failures()
+        served = driver.outcome(number(4))
     finally:
-        workshop.compiler.close()
+        driver.compiler.close()
 
     assert isinstance(lost, InternalFailure)
     assert not isinstance(served, GraftworkError)
 
 
-def test_a_nursery_that_dies_takes_its_children_along() -> None:
-    """What it compiled is answered for at once, and nothing goes on compiling for nobody."""
-    workshop = Workshop(replace(LIMITS, seconds=30.0))
+def test_a_compile_server_that_dies_takes_its_children_along() -> None:
+    """When the compile server dies, its compiles fail at once and its child processes end."""
+    driver = CompilerDriver(replace(LIMITS, seconds=30.0))
     try:
-        workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))
-        workshop.ask(GrammarSource(GrammarKind.EBNF, EXPLODING))
-        children = Path(f"/proc/{workshop.server_pid}/task/{workshop.server_pid}/children")
+        driver.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))
+        driver.ask(GrammarSource(GrammarKind.EBNF, EXPLODING))
+        children = Path(f"/proc/{driver.server_pid}/task/{driver.server_pid}/children")
         while not (child := children.read_text().strip()):
-            workshop.compiler.check_integrity()
+            driver.compiler.check_integrity()
         os.kill(int(child), signal.SIGSTOP)  # it ends only if it is ended
-        os.kill(workshop.server_pid, signal.SIGKILL)
-        lost = workshop.inbox.get(timeout=WITHIN_S).outcome
+        os.kill(driver.server_pid, signal.SIGKILL)
+        lost = driver.inbox.get(timeout=WITHIN_S).outcome
         while is_at_work(child):
-            workshop.compiler.check_integrity()
+            driver.compiler.check_integrity()
     finally:
-        workshop.compiler.close()
+        driver.compiler.close()
 
     assert isinstance(lost, InternalFailure)
 
 
 def is_at_work(pid: str) -> bool:
-    """Whether a process is there, and no corpse that its parent has not waited for."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -255,82 +224,84 @@ def is_at_work(pid: str) -> bool:
 
 
 def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
-    """A machine that is busy says nothing of the grammar: the refusal is of the moment, and is not kept."""
-    workshop = Workshop(replace(LIMITS, wall_seconds=4.0))
+    """A compile that got no processor time fails with a retryable error, which is not cached."""
+    driver = CompilerDriver(replace(LIMITS, wall_seconds=4.0))
     hard = GrammarSource(GrammarKind.EBNF, EXPLODING)
     try:
-        workshop.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a"'))  # the nursery has come up, and has its engine
-        workshop.ask(hard)
-        children = Path(f"/proc/{workshop.server_pid}/task/{workshop.server_pid}/children")
+        driver.outcome(
+            GrammarSource(GrammarKind.EBNF, 'root ::= "a"')
+        )  # the compile server has started and imported its engine
+        driver.ask(hard)
+        children = Path(f"/proc/{driver.server_pid}/task/{driver.server_pid}/children")
         while not (child := children.read_text().strip()):
-            workshop.compiler.check_integrity()
+            driver.compiler.check_integrity()
         os.kill(int(child), signal.SIGSTOP)
-        late = workshop.absorb().outcome
-        workshop.compiler.forget_failures()
-        workshop.compiler.forget_failures()
-        kept = workshop.kept(hard)
+        late = driver.absorb().outcome
+        driver.compiler.forget_failures()
+        driver.compiler.forget_failures()
+        kept = driver.kept(hard)
     finally:
-        workshop.compiler.close()
+        driver.compiler.close()
 
     assert isinstance(late, CapacityContended)
     assert (late.code, kept) == ("grammar_not_reached", None)
 
 
-def test_a_job_that_the_nursery_does_not_read_holds_nobody_up() -> None:
-    """A grammar that is longer than a pipe holds is handed in behind the loop's back."""
-    workshop = Workshop()
+def test_a_job_that_the_compile_server_does_not_read_holds_nobody_up() -> None:
+    """A grammar that is longer than a pipe's buffer does not block the caller."""
+    driver = CompilerDriver()
     long = GrammarSource(GrammarKind.EBNF, "#" * (1 << 20))
     try:
-        workshop.outcome(number(5))
-        os.kill(workshop.server_pid, signal.SIGSTOP)
-        asking = threading.Thread(target=workshop.ask, args=(long,), daemon=True)
+        driver.outcome(number(5))
+        os.kill(driver.server_pid, signal.SIGSTOP)
+        asking = threading.Thread(target=driver.ask, args=(long,), daemon=True)
         asking.start()
         asking.join(timeout=WITHIN_S)
         is_held_up = asking.is_alive()
-        os.kill(workshop.server_pid, signal.SIGCONT)
-        refusal = workshop.outcome(long)
+        os.kill(driver.server_pid, signal.SIGCONT)
+        refusal = driver.outcome(long)
     finally:
-        workshop.compiler.close()
+        driver.compiler.close()
 
     assert not is_held_up
     assert isinstance(refusal, InvalidRequest)
 
 
 def test_a_failure_that_has_made_way_is_forgotten_only_once() -> None:
-    """In a full cache a failure of our own may be dropped before it is tried again."""
-    workshop = Workshop(replace(LIMITS, cache_entries=1))
-    compiler = workshop.compiler
+    """In a full cache, a failure that was evicted before its retry is removed only once."""
+    driver = CompilerDriver(replace(LIMITS, cache_entries=1))
+    compiler = driver.compiler
     try:
-        workshop.ask(number(8))
-        os.killpg(workshop.server_pid, signal.SIGKILL)
-        lost = workshop.absorb().outcome
+        driver.ask(number(8))
+        os.killpg(driver.server_pid, signal.SIGKILL)
+        lost = driver.absorb().outcome
         compiler.forget_failures()
-        served = workshop.outcome(number(9))
+        served = driver.outcome(number(9))
         compiler.forget_failures()
         compiler.check_integrity()
     finally:
         compiler.close()
 
     assert isinstance(lost, InternalFailure)
-    assert workshop.kept(number(8)) is None
-    assert workshop.kept(number(9)) is served
+    assert driver.kept(number(8)) is None
+    assert driver.kept(number(9)) is served
 
 
 def test_the_cache_is_bounded() -> None:
-    """The least recently used grammar makes way."""
-    workshop = Workshop(replace(LIMITS, cache_entries=2))
+    """A full cache evicts the least recently used grammar."""
+    driver = CompilerDriver(replace(LIMITS, cache_entries=2))
     try:
         for limit in (1, 2, 3):
-            workshop.outcome(number(limit))
-        kept = [workshop.kept(number(limit)) is not None for limit in (1, 2, 3)]
+            driver.outcome(number(limit))
+        kept = [driver.kept(number(limit)) is not None for limit in (1, 2, 3)]
     finally:
-        workshop.compiler.close()
+        driver.compiler.close()
 
     assert kept == [False, True, True]
 
 
 def test_a_party_that_has_spent_its_time_waits_and_others_do_not() -> None:
-    """The wait that it is told is exactly how long it takes until it may compile again."""
+    """A domain that used up its compile time is told exactly how long to wait, and others do not wait."""
     clock = ManualClock()
     budget = CompileBudget(15, clock)
 
@@ -346,25 +317,25 @@ def test_a_party_that_has_spent_its_time_waits_and_others_do_not() -> None:
     assert budget.seconds_until_credit("other") == 0
 
 
-def test_strict_or_not_are_two_grammars(workshop: Workshop) -> None:
-    """What one of them refuses, the other lets go."""
+def test_strict_or_not_are_two_grammars(driver: CompilerDriver) -> None:
+    """One schema with and without strict is compiled as two grammars."""
     text = json.dumps({"type": "array", "uniqueItems": True})
 
-    strict = workshop.outcome(GrammarSource(GrammarKind.JSON_SCHEMA, text, strict=True))
-    loose = workshop.outcome(GrammarSource(GrammarKind.JSON_SCHEMA, text, strict=False))
+    strict = driver.outcome(GrammarSource(GrammarKind.JSON_SCHEMA, text, strict=True))
+    loose = driver.outcome(GrammarSource(GrammarKind.JSON_SCHEMA, text, strict=False))
 
     assert isinstance(strict, InvalidRequest)
     assert not isinstance(loose, GraftworkError)
 
 
 def test_a_compile_is_charged_to_the_party_that_asked() -> None:
-    """With hardly any time a minute, its second grammar is refused with a wait; another domain's first is not."""
-    workshop = Workshop(replace(LIMITS, domain_seconds_per_minute=1e-9))
+    """The compile time is charged to the domain that asked, and another domain's grammar is compiled."""
+    driver = CompilerDriver(replace(LIMITS, domain_seconds_per_minute=1e-9))
     try:
-        workshop.outcome(number(6), "spender")
-        again, others = workshop.ask(number(7), "spender"), workshop.ask(number(7), "other")
+        driver.outcome(number(6), "spender")
+        again, others = driver.ask(number(7), "spender"), driver.ask(number(7), "other")
     finally:
-        workshop.compiler.close()
+        driver.compiler.close()
 
     assert isinstance(again, CapacityContended)
     assert (again.code, others) == ("grammar_budget_spent", None)
@@ -373,13 +344,13 @@ def test_a_compile_is_charged_to_the_party_that_asked() -> None:
 
 
 def test_a_party_may_queue_only_so_many() -> None:
-    """One is compiled, as many as the limit wait, and the next is refused; another domain's is not."""
-    workshop = Workshop(replace(LIMITS, domain_queue=2))
+    """A domain that has one compile and a full queue is refused, and another domain is not."""
+    driver = CompilerDriver(replace(LIMITS, domain_queue=2))
     try:
-        told = [workshop.ask(number(limit), "flooder") for limit in range(4)]
-        others = workshop.ask(number(4), "other")
+        told = [driver.ask(number(limit), "flooder") for limit in range(4)]
+        others = driver.ask(number(4), "other")
     finally:
-        workshop.compiler.close()
+        driver.compiler.close()
 
     assert told[:3] == [None, None, None]
     assert isinstance(told[3], CapacityContended)

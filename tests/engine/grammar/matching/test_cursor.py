@@ -1,4 +1,4 @@
-"""Cursors: rollback, ends, and the masks that they fill, against a walk from the start."""
+"""Tests of grammar cursors: rollback, ends, and masks."""
 
 import json
 from typing import Any
@@ -47,7 +47,7 @@ def empty() -> Words:
 @settings(max_examples=examples(40))
 @given(data=st.data())
 def test_a_rollback_leaves_what_a_fresh_walk_would_find(judge: Judge, value: Any, data: st.DataObject) -> None:
-    """After any walk forth and back, the mask is that of a cursor that has only ever seen what is left."""
+    """After any steps and rollbacks the mask equals that of a new cursor after the remaining tokens."""
     walked = cursor(judge, schema(value))
     kept: list[int] = []
     for _ in range(data.draw(st.integers(1, 12))):
@@ -70,7 +70,7 @@ def test_a_rollback_leaves_what_a_fresh_walk_would_find(judge: Judge, value: Any
 
 @pytest.mark.parametrize("value", [PLAIN, LOOSE], ids=["xgrammar", "llguidance"])
 def test_the_mask_behind_drafts_is_the_mask_after_them(judge: Judge, value: Any) -> None:
-    """Rows of a speculated step need no cursor of their own, and leave the one there is where it was."""
+    """The mask behind drafts equals the mask after accepting them, and the cursor does not move."""
     text = {str(PLAIN): b'{"a": "y', str(LOOSE): b'["ab", "'}[str(value)]
     ahead, behind = cursor(judge, schema(value)), cursor(judge, schema(value))
     behind.accept_all(list(text))
@@ -81,7 +81,7 @@ def test_the_mask_behind_drafts_is_the_mask_after_them(judge: Judge, value: Any)
 
 
 def test_a_stop_token_is_allowed_only_where_the_answer_is_complete(judge: Judge) -> None:
-    """Before that it is not even allowed as text; and then the answer is over."""
+    """A stop token is allowed only where the answer is complete, and it ends the answer."""
     at = cursor(judge, GrammarSource(GrammarKind.REGEX, "ab?"))
 
     before = allowed(at)
@@ -97,7 +97,7 @@ def test_a_stop_token_is_allowed_only_where_the_answer_is_complete(judge: Judge)
 
 
 def test_a_stop_token_that_is_text_is_text_until_the_answer_is_complete(judge: Judge) -> None:
-    """What a client calls a stop token may be a letter of the answer."""
+    """A stop token that is also text may be part of the answer until the answer is complete."""
     at = cursor(judge, GrammarSource(GrammarKind.REGEX, "aab?"), stops=(EOS, ord("a")))
 
     assert at.accept_all(b"aa") == 2
@@ -107,7 +107,7 @@ def test_a_stop_token_that_is_text_is_text_until_the_answer_is_complete(judge: J
 
 
 def test_where_no_stop_is_left_the_mask_of_a_complete_answer_is_empty(judge: Judge) -> None:
-    """EOS ignored, or banned until `min_tokens`: an empty mask that is no failure."""
+    """If EOS is ignored or banned, a complete answer has an empty mask, which is no failure."""
     ignored = cursor(judge, GrammarSource(GrammarKind.REGEX, "a"), stops=())
     banned = cursor(judge, GrammarSource(GrammarKind.REGEX, "a"))
     ignored.accept(ord("a"))
@@ -119,7 +119,7 @@ def test_where_no_stop_is_left_the_mask_of_a_complete_answer_is_empty(judge: Jud
 
 @pytest.mark.parametrize("engine", GrammarEngine)
 def test_special_tokens_and_padding_are_never_allowed(judge: Judge, engine: GrammarEngine) -> None:
-    """Where any text may come, every byte may, and no other id, not even one behind the last."""
+    """Where any text is allowed, every byte is allowed, but no special token and no id beyond the vocabulary."""
     kind = GrammarKind.EBNF if engine is GrammarEngine.XGRAMMAR else GrammarKind.REGEX
     text = "root ::= [^z]*" if engine is GrammarEngine.XGRAMMAR else "[^z]*"
     matcher = judge.compiled(LintedGrammar(engine, kind, text)).matcher()
@@ -130,7 +130,7 @@ def test_special_tokens_and_padding_are_never_allowed(judge: Judge, engine: Gram
 
 
 def test_a_dead_end_is_a_typed_error(judge: Judge) -> None:
-    """A rule without an end of its own has an empty mask where nothing is complete."""
+    """A rule that can never end gives a typed error where its mask is empty."""
     linted = LintedGrammar(GrammarEngine.XGRAMMAR, GrammarKind.EBNF, 'root ::= root "a"')
     at = GrammarCursor(judge.compiled(linted).matcher(), (EOS,), (EOS,), max_fill_s=1.0, clock=ManualClock())
 
@@ -141,7 +141,7 @@ def test_a_dead_end_is_a_typed_error(judge: Judge) -> None:
 
 
 def test_a_mask_for_another_length_is_not_filled(judge: Judge) -> None:
-    """A row that was planned before the answer moved on would allow what no longer fits."""
+    """A mask for a row that was planned before the cursor moved is not filled."""
     at = cursor(judge, GrammarSource(GrammarKind.REGEX, "ab"))
     row = at.row()
     at.accept(ord("a"))
@@ -150,7 +150,7 @@ def test_a_mask_for_another_length_is_not_filled(judge: Judge) -> None:
 
 
 def test_drafts_that_do_not_fit_leave_the_cursor_where_it_was(judge: Judge) -> None:
-    """A fault of who drafts them costs that row, and not the answer."""
+    """Drafts that do not fit the grammar do not move the cursor."""
     at = cursor(judge, GrammarSource(GrammarKind.REGEX, "abc"))
 
     with pytest.raises(AssertionError):
@@ -161,7 +161,7 @@ def test_drafts_that_do_not_fit_leave_the_cursor_where_it_was(judge: Judge) -> N
 
 
 def test_a_mask_that_takes_too_long_ends_its_request(judge: Judge) -> None:
-    """It would hold up the step of everybody else."""
+    """A mask that takes too much processor time ends its request with an error."""
 
     class Slow(ManualClock):
         def worked(self) -> float:
@@ -177,7 +177,7 @@ def test_a_mask_that_takes_too_long_ends_its_request(judge: Judge) -> None:
 
 
 def test_a_mask_that_had_to_wait_for_the_processor_ends_nothing(judge: Judge) -> None:
-    """What neighbours do to the machine is no fault of a grammar."""
+    """A mask that only waited for the processor does not end its request."""
 
     class Busy(ManualClock):
         def monotonic(self) -> float:

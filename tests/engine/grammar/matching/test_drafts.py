@@ -1,4 +1,4 @@
-"""What a grammar gives a drafter is allowed text, in the spelling that most programs write."""
+"""Tests of the drafts that a grammar gives: text that the grammar forces or most programs write."""
 
 import json
 from typing import Any
@@ -51,7 +51,7 @@ def drafts_of(judge: Judge, schema: Any, written: bytes = b"") -> tuple[GrammarC
     ],
 )
 def test_a_call_is_drafted_up_to_the_first_choice(judge: Judge, written: bytes, expected: bytes) -> None:
-    """Across colons, commas and braces where nothing is left to choose but whitespace; one token short of the end."""
+    """A call is drafted across forced text and usual whitespace up to one token before the first choice."""
     cursor, drafts = drafts_of(judge, CALL, written)
     length = cursor.num_accepted
 
@@ -64,7 +64,7 @@ def test_a_call_is_drafted_up_to_the_first_choice(judge: Judge, written: bytes, 
 
 
 def test_a_speller_takes_the_longest_tokens() -> None:
-    """Where several tokens fit, the longest; it stops at what the vocabulary does not have."""
+    """The speller uses the longest tokens that fit, and stops at text without a token."""
     vocabulary = Vocabulary((b"", b"a", b"ab", b"abc", b"c"), {}, (0,), "test")
 
     assert Speller(vocabulary).spell(b"ababcc") == [2, 3, 4]
@@ -74,7 +74,7 @@ def test_a_speller_takes_the_longest_tokens() -> None:
 @settings(max_examples=examples(30))
 @given(city=st.text("Oslo ", max_size=5), cut=st.integers(0, 80))
 def test_what_is_drafted_is_allowed_wherever_the_answer_stands(judge: Judge, city: str, cut: int) -> None:
-    """Behind every prefix of a call, compactly written or not."""
+    """Behind every prefix of a call, each drafted token is allowed by the grammar."""
     call = {"name": "get_weather", "arguments": {"city": city, "unit": "celsius"}}
     text = json.dumps(call, indent=cut % 3 or None).encode()[:cut]
     cursor, drafts = drafts_of(judge, CALL, text)

@@ -1,4 +1,4 @@
-"""The lint: refusals with their places, what is let go where nobody is strict, limits, and the choice of engine."""
+"""Tests of the lint: refusals with pointers, gaps without strict, limits, and the choice of grammar engine."""
 
 import json
 import sys
@@ -49,7 +49,7 @@ def linted(schema: Any, *, strict: bool = True) -> LintedGrammar:
     ],
 )
 def test_what_cannot_be_enforced_is_refused_at_its_place(schema: Any, pointer: str) -> None:
-    """The JSON pointer is the error's param and stands in its message."""
+    """A keyword that cannot be enforced is refused with its JSON pointer as param and in the message."""
     with pytest.raises(InvalidRequest) as refusal:
         linted(schema)
 
@@ -58,7 +58,7 @@ def test_what_cannot_be_enforced_is_refused_at_its_place(schema: Any, pointer: s
 
 
 def test_without_strict_what_cannot_be_enforced_is_let_go_and_listed(judge: Judge) -> None:
-    """The rest of the schema is enforced all the same."""
+    """Without strict a keyword that cannot be enforced is listed as a gap, and the rest is enforced."""
     schema = {
         "type": "object",
         "properties": {
@@ -77,7 +77,7 @@ def test_without_strict_what_cannot_be_enforced_is_let_go_and_listed(judge: Judg
 
 
 def test_without_strict_what_is_malformed_is_refused_all_the_same() -> None:
-    """A schema that means nothing cannot be let go in part."""
+    """A malformed schema is refused with and without strict."""
     with pytest.raises(InvalidRequest):
         linted({"minLength": "3"}, strict=False)
 
@@ -110,7 +110,7 @@ NEGATIONS: list[tuple[dict[str, Any], list[Any]]] = [
 
 @pytest.mark.parametrize(("schema", "values"), NEGATIONS)
 def test_keywords_that_no_engine_knows_are_enforced(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
-    """Negation, conditions and exclusion are multiplied out: what fits is accepted, and nothing else."""
+    """Negations, conditions and exclusive unions are expanded into branches and enforced exactly."""
     compiled = judge.ours(schema)
     validator = Draft202012Validator(schema)
 
@@ -118,7 +118,7 @@ def test_keywords_that_no_engine_knows_are_enforced(judge: Judge, schema: dict[s
 
 
 def test_old_drafts_are_read_by_their_own_rules(judge: Judge) -> None:
-    """Draft 4's exclusive bounds and tuples, and what stood beside a reference."""
+    """Schemas of older drafts are read by the rules of their draft."""
     schema = {
         "$schema": "http://json-schema.org/draft-04/schema#",
         "definitions": {"small": {"type": "integer", "maximum": 5, "exclusiveMaximum": True}},
@@ -134,7 +134,7 @@ def test_old_drafts_are_read_by_their_own_rules(judge: Judge) -> None:
 
 
 def test_closed_objects_go_to_xgrammar_and_the_rest_to_llguidance() -> None:
-    """The engine is the one that enforces exactly the keywords at hand."""
+    """Closed objects are compiled by xgrammar and all other schemas by llguidance."""
     closed = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
 
     assert linted(closed).engine is GrammarEngine.XGRAMMAR
@@ -198,7 +198,7 @@ def refusal_of(name: str) -> InvalidRequest:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_schemas_are_refused_before_anything_compiles(name: str) -> None:
-    """Each ends as a 400 with a pointer."""
+    """A hostile schema is a 400 with a pointer before any compile."""
     refusal = refusal_of(name)
 
     assert refusal.param is not None
@@ -208,7 +208,7 @@ def test_hostile_schemas_are_refused_before_anything_compiles(name: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_schemas_are_refused_in_seconds(name: str) -> None:
-    """The processor time of a refusal is what a tenant can take from others."""
+    """A hostile schema is refused within four seconds of processor time."""
     started = time.process_time()
 
     refusal_of(name)
@@ -243,7 +243,7 @@ LARGE: dict[str, Callable[[int], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_schema_costs_as_much_as_it_is_long(name: str) -> None:
-    """Twice the properties take twice the calls."""
+    """A schema with twice the properties takes at most twice the calls."""
     small, large = ({"type": "object", **LARGE[name](count)} for count in (1000, 2000))
 
     assert num_calls(lambda: linted(large)) <= 2.2 * num_calls(lambda: linted(small))
@@ -251,5 +251,5 @@ def test_a_large_schema_costs_as_much_as_it_is_long(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("properties", 5000), ("patterns", 4000)])
 def test_a_schema_of_the_largest_size_is_served(name: str, count: int) -> None:
-    """As many properties or patterns as the limits allow."""
+    """A schema with as many properties or patterns as the limits allow is accepted."""
     assert linted({"type": "object", **LARGE[name](count)}).engine is GrammarEngine.LLGUIDANCE

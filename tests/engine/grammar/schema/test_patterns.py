@@ -1,4 +1,4 @@
-"""Patterns: the strings that match, against Python's own engine and by the rules of ECMA-262."""
+"""Tests of patterns against Python's `re` and the rules of ECMA-262."""
 
 import re
 
@@ -31,7 +31,7 @@ PATTERNS = st.builds(
 
 @given(pattern=PATTERNS, other=PATTERNS, text=TEXTS)
 def test_a_search_finds_what_python_finds(pattern: str, other: str, text: str) -> None:
-    """Anchors bind in each alternative, and a pattern without them is found anywhere."""
+    """A search finds the same as Python: anchors hold in their alternative, and other patterns match anywhere."""
     both = f"{pattern}|{other}"
 
     assert matches(read_search(both), text) == bool(re.search(both, text))
@@ -39,7 +39,7 @@ def test_a_search_finds_what_python_finds(pattern: str, other: str, text: str) -
 
 @given(pattern=PATTERNS, text=TEXTS)
 def test_what_is_written_for_an_engine_is_the_same_pattern(pattern: str, text: str) -> None:
-    """Written out, it reads back as itself, and matches whole."""
+    """A written pattern, read again, is the same pattern, and it matches the whole text."""
     node = read_search(pattern)
     again = read_whole(re.sub(r"\\x\{([0-9A-F]+)\}", r"\\u{\1}", written(node)))
 
@@ -48,7 +48,7 @@ def test_what_is_written_for_an_engine_is_the_same_pattern(pattern: str, text: s
 
 @given(barred=st.lists(st.text(alphabet="ab", max_size=3), max_size=4), text=st.text(alphabet="abc", max_size=4))
 def test_none_of_is_every_other_text(barred: list[str], text: str) -> None:
-    """The complement of a finite set."""
+    """`none_of` matches every text outside a finite set."""
     assert matches(none_of(barred), text) == (text not in barred)
 
 
@@ -58,7 +58,7 @@ def test_none_of_is_every_other_text(barred: list[str], text: str) -> None:
      r"\ud83d", "(^a)b", "a$b", r"\u{41", r"\u{}", r"\x-1", r"\x4", r"\u+041"],
 )  # fmt: skip
 def test_what_is_not_regular_or_not_sure_is_refused(pattern: str) -> None:
-    """Look-around, back references, flags, half characters, and what dialects read differently."""
+    """Look-around, back references, flags and ambiguous syntax are refused."""
     with pytest.raises(PatternError):
         read_search(pattern)
 
@@ -86,19 +86,19 @@ def units_to_match(pattern: str, text: str) -> int:
 
 
 def test_matching_costs_as_much_as_the_text_is_long() -> None:
-    """For a pattern that explodes under backtracking, twice the text costs twice the steps."""
+    """For a pattern that explodes under backtracking, a text twice as long takes twice the steps."""
     pattern = "^(a+)+(b|c)+$"
 
     assert units_to_match(pattern, "a" * 400) <= 2.1 * units_to_match(pattern, "a" * 200)
 
 
 def test_repeats_multiply() -> None:
-    """Copies of copies are counted as such."""
+    """Nested counted repeats multiply."""
     assert repeats(read_search("((a{10}){10}b{3}){4}")) == 400
 
 
 def test_a_universal_pattern_is_known_as_one() -> None:
-    """What any text matches is told from what nearly any does."""
+    """A pattern that any text matches is told from one that nearly any text matches."""
     assert is_universal(read_search(""))
     assert is_universal(read_search("a*"))
     assert not is_universal(read_search("^.*$"))

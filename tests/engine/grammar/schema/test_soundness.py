@@ -1,4 +1,4 @@
-"""Random schemas against jsonschema: what a grammar accepts, fits."""
+"""Tests of random schemas against jsonschema: every accepted value is valid."""
 
 from collections.abc import Iterator
 from decimal import Context, Decimal
@@ -17,7 +17,8 @@ from tests.hypothesis_profiles import examples
 
 
 def check(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
-    """Every value that is accepted fits; a schema that is refused, or that jsonschema cannot read, says nothing."""
+    """Asserts that every accepted value is valid. A schema that is refused or that jsonschema cannot read is
+    skipped."""
     try:
         compiled = judge.ours(schema)
     except InvalidRequest:
@@ -40,14 +41,14 @@ _SETTINGS: dict[str, Any] = {
 @settings(max_examples=examples(250, in_search=20_000), **_SETTINGS)
 @given(schema=SCHEMAS, values=_TRIED)
 def test_what_is_accepted_fits(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
-    """Over random schemas of forty keywords, references and negations among them."""
+    """Every accepted value of random schemas with forty keywords is valid for jsonschema."""
     check(judge, schema, values)
 
 
 @settings(max_examples=examples(150), **_SETTINGS)
 @given(schema=PLAIN_SCHEMAS, values=_TRIED)
 def test_what_is_accepted_of_closed_objects_fits(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
-    """Over random schemas of the kind that xgrammar is given."""
+    """Every accepted value of random closed objects, which xgrammar compiles, is valid for jsonschema."""
     check(judge, schema, values)
 
 
@@ -91,7 +92,7 @@ _EXTRA = [f"{number}{tail}" for number in (-2, -1, 0, 1, 2, 10, 12) for tail in 
 @pytest.mark.parametrize("lower", ["minimum", "exclusiveMinimum"])
 @pytest.mark.parametrize("upper", ["maximum", "exclusiveMaximum"])
 def test_bounds_of_numbers_are_exact(judge: Judge, kind: str, lower: str, upper: str) -> None:
-    """No number outside its bounds is accepted, however near, and however it is written."""
+    """No number outside its bounds is accepted, in any spelling and however near."""
     for low in _NUMBERS:
         for high in (number for number in _NUMBERS if number > low):
             schema = {"type": kind, lower: low, upper: high}
@@ -107,7 +108,7 @@ def test_bounds_of_numbers_are_exact(judge: Judge, kind: str, lower: str, upper:
 
 
 def nearby(limit: float) -> Iterator[Decimal]:
-    """Decimals around a limit, at every distance that its digits reach."""
+    """Returns decimals around a limit, at every distance that its digits reach."""
     exact = Decimal(repr(limit))
     for place in range(19):
         step = Decimal(1).scaleb(-place)
@@ -118,7 +119,7 @@ def nearby(limit: float) -> Iterator[Decimal]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_bounds_of_many_digits_are_exact(judge: Judge, seed: int) -> None:
-    """Bounds of any size and as many digits as doubles have: what is accepted is within, digit for digit."""
+    """Numbers are accepted within bounds of any size, exactly to the last digit of a double."""
     noise = Random(seed)
     for _ in range(40):
         size = 10.0 ** noise.randint(-8, 18)
@@ -141,7 +142,7 @@ def test_bounds_of_many_digits_are_exact(judge: Judge, seed: int) -> None:
 
 @pytest.mark.parametrize("bound", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 def test_bounds_of_large_whole_numbers_are_exact(judge: Judge, bound: str) -> None:
-    """Beyond what doubles tell apart."""
+    """Bounds on whole numbers are exact beyond the precision of doubles."""
     for limit in (2**53 + 1, -(2**53) - 1, 2**60 + 3, 2**63 - 2, -(2**63) + 1):
         schema = {"type": "integer", bound: limit}
         try:
@@ -158,7 +159,7 @@ def test_bounds_of_large_whole_numbers_are_exact(judge: Judge, bound: str) -> No
     ids=["escaped", "twice", "plain"],
 )
 def test_a_declared_name_cannot_be_written_in_another_way(judge: Judge, text: str) -> None:
-    """An escape by number would let a declared property through as an additional one."""
+    """A declared property's name cannot pass as an additional property by an escape."""
     compiled = judge.ours({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": True})
 
     matcher = compiled.matcher()

@@ -1,4 +1,4 @@
-"""Structural tags: which answers a tag accepts, for the forms that models write calls in."""
+"""Tests of structural tags: which answers they accept for the call formats of models."""
 
 import json
 from typing import Any
@@ -55,7 +55,7 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
 def test_a_tag_accepts_its_forms_and_nothing_else(
     judge: Judge, tag: dict[str, Any], good: list[str], bad: list[str]
 ) -> None:
-    """Text never holds a trigger that is not a call, and arguments fit their schema."""
+    """A tag accepts calls of its schemas, and text in which no trigger stands outside a call."""
     assert [text for text in good if not accepted(judge, tag, text)] == []
     assert [text for text in bad if accepted(judge, tag, text)] == []
 
@@ -74,7 +74,7 @@ def test_a_tag_accepts_its_forms_and_nothing_else(
     ],
 )  # fmt: skip
 def test_a_tag_that_is_not_served_is_refused_at_its_place(tag: dict[str, Any], pointer: str) -> None:
-    """The pointers of a contained schema begin at its place in the tag."""
+    """The pointer of a refusal starts at the schema's place in the tag."""
     with pytest.raises(InvalidRequest) as refusal:
         lint(GrammarSource(GrammarKind.STRUCTURAL_TAG, json.dumps(tag)))
 
@@ -82,7 +82,7 @@ def test_a_tag_that_is_not_served_is_refused_at_its_place(tag: dict[str, Any], p
 
 
 def test_gaps_of_contained_schemas_are_listed_at_their_places() -> None:
-    """Without strict, as for a grammar that is a schema."""
+    """Without strict, gaps in the schemas of a tag are listed with their pointers."""
     tag = {"calls": [CALLS[0] | {"schema": {"uniqueItems": True}}], "answer": {"format": "color"}}
 
     found = lint(GrammarSource(GrammarKind.STRUCTURAL_TAG, json.dumps(tag), strict=False))
@@ -91,7 +91,7 @@ def test_gaps_of_contained_schemas_are_listed_at_their_places() -> None:
 
 
 def test_a_special_token_in_a_tag_is_the_token_and_not_its_text() -> None:
-    """A trigger that the tokenizer has as a special token is met as that token alone."""
+    """A trigger that is a special token matches only that token and not its text."""
     special = 257
     vocabulary = Vocabulary(
         (*BYTES.tokens, b""), BYTES.specials | {"<|call|>": special}, BYTES.eos_token_ids, "special"

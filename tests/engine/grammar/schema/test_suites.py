@@ -1,4 +1,4 @@
-"""The public suites: what does not fit is never accepted, and what is refused is refused with its pointer."""
+"""Tests of the public suites: no invalid value is accepted, and each refusal has a pointer."""
 
 from collections import Counter
 from itertools import islice
@@ -11,14 +11,15 @@ from graftwork.platform.errors import InvalidRequest
 
 
 def overs(judge: Judge, cases: list[SchemaCase]) -> tuple[list[str], Counter[Verdict]]:
-    """The cases that accept something that does not fit, and all verdicts."""
+    """Returns the cases that wrongly accept a value, and all verdicts."""
     verdicts = {case.name: judge.verdicts(case) for case in cases}
     wrong = [name for name, found in verdicts.items() if Verdict.OVER in found]
     return wrong, Counter(verdict for found in verdicts.values() for verdict in found)
 
 
 def test_the_test_suite_has_no_over_accepts(judge: Judge, data: Path) -> None:
-    """Over the 1,299 cases of draft 2020-12 none is accepted wrongly, and more are right than with either engine."""
+    """Of the 1,299 cases of draft 2020-12 none is accepted wrongly, and more are right than with either engine
+    alone."""
     wrong, counts = overs(judge, list(suite_cases(data)))
 
     assert wrong == []
@@ -28,7 +29,7 @@ def test_the_test_suite_has_no_over_accepts(judge: Judge, data: Path) -> None:
 
 @pytest.mark.parametrize("part", ["optional", "optional/format"])
 def test_the_optional_suites_have_no_over_accepts(judge: Judge, data: Path, part: str) -> None:
-    """A format that is enforced accepts nothing that the suite calls invalid."""
+    """An enforced format accepts nothing that the optional suites call invalid."""
     wrong, counts = overs(judge, list(suite_cases(data, part)))
 
     assert wrong == []
@@ -36,7 +37,7 @@ def test_the_optional_suites_have_no_over_accepts(judge: Judge, data: Path, part
 
 
 def test_part_of_the_bench_has_no_over_accepts(judge: Judge, data: Path) -> None:
-    """Every fifth schema of the JSONSchemaBench sample."""
+    """Every fifth schema of the JSONSchemaBench sample accepts no invalid instance."""
     wrong, counts = overs(judge, list(islice(bench_cases(data), 0, None, 5)))
 
     assert wrong == []
@@ -45,7 +46,7 @@ def test_part_of_the_bench_has_no_over_accepts(judge: Judge, data: Path) -> None
 
 @pytest.mark.slow
 def test_the_bench_has_no_over_accepts(judge: Judge, data: Path) -> None:
-    """All 1,505 instances of the JSONSchemaBench sample."""
+    """None of the 1,505 instances of the JSONSchemaBench sample is accepted wrongly."""
     wrong, counts = overs(judge, list(bench_cases(data)))
 
     assert wrong == []
@@ -53,7 +54,7 @@ def test_the_bench_has_no_over_accepts(judge: Judge, data: Path) -> None:
 
 
 def test_every_refusal_has_a_pointer(judge: Judge, data: Path) -> None:
-    """The pointer is the error's param, begins at the root, and stands in the message."""
+    """Each refusal's param is a pointer from the root, and the message has it too."""
     refusals = []
     for case in suite_cases(data):
         try:

@@ -14,7 +14,7 @@ from graftwork.engine.kv.disk.file_format import (
     header_bytes,
     promised_header_bytes,
 )
-from tests.engine.disk_lab import LAYOUT, chain, domain_named
+from tests.engine.faulty_disk import LAYOUT, chain, domain_named
 
 
 def header_of(num_pages: int, page_bytes: int = 64) -> PageFileHeader:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from graftwork.engine.kv.disk.file_format import file_bytes
 from graftwork.platform.errors import InvalidRequest
-from tests.engine.disk_lab import (
+from tests.engine.faulty_disk import (
     LAYOUT,
     ONE_PAGE_FILE,
     OTHER_LAYOUT,
     PAGE_BYTES,
-    FragileFiles,
+    FaultyFiles,
     bytes_in,
     chain,
     domain_named,
@@ -143,7 +143,7 @@ def test_a_write_does_not_evict_its_own_pages(tmp_path: Path) -> None:
 
 def test_the_budget_holds_even_while_a_file_is_written(tmp_path: Path) -> None:
     """The folder never exceeds its budget, because room is made before it is used."""
-    files = FragileFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     disk = opened(tmp_path, max_bytes=5 * ONE_PAGE_FILE, files=files)
 
     for number in range(30):
@@ -182,7 +182,7 @@ def test_a_forgotten_domain_leaves_nothing(tmp_path: Path) -> None:
 def test_forgetting_touches_no_file(tmp_path: Path) -> None:
     """Forgotten files are removed by the next sweep or before the next write, so the engine's loop never waits for the
     disk."""
-    files = FragileFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     disk = opened(tmp_path, max_bytes=3 * ONE_PAGE_FILE, files=files)
     for scope in "abc":
         store(disk, "x", chain(scope, 1))
@@ -296,7 +296,7 @@ def test_readers_beside_an_evicting_writer_see_right_bytes_or_none(tmp_path: Pat
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from tests.engine.disk_lab import chain, opened, store
+from tests.engine.faulty_disk import chain, opened, store
 disk = opened(Path(sys.argv[1]), max_bytes=2**30)
 for number in itertools.count():
     store(disk, "x", chain(str(number), 3))

@@ -11,12 +11,12 @@ from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest
-from tests.engine.disk_lab import (
+from tests.engine.faulty_disk import (
     LAYOUT,
     ONE_PAGE_FILE,
     PAGE_BYTES,
     Crash,
-    FragileFiles,
+    FaultyFiles,
     bytes_in,
     chain,
     opened,
@@ -44,7 +44,7 @@ def open_and_work(disk: DiskStore) -> None:
 
 
 def operations_of_work(folder: Path) -> int:
-    files = FragileFiles(folder)
+    files = FaultyFiles(folder)
     disk = opened(folder, 4 * ONE_PAGE_FILE, files=files)
     work(disk)
     disk.close()
@@ -64,7 +64,7 @@ def test_a_crash_between_any_two_operations_leaves_a_folder_that_opens(quick_pat
 
     for crash_at in range(num_operations):
         folder = quick_path / str(crash_at)
-        files = FragileFiles(folder)
+        files = FaultyFiles(folder)
         files.crash_at = crash_at
         disk = DiskStore(folder, 4 * ONE_PAGE_FILE, LAYOUT, files, ManualClock())
         with pytest.raises(Crash):
@@ -85,7 +85,7 @@ def test_a_crash_between_any_two_operations_leaves_a_folder_that_opens(quick_pat
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_disk_that_refuses_is_counted_and_never_raises(tmp_path: Path, operation: str) -> None:
     """Whichever operation fails, the store answers, and it works again when the disk does."""
-    files = FragileFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     disk = opened(tmp_path, 4 * ONE_PAGE_FILE, files=files)
     store(disk, "x", chain("before", 1))
 
@@ -101,7 +101,7 @@ def test_a_disk_that_refuses_is_counted_and_never_raises(tmp_path: Path, operati
 
 def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path) -> None:
     """If the folder cannot be listed, no budget can be kept, so the store does not open."""
-    files = FragileFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     files.refused = {"entries"}
 
     with pytest.raises(InvalidRequest, match="cannot be listed"):
@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_stores_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     """A write that meets ENOSPC reports no pages and leaves no file."""
-    files = FragileFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     disk = opened(tmp_path, files=files)
     files.refused = {"create"}
 
@@ -121,7 +121,7 @@ def test_a_full_disk_stores_nothing_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_failures_are_logged_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A hundred failures write one log line, and another one a minute later."""
-    files, clock = FragileFiles(tmp_path), ManualClock()
+    files, clock = FaultyFiles(tmp_path), ManualClock()
     disk = DiskStore(tmp_path, 2**20, LAYOUT, files, clock)
     disk.open()
     files.refused = {"create"}
@@ -203,7 +203,7 @@ def test_a_renamed_file_answers_for_its_own_keys_only(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_removed_stays_counted(tmp_path: Path) -> None:
     """Its pages are not found, its bytes stay counted, and its removal is tried again when room is needed."""
-    files = FragileFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     disk = opened(tmp_path, 2 * ONE_PAGE_FILE, files=files)
     store(disk, "x", chain("a", 1))
     files.refused = {"remove"}

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from graftwork.engine.core.prefix_keys import PageKey
-from tests.engine.disk_lab import (
+from tests.engine.faulty_disk import (
     ONE_PAGE_FILE,
     OTHER_LAYOUT,
     PAGE_BYTES,
     Crash,
-    FragileFiles,
+    FaultyFiles,
     bytes_in,
     chain,
     domain_named,
@@ -51,7 +51,7 @@ class DiskMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.files = FragileFiles(self.folder, self.written)
+        self.files = FaultyFiles(self.folder, self.written)
         self.disk = opened(self.folder, MAX_BYTES, files=self.files)
         # A restart reads only the heads of files, so a damaged page stays until it is read.
         self.is_damaged = any(path.read_bytes() not in self.written for path in self.folder.iterdir())
@@ -174,7 +174,7 @@ class DiskMachine(RuleBasedStateMachine):
     @rule(part=parts)
     def serve_another_layout(self, part: tuple[int, int, int]) -> None:
         self.disk.close()
-        other = opened(self.folder, MAX_BYTES, OTHER_LAYOUT, FragileFiles(self.folder, self.written))
+        other = opened(self.folder, MAX_BYTES, OTHER_LAYOUT, FaultyFiles(self.folder, self.written))
         store(other, "x", RUNS[part[0]][: part[2]])
         other.close()
         self.open()

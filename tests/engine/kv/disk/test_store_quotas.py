@@ -5,7 +5,7 @@ from pathlib import Path
 from graftwork.engine.kv.disk.file_format import file_bytes
 from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.platform.clock import ManualClock
-from tests.engine.disk_lab import (
+from tests.engine.faulty_disk import (
     LAYOUT,
     ONE_PAGE_FILE,
     PAGE_BYTES,

@@ -7,7 +7,7 @@ import pytest
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.index.eviction_queue import EvictionRank
 from graftwork.engine.kv.index.radix_tree import Domain, Node
-from tests.engine.kv_lab import KvLab
+from tests.engine.tagged_kv_cache import TaggedKvCache
 
 
 class CountedLru:
@@ -21,9 +21,9 @@ class CountedLru:
         return 0, 0.0, node.last_used
 
 
-def evictable_nodes(lab: KvLab, asking: Domain) -> list[Node]:
+def evictable_nodes(cache: TaggedKvCache, asking: Domain) -> list[Node]:
     """Returns the idle leaves of the asking domain and of all domains above their reserve."""
-    page_store = lab.kv_cache.page_store
+    page_store = cache.kv_cache.page_store
     reserve = page_store.reserve_pages(Tier.DEVICE)
     return [
         node
@@ -40,22 +40,22 @@ def test_the_evicted_page_is_the_one_that_a_full_search_finds(seed: int) -> None
     """While domains grow above their reserve, shrink and vanish, each evicted page is the least recently used one that
     may go."""
     random = Random(seed)
-    lab = KvLab(device=60, host=0, context=4, ranking=CountedLru(), reserve_share=0.6)
-    page_store = lab.kv_cache.page_store
+    cache = TaggedKvCache(device=60, host=0, context=4, ranking=CountedLru(), reserve_share=0.6)
+    page_store = cache.kv_cache.page_store
     num_dropped = 0
     for _ in range(400):
         domain = f"domain {random.randrange(random.choice([2, 5, 12]))}"
         tokens = [random.randrange(3) for _ in range(random.randint(2, 12))]
-        lab.run(domain, tokens)
+        cache.run(domain, tokens)
         asking = f"domain {random.randrange(14)}".encode()
         for _ in range(random.randrange(4)):
-            candidates, before = evictable_nodes(lab, asking), set(page_store.tree.nodes_on(Tier.DEVICE))
+            candidates, before = evictable_nodes(cache, asking), set(page_store.tree.nodes_on(Tier.DEVICE))
             page_store.make_room(Tier.DEVICE, page_store.device.free_pages + 1, asking)
             gone = before - set(page_store.tree.nodes_on(Tier.DEVICE))
             assert len(gone) == min(len(candidates), 1)
             assert all(node.last_used == min(one.last_used for one in candidates) for node in gone)
             num_dropped += len(gone)
-        lab.kv_cache.check_integrity()
+        cache.kv_cache.check_integrity()
     assert num_dropped > 200
 
 
@@ -65,11 +65,11 @@ def test_an_eviction_costs_the_same_with_many_domains_as_with_few(reserve_share:
     looks: dict[int, int] = {}
     for num_domains in (8, 800):
         ranking = CountedLru()
-        lab = KvLab(device=2400, host=0, context=4, ranking=ranking, reserve_share=reserve_share)
-        page_store = lab.kv_cache.page_store
+        cache = TaggedKvCache(device=2400, host=0, context=4, ranking=ranking, reserve_share=reserve_share)
+        page_store = cache.kv_cache.page_store
         for number in range(num_domains):
-            lab.run(f"domain {number}", [7, 7, number % 50, number // 50])
-        lab.run("large", [number % 11 for number in range(1200)])
+            cache.run(f"domain {number}", [7, 7, number % 50, number // 50])
+        cache.run("large", [number % 11 for number in range(1200)])
         page_store.make_room(Tier.DEVICE, page_store.device.free_pages + 1, b"asking")
         ranking.num_looks = 0
         free = page_store.device.free_pages

@@ -21,8 +21,8 @@ from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.kv.transfer.plan import LoadReadable, PageMove, TransferDone, TransferKind, TransferPlan
 from graftwork.engine.model.config import read_model_config
 from graftwork.platform.clock import SystemClock
-from tests.engine.conftest import Lab
-from tests.engine.disk_lab import LAYOUT, chain
+from tests.engine.conftest import RandomModels
+from tests.engine.faulty_disk import LAYOUT, chain
 
 ALICE, BOB = b"alice", b"bob"
 
@@ -51,12 +51,12 @@ class GatedDiskStore(WatchedDiskStore):
         return super().write(domain, keys, pages, above)
 
 
-class CopierLab:
-    """A copier over a few pages of each kind, and its reports."""
+class CopierDriver:
+    """A copier over a few pages of device, host and disk, and its reports."""
 
-    def __init__(self, lab: Lab, folder: Path, num_pages: int, page_tokens: int, num_files: int) -> None:
+    def __init__(self, models: RandomModels, folder: Path, num_pages: int, page_tokens: int, num_files: int) -> None:
         """The disk has room for `num_files` files of one page."""
-        model, device = read_model_config(lab.base), torch.device("cpu")
+        model, device = read_model_config(models.base), torch.device("cpu")
         device_memory = DeviceMemory(num_pages, bytes_per_page(model, page_tokens, torch.float32), device)
         self.cache = KvCache(model, device_memory, page_tokens, torch.float32)
         self.host = HostMemory(num_pages, self.cache.page_shape, torch.float32, pinned=False)
@@ -89,11 +89,11 @@ class CopierLab:
 
 
 @pytest.fixture
-def small(lab: Lab, tmp_path: Path) -> Iterator[CopierLab]:
+def small(models: RandomModels, tmp_path: Path) -> Iterator[CopierDriver]:
     """Pages of four tokens, and a disk with room for twelve files."""
-    copier_lab = CopierLab(lab, tmp_path / "kv", num_pages=4, page_tokens=4, num_files=12)
-    yield copier_lab
-    copier_lab.copier.close()
+    driver = CopierDriver(models, tmp_path / "kv", num_pages=4, page_tokens=4, num_files=12)
+    yield driver
+    driver.copier.close()
 
 
 def path_of(name: str, *domains: Domain) -> list[Node]:
@@ -104,7 +104,7 @@ def path_of(name: str, *domains: Domain) -> list[Node]:
     return nodes
 
 
-def test_pages_after_public_ones_are_charged_to_their_domain(small: CopierLab) -> None:
+def test_pages_after_public_ones_are_charged_to_their_domain(small: CopierDriver) -> None:
     """In a path of one public page and two of a tenant, each domain pays for its own pages."""
     nodes = path_of("prompt", PUBLIC, ALICE, ALICE)
 
@@ -114,7 +114,7 @@ def test_pages_after_public_ones_are_charged_to_their_domain(small: CopierLab) -
     assert small.bytes_of(ALICE) == file_bytes(2, small.host.page_bytes)
 
 
-def test_a_history_written_turn_by_turn_loses_its_end_first(small: CopierLab) -> None:
+def test_a_history_written_turn_by_turn_loses_its_end_first(small: CopierDriver) -> None:
     """If each turn wrote one file of a history and others need room, the last files are evicted first."""
     history = path_of("history", *[ALICE] * 6)
     for turn in range(6):
@@ -128,10 +128,10 @@ def test_a_history_written_turn_by_turn_loses_its_end_first(small: CopierLab) ->
     assert 0 < sum(held) < 6
 
 
-def test_a_long_fetch_reads_a_bounded_part_at_a_time(lab: Lab, tmp_path: Path) -> None:
+def test_a_long_fetch_reads_a_bounded_part_at_a_time(models: RandomModels, tmp_path: Path) -> None:
     """Twenty pages of 1 MiB are fetched in two reads; if page 18 is missing, the fetch ends there."""
-    page_tokens = 2**20 // bytes_per_page(read_model_config(lab.base), 1, torch.float32)
-    big = CopierLab(lab, tmp_path / "kv", num_pages=20, page_tokens=page_tokens, num_files=60)
+    page_tokens = 2**20 // bytes_per_page(read_model_config(models.base), 1, torch.float32)
+    big = CopierDriver(models, tmp_path / "kv", num_pages=20, page_tokens=page_tokens, num_files=60)
     nodes = path_of("long", *[ALICE] * 20)
     for number in range(20):
         big.host.page(number).fill_(number + 1)
@@ -148,7 +148,7 @@ def test_a_long_fetch_reads_a_bounded_part_at_a_time(lab: Lab, tmp_path: Path) -
     big.copier.close()
 
 
-def test_urgent_copies_overtake_background_copies(small: CopierLab) -> None:
+def test_urgent_copies_overtake_background_copies(small: CopierDriver) -> None:
     """A fetch overtakes queued writes but not a running one, and writes keep their order."""
     wanted = path_of("wanted", ALICE)
     small.carry_out(TransferKind.STORE, wanted)

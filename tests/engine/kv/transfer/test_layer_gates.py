@@ -13,9 +13,9 @@ from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.kv.transfer.plan import LayerGate, LayerGates, LoadFailed
 from graftwork.engine.runner.attention import PagedAttention
 from graftwork.platform.errors import InternalFailure
-from tests.engine.harness import Harness
+from tests.engine.engine_driver import EngineDriver
 
-MakeEngine = Callable[..., Harness]
+MakeEngine = Callable[..., EngineDriver]
 PROMPT = [5 + n % 50 for n in range(41)]
 MORE = [9, 8, 7]
 _WITHIN_S = 60
@@ -64,6 +64,7 @@ def test_the_stream_waits_for_the_group_that_holds_the_layer() -> None:
 
 
 def test_a_failed_load_lets_no_step_read_missing_layers() -> None:
+    """The gate of a failed load raises LoadFailed at the first layer that is missing."""
     gates, gate = LayerGates(), LayerGate(4)
     gates.add("load", gate)
     gate.open_layers(2, nothing)
@@ -107,12 +108,12 @@ class SlowUpperLayers:
         monkeypatch.setattr(KvCache, "write_layers", late_write)
 
 
-def suspended(harness: Harness) -> list[int]:
+def suspended(driver: EngineDriver) -> list[int]:
     """Runs a session's first turn and suspends it, so that its KV is only on the host. Returns its history."""
-    first = harness.run(PROMPT, session=SessionUse(SessionKey("s")), max_tokens=9, ignore_eos=True)
+    first = driver.run(PROMPT, session=SessionUse(SessionKey("s")), max_tokens=9, ignore_eos=True)
     history = PROMPT + first.token_ids
-    harness.command(SessionVerb.SUSPEND, "s", history)
-    memory = harness.command(SessionVerb.READ, "s", history)
+    driver.command(SessionVerb.SUSPEND, "s", history)
+    memory = driver.command(SessionVerb.READ, "s", history)
     assert (memory.device_tokens, memory.host_tokens) == (0, 48)
     return history
 
@@ -120,12 +121,12 @@ def suspended(harness: Harness) -> list[int]:
 def test_a_step_begins_before_its_load_has_ended(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention runs in the first layer before the upper layers are copied, and the tokens are those of a cold engine."""
     slow = SlowUpperLayers(monkeypatch)
-    harness = make_engine(overlap_loads=True)
-    history = suspended(harness)
+    driver = make_engine(overlap_loads=True)
+    history = suspended(driver)
     expected = make_engine().run(history + MORE, max_tokens=12, ignore_eos=True).token_ids
 
     slow.is_armed = True
-    second = harness.run(
+    second = driver.run(
         history + MORE, session=SessionUse(SessionKey("s"), len(history)), max_tokens=12, ignore_eos=True
     )
 
@@ -133,7 +134,7 @@ def test_a_step_begins_before_its_load_has_ended(make_engine: MakeEngine, monkey
     assert second.cache is not None
     assert second.cache.host_tokens == 48
     assert slow.layers_copied_late > 0
-    stats = harness.loop.stats()
+    stats = driver.loop.stats()
     assert (stats.in_flight_pages, stats.host_in_flight_pages, stats.active_pages) == (0, 0, 0)
 
 
@@ -142,21 +143,21 @@ def test_a_load_that_fails_under_a_step_fails_its_request(
 ) -> None:
     """The request ends with an error, no page stays held, and the next request is served as by a cold engine."""
     slow = SlowUpperLayers(monkeypatch, fails=True)
-    harness = make_engine(overlap_loads=True)
-    history = suspended(harness)
+    driver = make_engine(overlap_loads=True)
+    history = suspended(driver)
     expected = make_engine().run(history + MORE, max_tokens=12, ignore_eos=True).token_ids
 
     slow.is_armed = True
-    second = harness.run(
+    second = driver.run(
         history + MORE, session=SessionUse(SessionKey("s"), len(history)), max_tokens=12, ignore_eos=True
     )
     slow.is_armed = False
-    harness.rest()
+    driver.rest()
 
     assert isinstance(second.error, InternalFailure)
-    stats = harness.loop.stats()
+    stats = driver.loop.stats()
     assert (stats.in_flight_pages, stats.host_in_flight_pages, stats.active_pages) == (0, 0, 0)
-    assert harness.run(history + MORE, max_tokens=12, ignore_eos=True).token_ids == expected
+    assert driver.run(history + MORE, max_tokens=12, ignore_eos=True).token_ids == expected
 
 
 def test_requests_do_not_wait_for_a_load_that_they_do_not_read(
@@ -164,15 +165,15 @@ def test_requests_do_not_wait_for_a_load_that_they_do_not_read(
 ) -> None:
     """While a prefetch is stopped halfway, another request is served from its first token to its last."""
     slow = SlowUpperLayers(monkeypatch, by_hand=True)
-    harness = make_engine(overlap_loads=True)
-    history = suspended(harness)
+    driver = make_engine(overlap_loads=True)
+    history = suspended(driver)
     expected = make_engine().run(PROMPT[::-1], max_tokens=6, ignore_eos=True).token_ids
 
     slow.is_armed = True
-    harness.command_now(SessionVerb.PREFETCH, "s", history)
-    stranger = harness.run(PROMPT[::-1], domain=b"stranger", max_tokens=6, ignore_eos=True)
+    driver.command_now(SessionVerb.PREFETCH, "s", history)
+    stranger = driver.run(PROMPT[::-1], domain=b"stranger", max_tokens=6, ignore_eos=True)
     slow.go_on.set()
-    harness.rest()
+    driver.rest()
 
     assert stranger.token_ids == expected
     assert slow.layers_copied_late > 0

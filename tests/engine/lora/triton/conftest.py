@@ -1,4 +1,4 @@
-"""The Triton kernels, run by Triton's interpreter on CPU tensors."""
+"""Fixtures that run the Triton kernels by Triton's interpreter on CPU tensors."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""A fused layer of three adapters, small enough for the interpreter, that the kernels' tests share."""
+"""A fused layer of three adapters, small enough for the interpreter."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -21,7 +21,7 @@ SPLIT_PLAN = LoraPlan(block_in=32, block_rank=32, block_out=64, num_spans=2, par
 SERIAL_PLAN = LoraPlan(block_in=32, block_rank=32, block_out=64, num_spans=2, parallel_spans=False, num_stages=1)
 
 
-class Layer:
+class FusedLayer:
     """A fused layer with three adapters, an input and a base output."""
 
     def __init__(self, dtype: torch.dtype = torch.float32, num_rows: int = len(OWNERS)) -> None:

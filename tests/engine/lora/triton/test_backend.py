@@ -1,4 +1,4 @@
-"""Which adapter is in which slot, and what becomes of one that finds none."""
+"""Tests of the Triton backend's slots, and of adapters without a slot."""
 
 import gc
 from types import ModuleType
@@ -15,7 +15,7 @@ from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.torch_backend import Segment, TorchLora
 from graftwork.engine.model.projections import GroupShape
 from tests.engine.lora.test_lifecycle import SHAPES
-from tests.engine.lora.triton.kernel_lab import weights
+from tests.engine.lora.triton.engine_runs import weights
 
 if TYPE_CHECKING:
     from graftwork.engine.lora.triton.backend import TritonLora
@@ -26,8 +26,8 @@ MAX_RANK = 16
 KEY = (0, "down")
 
 
-class Shapes:
-    """Linear layers of which nothing is asked but their sizes."""
+class LayerShapes:
+    """Linear layers that have only sizes."""
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise AssertionError("low-rank factors do not depend on the base")
@@ -37,7 +37,7 @@ class Shapes:
 
 
 def resident(digest: str, rank: int, seed: int = 1) -> ResidentAdapter:
-    return build_resident(weights(digest, rank, seed, ("down_proj",), scale=1.3), Shapes(), torch.float32)
+    return build_resident(weights(digest, rank, seed, ("down_proj",), scale=1.3), LayerShapes(), torch.float32)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def place(lora: "TritonLora", adapter: ResidentAdapter) -> ResidentAdapter:
 
 
 def test_those_without_a_slot_are_applied_all_the_same(lora: "TritonLora", plain: TorchLora) -> None:
-    """A third adapter for two slots, one of too high a rank, a mixture with either: each row as torch has it."""
+    """Adapters that get no slot are applied by torch, with the same result."""
     first, second, third = (place(lora, resident(name, 8, seed)) for seed, name in enumerate("abc"))
     high = place(lora, resident("high", MAX_RANK + 1))
     mixes = [
@@ -86,7 +86,7 @@ def test_those_without_a_slot_are_applied_all_the_same(lora: "TritonLora", plain
 
 
 def test_a_slot_that_is_given_back_goes_to_the_next(lora: "TritonLora") -> None:
-    """With two slots, a hundred adapters one after another each get one."""
+    """With two slots, a hundred adapters one after another each get a slot."""
     place(lora, resident("stays", 8))
     for number in range(100):
         adapter = place(lora, resident(f"goes-{number}", 8))
@@ -97,7 +97,7 @@ def test_a_slot_that_is_given_back_goes_to_the_next(lora: "TritonLora") -> None:
 
 
 def test_nothing_keeps_the_memory_of_a_forgotten_adapter(lora: "TritonLora") -> None:
-    """Its block is freed although it was used in the last step."""
+    """The block of a forgotten adapter is freed although the last step used it."""
     adapter = resident("a", 8)
     place(lora, adapter)
     memory = StorageWeakRef(adapter.block.untyped_storage())  # type: ignore[no-untyped-call]
@@ -111,7 +111,7 @@ def test_nothing_keeps_the_memory_of_a_forgotten_adapter(lora: "TritonLora") -> 
 
 
 def test_an_adapter_that_was_never_placed_is_forgotten_without_harm(lora: "TritonLora") -> None:
-    """As one that had no slot."""
+    """Forgetting an adapter without a slot changes nothing."""
     place(lora, resident("a", 8))
 
     lora.forget("b")

@@ -1,5 +1,5 @@
-"""The kernels as the compiler makes them, on a machine without a GPU. Each test is a process of its own: the compiler
-cannot be had where the interpreter is."""
+"""Tests of the compiled kernels on a machine without a GPU. Each test is a process of its own, because Triton
+compiles or interprets per process."""
 
 import importlib.util
 import json
@@ -61,7 +61,7 @@ def compiled(cache: Path) -> list[dict[str, Any]]:
 
 
 def test_all_kernels_build_and_fit(compiled: list[dict[str, Any]]) -> None:
-    """Each has machine code for Ampere, Hopper and Blackwell, within the shared memory of a program."""
+    """Each kernel compiles for Ampere, Hopper and Blackwell within the shared memory limit."""
     built_for = {(built["name"].split()[0], built["name"].split()[-1]) for built in compiled}
     kernels = {f"{step}_{way}_kernel" for step in ("shrink", "expand") for way in ("tiles", "rows")}
     assert built_for == {(kernel, target) for kernel in kernels for target in ("sm_80", "sm_90", "sm_100")}
@@ -78,23 +78,23 @@ def test_one_matrix_instruction_serves_all_tiles(compiled: list[dict[str, Any]])
 
 
 def test_loads_are_wide(compiled: list[dict[str, Any]]) -> None:
-    """No 16-bit number is fetched alone, though the weights' addresses are known only at run time."""
+    """No load fetches a single 16-bit number, though the addresses are known only at run time."""
     assert {built["name"]: built["narrow_loads"] for built in compiled if built["narrow_loads"]} == {}
     assert [built["name"] for built in compiled if built["is_row_wise"] and not built["wide_loads"]] == []
 
 
 def test_nothing_is_summed_atomically(compiled: list[dict[str, Any]]) -> None:
-    """The order of every sum is the program's, not the hardware's."""
+    """No kernel has an atomic addition, so the order of each sum is fixed."""
     assert {built["name"]: built["atomics"] for built in compiled if built["atomics"]} == {}
 
 
 def test_the_printed_table_is_aligned(compiled: list[dict[str, Any]]) -> None:
-    """Every kernel's line is as wide as the heading."""
+    """Each line of the printed table is as wide as its heading."""
     assert {built["line_width"] for built in compiled} == {0}
 
 
 def test_interpreted_kernels_are_not_compiled(cache: Path) -> None:
-    """Under the interpreter the module says what to do, rather than fail in the compiler."""
+    """Under the interpreter the module refuses to compile, and its error says what to do."""
     completed = run_python("-m", "graftwork.engine.lora.triton.compile_ahead", cache=cache, TRITON_INTERPRET="1")
 
     assert completed.returncode == 1
@@ -102,7 +102,7 @@ def test_interpreted_kernels_are_not_compiled(cache: Path) -> None:
 
 
 def test_triton_is_imported_with_the_kernels_only(cache: Path) -> None:
-    """Metadata, tables, plans and the oracle serve machines that have no triton."""
+    """Metadata, tables, plans and the reference can be imported without triton."""
     script = (
         "import sys; from graftwork.engine.lora.triton import launch_plan, random_adapters, reference, "
         "slice_table, tiles; sys.exit('triton' in sys.modules)"

@@ -1,4 +1,4 @@
-"""The whole engine over the kernels, under the interpreter: with the same requests it does what it does over torch."""
+"""Tests of the whole engine with interpreted kernels, against the same engine with torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +10,8 @@ import torch
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.messages import ForgetAdapter
-from tests.engine.lora.test_lifecycle import Shelf
-from tests.engine.lora.triton.kernel_lab import VOCAB, Request, Run, engine_of, pair, run, weights
+from tests.engine.lora.test_lifecycle import CountingAdapterSource
+from tests.engine.lora.triton.engine_runs import VOCAB, Request, Run, engine_of, pair, run, weights
 from tests.engine.random_models import make_base
 
 pytestmark = [
@@ -33,7 +33,7 @@ def both(
 ) -> tuple[Run, Run]:
     """What the kernels and what torch make of the same requests."""
     torch_run, kernel_run = (
-        run(engine_of(base, Shelf(adapters), lora_kernels=kernels, **options), list(adapters), requests)
+        run(engine_of(base, CountingAdapterSource(adapters), lora_kernels=kernels, **options), list(adapters), requests)
         for kernels in ("torch", "triton")
     )
     return kernel_run, torch_run
@@ -46,7 +46,7 @@ def assert_alike(kernels: Run, plain: Run) -> None:
 
 
 def test_a_mixed_batch_is_torchs(base: Path) -> None:
-    """Base rows, ranks 16, 3 and 8, prompts whole and in chunks, then decoding: the same logits and tokens."""
+    """A batch of base rows and adapters of several ranks has the logits and tokens of torch."""
     adapters = {
         "wide": weights("wide", 16, 1),
         "narrow": weights("narrow", 3, 2, NARROW, scale=5 / 3),
@@ -64,12 +64,16 @@ def test_a_mixed_batch_is_torchs(base: Path) -> None:
 
     assert_alike(kernels, plain)
     assert kernels.max_adapters_in_a_step == 3
-    alone = run(engine_of(base, Shelf({}), lora_kernels="torch"), [], [replace(one, uses=()) for one in requests])
+    alone = run(
+        engine_of(base, CountingAdapterSource({}), lora_kernels="torch"),
+        [],
+        [replace(one, uses=()) for one in requests],
+    )
     assert not torch.allclose(alone.logits[1], plain.logits[1], atol=1e-2)  # the adapters do something
 
 
 def test_a_mixture_is_torchs(base: Path) -> None:
-    """Two adapters by weight, beside one of them alone and a base row."""
+    """A mixture of two adapters, beside one of them and a base row, has the logits of torch."""
     adapters = {"a": weights("a", 8, 1, NARROW), "b": weights("b", 3, 2, ("q_proj", "o_proj"), scale=0.6)}
     mixture = (AdapterUse("a", 0.5), AdapterUse("b", -1.25))
 
@@ -79,7 +83,7 @@ def test_a_mixture_is_torchs(base: Path) -> None:
 
 
 def test_every_kind_of_adapter_is_torchs(base: Path) -> None:
-    """DoRA, biases, LoRA and saved copies at the vocabulary, and a rank above the tables': side by side in one batch."""
+    """DoRA, biases, saved matrices and a rank above the tables' limit have the logits of torch in one batch."""
     few = ("k_proj", "down_proj")
     generator = torch.Generator().manual_seed(4)
     plain_pairs = weights("", 4, 5, few).pairs
@@ -102,35 +106,34 @@ def test_every_kind_of_adapter_is_torchs(base: Path) -> None:
 
 
 def test_an_adapter_that_gave_way_and_came_back_is_applied_anew(base: Path) -> None:
-    """There is room for one of two: each in turn takes the other's slot, and makes the tokens it made at first."""
+    """An adapter that was evicted and placed again makes the same tokens as before."""
     adapters = {name: weights(name, 8, seed, ("down_proj",)) for seed, name in enumerate("ab")}
-    room = engine_of(base, Shelf(adapters), lora_kernels="torch")
+    room = engine_of(base, CountingAdapterSource(adapters), lora_kernels="torch")
     room.run([3], adapter="a", max_tokens=1)
     num_bytes = room.loop.stats().lora_pool_bytes
-    plain = engine_of(base, Shelf(adapters), lora_kernels="torch")
-    harness = engine_of(base, Shelf(adapters), lora_kernels="triton", lora_pool_bytes=num_bytes)
+    plain = engine_of(base, CountingAdapterSource(adapters), lora_kernels="torch")
+    driver = engine_of(base, CountingAdapterSource(adapters), lora_kernels="triton", lora_pool_bytes=num_bytes)
 
     for turn, name in enumerate("abab"):
         options = {"adapter": name, "max_tokens": 2, "ignore_eos": True, "domain": bytes([turn])}
-        assert harness.run([5, 6], **options).token_ids == plain.run([5, 6], **options).token_ids
-        assert harness.loop.stats().resident_adapters == (name,)
+        assert driver.run([5, 6], **options).token_ids == plain.run([5, 6], **options).token_ids
+        assert driver.loop.stats().resident_adapters == (name,)
 
 
 def test_adapters_that_were_slid_elsewhere_are_read_where_they_are(base: Path) -> None:
-    """A large adapter comes to a device on which the others lie scattered: their addresses are those of their new
-    places, and what they left is somebody else's."""
+    """Adapters that were moved for a large one are read at their new addresses."""
     adapters = {name: weights(name, 40, seed, ("down_proj",)) for seed, name in enumerate("abcdef")}
     adapters["g"] = weights("g", 128, 9, ("down_proj",))
     frame_bytes = 2 * 16 * 16 * 4  # keys and values of one layer, 16 tokens of width 16 in fp32
     small = {"page_tokens": 16, "kv_reserve_share": 0.0, "device_bytes": 60 * frame_bytes}
-    harness = engine_of(base, Shelf(adapters), lora_kernels="triton", **small)
-    plain = engine_of(base, Shelf(adapters), lora_kernels="torch")
-    harness.warm(*"abcdef")
+    driver = engine_of(base, CountingAdapterSource(adapters), lora_kernels="triton", **small)
+    plain = engine_of(base, CountingAdapterSource(adapters), lora_kernels="torch")
+    driver.warm(*"abcdef")
     for name in "bde":
-        harness.loop.take(ForgetAdapter(name))
+        driver.loop.take(ForgetAdapter(name))
 
-    told = {name: harness.run([5, 6], adapter=name, max_tokens=2, ignore_eos=True).token_ids for name in "gacf"}
+    told = {name: driver.run([5, 6], adapter=name, max_tokens=2, ignore_eos=True).token_ids for name in "gacf"}
 
-    assert harness.engine.frame_allocator.num_moved_runs == 2
+    assert driver.engine.frame_allocator.num_moved_runs == 2
     assert told == {name: plain.run([5, 6], adapter=name, max_tokens=2, ignore_eos=True).token_ids for name in "gacf"}
-    harness.loop.check_integrity()
+    driver.loop.check_integrity()

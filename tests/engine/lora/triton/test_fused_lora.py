@@ -1,4 +1,4 @@
-"""The adapters of a model in slots, under the interpreter: two layers, two groups each."""
+"""Tests of a model's adapters in slots, with two layers of two groups each, under the interpreter."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -85,7 +85,7 @@ def assert_all_close(actual: "dict[LayerKey, torch.Tensor]", expected: "dict[Lay
 
 
 def test_every_layer_gets_its_rows_deltas(lora: "FusedLora") -> None:
-    """Adapters of different ranks, one without some layers, a mixture and the base, through two layers."""
+    """Rows of different adapters, of a mixture and of the base get their deltas in two layers."""
     adapters = [adapter(0, 8), adapter(1, 24, KEYS[:1]), adapter(2, 3)]
     for slot, deltas in enumerate(adapters):
         lora.assign(slot, deltas)
@@ -98,7 +98,7 @@ def test_every_layer_gets_its_rows_deltas(lora: "FusedLora") -> None:
 
 
 def test_a_layer_that_no_row_touches_is_not_launched(lora: "FusedLora") -> None:
-    """Where only base rows and adapters without a part are in the batch, y is not even read."""
+    """A layer without an adapted row launches no kernel."""
     lora.assign(0, adapter(0, 8, KEYS[:1]))
     lora.assign(1, adapter(1, 8))
     step = Step(2)
@@ -111,7 +111,7 @@ def test_a_layer_that_no_row_touches_is_not_launched(lora: "FusedLora") -> None:
 
 
 def test_a_slot_serves_its_next_adapter(lora: "FusedLora") -> None:
-    """After release nothing of a larger former adapter is left, in any layer, columns included."""
+    """After a release, a slot's next adapter finds nothing of the former one in any layer."""
     generator = torch.Generator().manual_seed(1)
     large = {key: with_random_columns(pairs, features_of(key)[1], generator) for key, pairs in adapter(0, 24).items()}
     small = adapter(1, 3, KEYS[2:])
@@ -127,7 +127,7 @@ def test_a_slot_serves_its_next_adapter(lora: "FusedLora") -> None:
 
 
 def test_slots_are_assigned_once_and_released_once(lora: "FusedLora") -> None:
-    """A slot cannot change hands unnoticed, and one without an adapter cannot be used."""
+    """A slot that is taken cannot be assigned, and an empty one cannot be released or used."""
     lora.assign(1, adapter(0, 8))
     assert lora.free_slots == [0, 2, 3]
 
@@ -141,7 +141,7 @@ def test_slots_are_assigned_once_and_released_once(lora: "FusedLora") -> None:
 
 
 def test_an_adapter_that_does_not_fit_changes_nothing(lora: "FusedLora") -> None:
-    """One layer of a wrong rank or an unknown one refuses the whole adapter, and the slot stays free."""
+    """An adapter with a wrong rank or an unknown layer is refused whole, and its slot stays free."""
     unfit = adapter(0, 8) | adapter(1, MAX_RANK + 1, KEYS[3:])
 
     with pytest.raises(ValueError, match=f"above the table's {MAX_RANK}"):
@@ -158,7 +158,7 @@ def test_an_adapter_that_does_not_fit_changes_nothing(lora: "FusedLora") -> None
 
 
 def test_changing_slots_ends_the_step(lora: "FusedLora") -> None:
-    """A step that began with one adapter in a slot cannot go on with another."""
+    """A step that began before a change of slots cannot continue."""
     lora.assign(0, adapter(0, 8))
     step = Step(1)
     lora.begin_step([0])
@@ -172,7 +172,7 @@ def test_changing_slots_ends_the_step(lora: "FusedLora") -> None:
 
 
 def test_an_adapter_with_columns_is_not_weighted(lora: "FusedLora") -> None:
-    """DoRA rescales the base's own output, of which a weighted sum has only one; alone it is served."""
+    """An adapter with columns, such as DoRA, is served alone and refused in a weighted mixture."""
     generator = torch.Generator().manual_seed(1)
     with_columns = {
         key: with_random_columns(pairs, features_of(key)[1], generator) for key, pairs in adapter(0, 8).items()
@@ -192,7 +192,7 @@ def test_an_adapter_with_columns_is_not_weighted(lora: "FusedLora") -> None:
 def test_captured_arrays_keep_their_addresses(
     lora: "FusedLora", fused_lora: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of one capacity write the same arrays, so a replay of launches made for one step computes the next."""
+    """Steps of one capacity use the same arrays, so that a captured graph computes the next step."""
     adapters = [adapter(0, 8), adapter(1, 24)]
     for slot, deltas in enumerate(adapters):
         lora.assign(slot, deltas)
@@ -214,7 +214,7 @@ def test_captured_arrays_keep_their_addresses(
 
 
 def test_columns_call_for_another_graph(lora: "FusedLora") -> None:
-    """A graph captured before any adapter had columns would leave them out, so the key differs from then on."""
+    """The key of captured graphs changes when the first adapter with columns comes."""
     capacity = SegmentCapacity(num_rows=1, num_slots=NUM_SLOTS, tile_rows=16)
     lora.assign(0, adapter(0, 8))
     before = lora.begin_step([0], capacity)
@@ -225,7 +225,7 @@ def test_columns_call_for_another_graph(lora: "FusedLora") -> None:
 
 
 def test_a_row_has_the_same_bits_in_every_batch_where_that_is_asked_for(fused_lora: ModuleType) -> None:
-    """Alone, a row would be taken row-wise and among many grouped; batch-invariant, it is grouped in both."""
+    """With batch invariance, a row has the same bits alone and among many."""
     lora = make(fused_lora, batch_invariant=True)
     lora.assign(0, adapter(0, 24, KEYS[:1]))
     step = Step(24)

@@ -1,4 +1,4 @@
-"""Both pairs of kernels against the torch oracle, under the interpreter: small shapes, every trap."""
+"""Tests of both pairs of kernels against the torch reference under the interpreter, on small shapes."""
 
 from types import ModuleType
 
@@ -18,7 +18,7 @@ from tests.engine.lora.triton.fused_layer import (
     SPLIT_PLAN,
     WAYS,
     WIDTHS,
-    Layer,
+    FusedLayer,
     assert_bits_equal,
 )
 
@@ -33,7 +33,7 @@ pytestmark = [
 def test_ranks_of_every_size_mix_in_a_batch(
     lora_matmul: ModuleType, generator: torch.Generator, dtype: torch.dtype, tile_rows: int
 ) -> None:
-    """Ranks 1 to 128, multiples of a block or not, stand side by side with rows of the base."""
+    """Ranks from 1 to 128 share a batch with base rows."""
     ranks = [(1,), (3,), (8,), (12,), (16,), (24,), (64,), (128,)]
     slots = random_slots(ranks, 96, (80,), dtype, generator)
     owners = [5, 0, None, 7, 3, 1, 6, 2, 4, None, 0, 7]
@@ -54,8 +54,8 @@ def test_ranks_of_every_size_mix_in_a_batch(
 def test_slices_of_unequal_width_share_a_launch(
     lora_matmul: ModuleType, dtype: torch.dtype, plan: LoraPlan, tile_rows: int
 ) -> None:
-    """q, k and v differ in width and rank, one adapter leaves k alone, and the output is off by one rounding at most."""
-    layer = Layer(dtype)
+    """Slices of unequal width and rank share a launch, and the output is off by at most one rounding."""
+    layer = FusedLayer(dtype)
     expected = add_lora(layer.x, layer.y, build_segments(OWNERS), layer.slots, WIDTHS)
 
     actual = layer.run(lora_matmul, OWNERS, tile_rows, plan)
@@ -75,8 +75,8 @@ def test_slices_of_unequal_width_share_a_launch(
     ],
 )
 def test_batches_of_every_make_up(lora_matmul: ModuleType, owners: list[int | None], tile_rows: int) -> None:
-    """Whoever is in the batch, each row gets its own adapter's delta and base rows keep their bits."""
-    layer = Layer(num_rows=len(owners))
+    """In random batches each row gets its own adapter's delta, and base rows keep their bits."""
+    layer = FusedLayer(num_rows=len(owners))
     expected = add_lora(layer.x, layer.y, build_segments(owners), layer.slots, WIDTHS)
 
     actual = layer.run(lora_matmul, owners, tile_rows, SERIAL_PLAN)
@@ -87,7 +87,7 @@ def test_batches_of_every_make_up(lora_matmul: ModuleType, owners: list[int | No
 
 
 def poisoned_pair(pair: LoraPair) -> LoraPair:
-    """The same pair in the midst of NaN: eight ranks of it follow the last real one, and 64 numbers precede the first."""
+    """Returns the same pair with NaN around it: eight ranks after the last one, and 64 numbers before the first."""
     poison = float("nan")
 
     def surround(matrix: torch.Tensor) -> torch.Tensor:
@@ -99,8 +99,8 @@ def poisoned_pair(pair: LoraPair) -> LoraPair:
 
 
 def test_what_is_not_real_is_never_used(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """NaN in rank tails, in slots that no row has, in scratch, in base rows and in padding reaches no output."""
-    layer = Layer(num_rows=6)
+    """NaN in rank tails, unused slots, scratch, base rows and padding reaches no output."""
+    layer = FusedLayer(num_rows=6)
     owners: list[int | None] = [2, None, 0, 0]
     poison = [
         LoraPair(torch.full((4, IN_FEATURES), float("nan")), torch.full((w, 4), float("nan")), 1.0) for w in WIDTHS
@@ -123,8 +123,8 @@ def test_what_is_not_real_is_never_used(lora_matmul: ModuleType, tile_rows: int)
 
 
 def test_a_smaller_rank_can_follow_a_larger_one_in_a_slot(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """Nothing of a slot's former adapter is left in what its next one computes."""
-    layer = Layer()
+    """A slot's next adapter of smaller rank uses nothing of the former adapter."""
+    layer = FusedLayer()
     segments = build_segments([2] * len(OWNERS), tile_rows=tile_rows)
     expected = add_lora(layer.x, layer.y, segments, [layer.slots[0]] * 3, WIDTHS)
     planes = lora_matmul.empty_planes(layer.table, segments, SERIAL_PLAN, rank=64)
@@ -138,15 +138,15 @@ def test_a_smaller_rank_can_follow_a_larger_one_in_a_slot(lora_matmul: ModuleTyp
 
 
 def test_equal_inputs_give_equal_bits(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """Two runs are the same run."""
-    layer = Layer()
+    """Two runs with equal inputs give equal bits."""
+    layer = FusedLayer()
 
     assert_bits_equal(layer.run(lora_matmul, OWNERS, tile_rows), layer.run(lora_matmul, OWNERS, tile_rows))
 
 
 def test_what_is_launched_does_not_matter(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """How many programs share a sum, and for which ranks and columns there are any, is a matter of speed."""
-    layer = Layer()
+    """The number of programs that share a sum, and the largest rank, change no bit."""
+    layer = FusedLayer()
     expected = layer.run(lora_matmul, OWNERS, tile_rows, SPLIT_PLAN)
     segments = build_segments(OWNERS, tile_rows=tile_rows)
     y = layer.y.clone()
@@ -158,8 +158,8 @@ def test_what_is_launched_does_not_matter(lora_matmul: ModuleType, tile_rows: in
 
 
 def test_the_order_of_rows_does_not_matter(lora_matmul: ModuleType, generator: torch.Generator, tile_rows: int) -> None:
-    """A shuffled batch gives the same rows, shuffled."""
-    layer = Layer()
+    """A shuffled batch gives the same rows in the shuffled order."""
+    layer = FusedLayer()
     in_order = layer.run(lora_matmul, OWNERS, tile_rows)
     shuffle = torch.randperm(len(OWNERS), generator=generator)
     layer.x, layer.y = layer.x[shuffle], layer.y[shuffle]
@@ -170,8 +170,8 @@ def test_the_order_of_rows_does_not_matter(lora_matmul: ModuleType, generator: t
 
 
 def test_neighbours_do_not_matter(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """A row's bits stay when everyone else in the batch changes adapter, values, number, or turn to NaN."""
-    layer = Layer(num_rows=18)
+    """A row keeps its bits when all other rows change their adapter, values or number."""
+    layer = FusedLayer(num_rows=18)
     among_some = layer.run(lora_matmul, [1, 0, 2] + [None] * 15, tile_rows)[0]
     layer.x[1:] = float("nan")
 
@@ -182,8 +182,8 @@ def test_neighbours_do_not_matter(lora_matmul: ModuleType, tile_rows: int) -> No
 
 
 def test_padding_does_not_matter(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """The empty tiles of a captured graph do nothing, whether or not it allows for mixtures."""
-    layer = Layer(num_rows=6)
+    """The empty tiles of a captured graph change nothing, with or without mixtures."""
+    layer = FusedLayer(num_rows=6)
     owners: list[int | None] = [1, 1, 1, None, 2]
     expected = layer.run(lora_matmul, owners, tile_rows)
 
@@ -195,8 +195,8 @@ def test_padding_does_not_matter(lora_matmul: ModuleType, tile_rows: int) -> Non
 
 
 def test_rows_may_be_views_of_wider_ones(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """Input and output may be columns of wider tensors, whose other columns are let alone."""
-    layer = Layer()
+    """Input and output may be columns of wider tensors, whose other columns do not change."""
+    layer = FusedLayer()
     expected = layer.run(lora_matmul, OWNERS, tile_rows)
     wide_x = torch.full((len(OWNERS), IN_FEATURES + 9), float("nan"))
     wide_y = torch.full((len(OWNERS), sum(WIDTHS) + 11), float("nan"))
@@ -212,7 +212,7 @@ def test_rows_may_be_views_of_wider_ones(lora_matmul: ModuleType, tile_rows: int
 
 def test_rows_may_lie_beyond_two_to_the_31(lora_matmul: ModuleType, tile_rows: int) -> None:
     """Offsets are 64 bits wide: the last row starts more than 2^31 elements after the first."""
-    layer = Layer(torch.float16, num_rows=3)
+    layer = FusedLayer(torch.float16, num_rows=3)
     owners = [0, None, 2]
     expected = layer.run(lora_matmul, owners, tile_rows)
     memory = torch.empty(2**31 + 1024, dtype=torch.float16)  # of which only the pages of the rows are ever touched
@@ -225,8 +225,8 @@ def test_rows_may_lie_beyond_two_to_the_31(lora_matmul: ModuleType, tile_rows: i
 
 
 def test_weights_and_activations_may_differ_in_dtype(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """fp32 adapters serve a bf16 model, without losing theirs on the way."""
-    layer = Layer()
+    """fp32 adapters on a bf16 model keep their precision."""
+    layer = FusedLayer()
     layer.x = layer.x.bfloat16()
     expected = add_lora(layer.x, layer.y, build_segments(OWNERS), layer.slots, WIDTHS)
 
@@ -236,7 +236,7 @@ def test_weights_and_activations_may_differ_in_dtype(lora_matmul: ModuleType, ti
 def test_the_plan_of_a_real_layer_is_right_too(
     lora_matmul: ModuleType, generator: torch.Generator, tile_rows: int
 ) -> None:
-    """Without a plan given, a layer wide enough for several spans is planned and computed."""
+    """A layer wide enough for several spans is computed by its own plan."""
     slots = random_slots([(8, 4), (0, 20)], 1100, (300, 70), torch.float32, generator)
     x = torch.randn(3, 1100, generator=generator)
     y = torch.randn(3, 370, generator=generator)
@@ -249,8 +249,8 @@ def test_the_plan_of_a_real_layer_is_right_too(
 
 
 def test_kernels_are_told_what_they_ask_for(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """The interpreter drops an argument that a kernel does not have; the compiler refuses it."""
-    layer = Layer()
+    """Each launch passes exactly the arguments that its kernel has, as the compiler demands."""
+    layer = FusedLayer()
     segments = build_segments(OWNERS, tile_rows=tile_rows)
     planes = lora_matmul.empty_planes(layer.table, segments, SPLIT_PLAN, rank=64)
     both = (layer.table, segments, SPLIT_PLAN)
@@ -263,8 +263,8 @@ def test_kernels_are_told_what_they_ask_for(lora_matmul: ModuleType, tile_rows: 
 
 
 def test_shapes_that_do_not_fit_are_refused(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """A kernel would read out of bounds, so the shapes are checked before the launch."""
-    layer = Layer()
+    """Shapes that do not fit are refused before the launch."""
+    layer = FusedLayer()
     segments = build_segments(OWNERS, tile_rows=tile_rows)
 
     with pytest.raises(ValueError, match="do not fit"):

@@ -1,3 +1,5 @@
+"""Tests of the launch plan: blocks, spans, and the choice between row-wise and grouped kernels."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +28,7 @@ def plan(num_tiles: int, in_features: int, max_rank: int, tile_rows: int, launch
 def test_how_sums_are_made_is_not_the_batchs(
     tiles: int, other_tiles: int, in_features: int, max_rank: int, launched_rank: int, tile_rows: int
 ) -> None:
-    """Neither the batch nor the adapters that are present change the order in which features and ranks are added."""
+    """The batch and its adapters do not change the order in which features and ranks are added."""
     first = plan(tiles, in_features, max_rank, tile_rows)
     other = plan(other_tiles, in_features, max_rank, tile_rows, min(launched_rank, max_rank))
 
@@ -35,7 +37,7 @@ def test_how_sums_are_made_is_not_the_batchs(
 
 @given(sizes, features, ranks, tile_sizes)
 def test_spans_cover_all_features(tiles: int, in_features: int, max_rank: int, tile_rows: int) -> None:
-    """Spans are whole blocks, together reach the end of the features, and blocks of ranks the end of the ranks."""
+    """Spans are whole blocks and cover all features, and blocks of ranks cover all ranks."""
     found = plan(tiles, in_features, max_rank, tile_rows)
 
     assert found.span_features(in_features) % found.block_in == 0
@@ -44,7 +46,7 @@ def test_spans_cover_all_features(tiles: int, in_features: int, max_rank: int, t
 
 
 def test_spans_run_in_parallel_only_while_the_device_has_room() -> None:
-    """A few decode rows spread each sum over programs; a prefill, whose tiles fill the device, does not."""
+    """A few decode rows spread each sum over programs, and a large prefill does not."""
     decode = plan(4, 4096, 16, 16)
     prefill = plan(256, 4096, 16, 16)
 
@@ -54,13 +56,13 @@ def test_spans_run_in_parallel_only_while_the_device_has_room() -> None:
 
 
 def test_programs_for_ranks_that_are_absent_do_not_count_as_work() -> None:
-    """A table that allows rank 128 spreads a step of rank 8 as widely as a table that allows no more."""
+    """The largest rank that a table allows does not change how widely a step of rank 8 is spread."""
     assert not plan(40, 4096, 128, ROW_WISE).parallel_spans
     assert plan(40, 4096, 128, ROW_WISE, launched_rank=8).parallel_spans
 
 
 def test_decode_goes_row_by_row_and_prefill_in_tiles() -> None:
-    """A row with an adapter of its own would leave a tile empty; many rows of one would read it again and again."""
+    """Rows with an adapter each are computed row-wise, and many rows of one adapter in tiles."""
     assert tile_rows_for(StepShape(num_rows=64, num_adapters=64, total_ranks=64 * 16)) == ROW_WISE
     assert tile_rows_for(StepShape(num_rows=64, num_adapters=32, total_ranks=32 * 64)) == ROW_WISE
     assert tile_rows_for(StepShape(num_rows=64, num_adapters=8, total_ranks=8 * 16)) == 16
@@ -68,20 +70,20 @@ def test_decode_goes_row_by_row_and_prefill_in_tiles() -> None:
 
 
 def test_few_rows_of_one_adapter_go_row_by_row_too() -> None:
-    """Eight rows of one small adapter re-read less than a launch takes; of one large adapter they re-read more."""
+    """Eight rows of a small adapter are computed row-wise, and eight rows of a large one in tiles."""
     assert tile_rows_for(StepShape(num_rows=8, num_adapters=1, total_ranks=16)) == ROW_WISE
     assert tile_rows_for(StepShape(num_rows=8, num_adapters=1, total_ranks=128)) == 16
 
 
 @given(sizes, sizes, st.integers(1, 10_000))
 def test_batch_invariance_is_grouped(num_rows: int, num_adapters: int, total_ranks: int) -> None:
-    """Where a row's bits may not depend on its neighbours, no batch is taken row by row."""
+    """With batch invariance every batch is computed in tiles."""
     step = StepShape(num_rows, min(num_adapters, num_rows), total_ranks)
 
     assert tile_rows_for(step, batch_invariant=True) in GROUPED_TILE_ROWS
 
 
 def test_a_step_without_adapters_has_a_plan() -> None:
-    """No rows and no adapters are no special case."""
+    """A step without rows or adapters has a plan."""
     assert tile_rows_for(StepShape(0, 0, 0)) in TILE_ROWS
     assert tile_rows_for(StepShape(0, 0, 0), batch_invariant=True) == 16

@@ -1,4 +1,4 @@
-"""What a row may have besides one adapter's factors: several adapters by weight, and columns scaled and shifted."""
+"""Tests of rows with several adapters by weight, and of columns that are scaled and shifted."""
 
 from types import ModuleType
 
@@ -16,7 +16,7 @@ from tests.engine.lora.triton.fused_layer import (
     SPLIT_PLAN,
     WAYS,
     WIDTHS,
-    Layer,
+    FusedLayer,
     assert_bits_equal,
 )
 
@@ -29,8 +29,8 @@ MIXTURE = ((2, 0.5), (0, 1.5), (1, -0.25), (0, 0.125))
 
 
 def test_mixtures_and_single_adapters_share_a_batch(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """Two, three or four adapters by weight, one by a weight of its own, one alone and the base: each row its own sum."""
-    layer = Layer()
+    """Mixtures of two to four adapters, single adapters and base rows in one batch each get their own sum."""
+    layer = FusedLayer()
     owners: list[RowOwner | None] = [MIXTURE, 1, None, MIXTURE[:2], ((2, 0.75),), MIXTURE, MIXTURE[1:], MIXTURE[:2]]
     expected = add_lora(layer.x, layer.y, build_segments(owners), layer.slots, WIDTHS)
 
@@ -40,8 +40,8 @@ def test_mixtures_and_single_adapters_share_a_batch(lora_matmul: ModuleType, til
 
 
 def test_a_mixture_is_rounded_once(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """Four adapters in bf16 are off the fp32 sum by one rounding, as one is."""
-    layer = Layer(torch.bfloat16)
+    """A mixture of four adapters in bf16 is off the fp32 sum by one rounding."""
+    layer = FusedLayer(torch.bfloat16)
     owners = [MIXTURE] * 2 + [None] * 6
     oracle = add_lora(layer.x, layer.y.float(), build_segments(owners), layer.slots, WIDTHS)
 
@@ -52,8 +52,8 @@ def test_a_mixture_is_rounded_once(lora_matmul: ModuleType, tile_rows: int) -> N
 
 
 def test_a_mixtures_bits_are_its_own(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """Twice the same, wherever the row stands and whoever stands beside it; a mixture of one is that adapter."""
-    layer = Layer()
+    """A mixture has the same bits in every run and batch, and a mixture of one has the bits of that adapter."""
+    layer = FusedLayer()
     among_some = layer.run(lora_matmul, [MIXTURE, ((1, 1.0),), 0, 1, None, None, 2, 2], tile_rows)
     alone = layer.run(lora_matmul, [MIXTURE, 1, *[None] * 6], tile_rows)
     layer.x, layer.y = layer.x.flip(0), layer.y.flip(0)
@@ -65,8 +65,8 @@ def test_a_mixtures_bits_are_its_own(lora_matmul: ModuleType, tile_rows: int) ->
 
 
 def test_no_part_beyond_a_rows_own_is_touched(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """In a batch with mixtures, scratch and slots for parts that a row does not have may hold NaN, and keep it."""
-    layer = Layer()
+    """Scratch and slots of parts that a row does not have are neither read nor written."""
+    layer = FusedLayer()
     poison = [pair and type(pair)(pair.A * float("nan"), pair.B, 1.0) for pair in layer.slots[0]]
     table = build_table([poison, *layer.slots[1:]], WIDTHS, IN_FEATURES, torch.float32, "cpu")
     owners = [((1, 0.5), (2, 0.5)), 1, 2, *[None] * 5]
@@ -86,8 +86,8 @@ def test_no_part_beyond_a_rows_own_is_touched(lora_matmul: ModuleType, tile_rows
 
 
 def test_columns_are_scaled_and_shifted_before_the_delta_is_added(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """Some adapters have both columns, one a shift alone and no factors at all, one none: each as the oracle has it."""
-    layer = Layer()
+    """Rows whose adapter has scales, shifts, both or none equal the reference."""
+    layer = FusedLayer()
     generator = torch.Generator().manual_seed(3)
     shift_only = [SliceTerms(column_shift=torch.randn(width, generator=generator)) for width in WIDTHS]
     slots: list[SlotPairs] = [with_random_columns(layer.slots[0], WIDTHS, generator), shift_only, layer.slots[2]]
@@ -101,8 +101,8 @@ def test_columns_are_scaled_and_shifted_before_the_delta_is_added(lora_matmul: M
 
 
 def test_an_adapter_without_columns_keeps_its_bits_beside_one_with(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """Kernels that look at columns compute the same for rows that have none."""
-    layer = Layer()
+    """A row without columns has the same bits beside rows with columns."""
+    layer = FusedLayer()
     expected = layer.run(lora_matmul, OWNERS, tile_rows)
     layer.table.replace_slot(0, with_random_columns(layer.slots[0], WIDTHS, torch.Generator().manual_seed(3)))
 
@@ -113,7 +113,7 @@ def test_an_adapter_without_columns_keeps_its_bits_beside_one_with(lora_matmul: 
 
 
 def test_columns_serve_dora(lora_matmul: ModuleType, tile_rows: int) -> None:
-    """With the columns that DoRA asks for, base output and kernels give x times the renormalised weight, plus bias."""
+    """With DoRA's columns the kernels give x times the renormalised weight plus the bias."""
     generator = torch.Generator().manual_seed(5)
     pair = random_slots([(8,)], 96, (80,), torch.float32, generator)[0][0]
     assert pair is not None

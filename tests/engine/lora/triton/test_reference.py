@@ -1,3 +1,5 @@
+"""Tests of the torch reference of the kernels."""
+
 import torch
 
 from graftwork.engine.lora.triton.random_adapters import random_slots, with_random_columns
@@ -6,7 +8,7 @@ from graftwork.engine.lora.triton.tiles import build_segments
 
 
 def test_the_delta_of_each_row_is_its_own_adapters(generator: torch.Generator) -> None:
-    """Row by row in float64, without tiles, the same numbers come out; rows of the base get none."""
+    """The reference equals a float64 computation row by row, and base rows get no delta."""
     widths = (24, 8, 8)
     owners = [1, None, 0, 2, 1, None, 2, 2] * 5
     slots = random_slots([(3, 8, 1), (16, 0, 4), (0, 0, 0)], 48, widths, torch.float32, generator)
@@ -25,7 +27,7 @@ def test_the_delta_of_each_row_is_its_own_adapters(generator: torch.Generator) -
 
 
 def test_the_sum_is_rounded_once(generator: torch.Generator) -> None:
-    """A bf16 output is the fp32 sum rounded at the end, and a base row keeps its very bits, NaN or not."""
+    """A bf16 output is the fp32 sum rounded once, and a base row keeps its bits, NaN included."""
     slots = random_slots([(8,)], 32, (16,), torch.bfloat16, generator)
     x = torch.randn(2, 32, generator=generator).bfloat16()
     y = torch.randn(2, 16, generator=generator).bfloat16()
@@ -39,7 +41,7 @@ def test_the_sum_is_rounded_once(generator: torch.Generator) -> None:
 
 
 def test_a_mixture_is_the_weighted_sum(generator: torch.Generator) -> None:
-    """What two adapters add together is what each adds alone, by weight."""
+    """A mixture's delta is the weighted sum of its adapters' deltas."""
     slots = random_slots([(8, 3), (4, 0)], 32, (16, 8), torch.float32, generator)
     x = torch.randn(3, 32, generator=generator)
     first = lora_delta(x, build_segments([0] * 3), slots, (16, 8))
@@ -53,7 +55,7 @@ def test_a_mixture_is_the_weighted_sum(generator: torch.Generator) -> None:
 
 
 def test_columns_change_the_base_and_not_the_delta(generator: torch.Generator) -> None:
-    """y is scaled and shifted by column, then the delta is added as it is; other rows are let alone."""
+    """y is scaled and shifted by column before the delta is added, and other rows do not change."""
     (pairs,) = random_slots([(8, 0)], 32, (16, 8), torch.float32, generator)
     slots = [with_random_columns(pairs, (16, 8), generator)]
     x, y = torch.randn(2, 32, generator=generator), torch.randn(2, 24, generator=generator)

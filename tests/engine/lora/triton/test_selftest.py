@@ -1,4 +1,4 @@
-"""The trial that the kernels stand before an engine relies on them."""
+"""Tests of the self-test that the kernels pass before an engine uses them."""
 
 from types import ModuleType
 
@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_kernels_that_compute_pass(interpreted: dict[str, ModuleType], dtype: torch.dtype) -> None:
-    """Both ways of applying adapters, in every dtype that is served."""
+    """Both pairs of kernels pass the self-test in every served dtype."""
     assert interpreted["selftest"].why_kernels_fail(CPU, dtype) is None
 
 
@@ -19,7 +19,7 @@ def test_kernels_that_compute_pass(interpreted: dict[str, ModuleType], dtype: to
 def test_kernels_that_compute_something_else_are_found_out(
     interpreted: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """One of the two ways leaves the output as it was: the trial says by how much, and at which tile."""
+    """The self-test reports the error and the tile of kernels that leave the output as it was."""
     names = {"row_kernels": "expand_rows_kernel", "tile_kernels": "expand_tiles_kernel"}
     idle = interpreted["launch"].Launch
     run = idle.run
@@ -33,7 +33,7 @@ def test_kernels_that_compute_something_else_are_found_out(
 
 
 def test_kernels_that_cannot_be_launched_say_why() -> None:
-    """Compiled ones have no device in a CPU tensor: no exception, but its text."""
+    """The self-test returns the error's text of kernels that cannot be launched."""
     pytest.importorskip("triton", reason="the kernels extra is not installed")
     from graftwork.engine.lora.triton.selftest import why_kernels_fail
 

@@ -1,3 +1,5 @@
+"""Tests of the table of slices, which holds the addresses of the adapters' matrices."""
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from graftwork.engine.lora.weights import LoraPair
 
 
 def test_a_table_points_at_the_pairs(generator: torch.Generator) -> None:
-    """Rank and scale are each pair's own, and A is read where it lies."""
+    """Each entry has its pair's rank and scale, and the address of A."""
     slots = random_slots([(4, 0), (0, 0), (2, 7)], 32, (16, 8), torch.float32, generator)
     first, last = slots[0][0], slots[2][1]
     assert first is not None
@@ -23,7 +25,7 @@ def test_a_table_points_at_the_pairs(generator: torch.Generator) -> None:
 
 
 def test_a_rank_major_matrix_is_not_copied(generator: torch.Generator) -> None:
-    """A pool that keeps B as [rank, width] shares its memory with the table."""
+    """A matrix B of shape [rank, width] is not copied."""
     B_transposed = torch.randn(4, 16, generator=generator)
     pair = LoraPair(torch.randn(4, 32, generator=generator), B_transposed.t(), 1.0)
 
@@ -33,7 +35,7 @@ def test_a_rank_major_matrix_is_not_copied(generator: torch.Generator) -> None:
 
 
 def test_the_table_keeps_its_copies_alive(generator: torch.Generator) -> None:
-    """An address in the table always belongs to a tensor that the table holds."""
+    """The table holds every tensor whose address is in it."""
     slots = random_slots([(4, 3)], 32, (16, 8), torch.float32, generator)
 
     table = build_table(slots, (16, 8), 32, torch.bfloat16, "cpu")
@@ -44,7 +46,7 @@ def test_the_table_keeps_its_copies_alive(generator: torch.Generator) -> None:
 
 
 def test_a_slot_is_replaced_in_place(generator: torch.Generator) -> None:
-    """Another adapter in a slot changes entries, not the table's own addresses; what was left alone becomes rank 0."""
+    """A new adapter in a slot changes the entries but not the table's address; absent slices become rank 0."""
     before, after = random_slots([(4, 3), (0, 2)], 32, (16, 8), torch.float32, generator)
     table = build_table([before], (16, 8), 32, torch.float32, "cpu")
     address = table.ranks.data_ptr()
@@ -57,7 +59,7 @@ def test_a_slot_is_replaced_in_place(generator: torch.Generator) -> None:
 
 
 def test_pairs_that_do_not_fit_are_refused(generator: torch.Generator) -> None:
-    """A wrong shape or a rank above the table's would be read out of bounds, so it never becomes an entry."""
+    """A pair with a wrong shape or too high a rank is refused."""
     table = empty_table(2, (16,), 32, max_rank=4, dtype=torch.float32, device="cpu")
     narrow = LoraPair(torch.zeros(4, 31), torch.zeros(16, 4), 1.0)
     uneven = LoraPair(torch.zeros(4, 32), torch.zeros(16, 3), 1.0)
@@ -76,7 +78,7 @@ def test_pairs_that_do_not_fit_are_refused(generator: torch.Generator) -> None:
 
 
 def test_columns_are_kept_in_fp32(generator: torch.Generator) -> None:
-    """Whatever dtype the weights have; an adapter without them has no address, and a table knows whether any has."""
+    """Columns are kept in fp32; an adapter without them has no address, and the table knows whether any has."""
     columns = torch.randn(16, generator=generator)
     table = empty_table(2, (16, 8), 32, max_rank=4, dtype=torch.bfloat16, device="cpu")
     assert not table.has_columns
@@ -93,7 +95,7 @@ def test_columns_are_kept_in_fp32(generator: torch.Generator) -> None:
 
 
 def test_a_slots_numbers_lie_side_by_side(generator: torch.Generator) -> None:
-    """One copy of a row of words is a whole slot, for any number of slices."""
+    """The numbers of a slot are one contiguous row for any number of slices."""
     for ranks in ((3,), (3, 0), (1, 2, 3)):
         widths = (16, 8, 8)[: len(ranks)]
         slots = random_slots([[0] * len(ranks), ranks], 32, widths, torch.float32, generator)
@@ -109,7 +111,7 @@ def test_a_slots_numbers_lie_side_by_side(generator: torch.Generator) -> None:
 
 
 def test_odd_sizes_are_not_called_aligned() -> None:
-    """Wide loads are allowed only where every row of every matrix starts on 16 elements."""
+    """A table is marked aligned only if every row of every matrix starts at a multiple of 16 elements."""
     assert empty_table(1, (64, 16), 128, 8, torch.float32, "cpu").is_aligned
     assert not empty_table(1, (64, 20), 128, 8, torch.float32, "cpu").is_aligned
     assert not empty_table(1, (64, 16), 100, 8, torch.float32, "cpu").is_aligned

@@ -1,3 +1,5 @@
+"""Tests of tiles: the division of a batch's adapted rows."""
+
 import pytest
 import torch
 from hypothesis import given
@@ -31,7 +33,7 @@ def rows_by_tile(segments: LoraSegments) -> list[tuple[int, list[int]]]:
 
 @given(batches)
 def test_every_adapted_row_is_in_one_tile(slots: list[int | None]) -> None:
-    """Each row with an adapter is in exactly one tile, that tile is its adapter's, and base rows are in none."""
+    """Each row with an adapter is in exactly one tile of that adapter, and base rows are in none."""
     segments = build_segments(slots)
 
     found = {row: slot for slot, rows in rows_by_tile(segments) for row in rows}
@@ -52,7 +54,7 @@ def test_tiles_are_full_but_for_the_last_of_an_adapter(slots: list[int | None]) 
 
 @given(batches, st.sampled_from(TILE_ROWS))
 def test_a_capacity_only_adds_empty_tiles(slots: list[int | None], tile_rows: int) -> None:
-    """Segments built with a capacity have its sizes, and the same tiles whatever it is."""
+    """Segments with a capacity have its size and the same tiles."""
     capacity = SegmentCapacity(num_rows=160, num_slots=6, tile_rows=tile_rows)
     exact = SegmentCapacity(num_rows=len(slots), num_slots=6, tile_rows=tile_rows)
 
@@ -65,7 +67,7 @@ def test_a_capacity_only_adds_empty_tiles(slots: list[int | None], tile_rows: in
 
 @given(st.integers(0, 40), st.integers(1, 8), st.sampled_from(TILE_ROWS))
 def test_the_capacity_is_the_least_that_holds_every_batch(num_rows: int, num_slots: int, tile_rows: int) -> None:
-    """One row each for all adapters but one is the batch that needs every tile."""
+    """The capacity is reached by the batch with one row for each adapter but one."""
     capacity = SegmentCapacity(num_rows, num_slots, tile_rows)
     others = list(range(1, min(num_slots, num_rows)))
 
@@ -75,7 +77,7 @@ def test_the_capacity_is_the_least_that_holds_every_batch(num_rows: int, num_slo
 
 
 def test_a_batch_above_the_capacity_is_refused() -> None:
-    """Neither rows nor adapters beyond the capacity are dropped in silence."""
+    """A batch with more rows or adapters than the capacity is refused."""
     capacity = SegmentCapacity(num_rows=4, num_slots=2, tile_rows=16)
 
     with pytest.raises(ValueError, match="5 rows"):
@@ -85,7 +87,7 @@ def test_a_batch_above_the_capacity_is_refused() -> None:
 
 
 def test_a_refill_keeps_the_addresses() -> None:
-    """Captured segments can take another step's tiles in place."""
+    """A refill writes another step's tiles into the same arrays."""
     capacity = SegmentCapacity(num_rows=8, num_slots=3, tile_rows=16)
     captured = build_segments([0, None, 1], capacity=capacity)
     addresses = [captured.tile_start.data_ptr(), captured.permutation.data_ptr()]
@@ -97,7 +99,7 @@ def test_a_refill_keeps_the_addresses() -> None:
 
 
 def test_a_refill_of_another_size_is_refused() -> None:
-    """A captured graph cannot be given more tiles than it was captured with."""
+    """A refill with more tiles than the capacity is refused."""
     captured = build_segments([0], capacity=SegmentCapacity(8, 3, 16))
 
     with pytest.raises(ValueError, match="capacity"):
@@ -105,7 +107,7 @@ def test_a_refill_of_another_size_is_refused() -> None:
 
 
 def test_each_array_starts_on_sixteen_bytes() -> None:
-    """Kernels are specialised by alignment, so no array may lose it with the sizes."""
+    """Each array starts at a multiple of 16 bytes, because kernels are specialised by alignment."""
     segments = build_segments([0, 1, 2, ((2, 0.5), (1, 0.5)), 4])
 
     integers = (
@@ -122,7 +124,7 @@ def test_each_array_starts_on_sixteen_bytes() -> None:
 
 
 def test_row_wise_tiles_stand_at_their_own_positions() -> None:
-    """The row-wise kernels take tile t to be position t: one row each, and padding behind them."""
+    """In row-wise segments tile t is position t with one row, and the padding is at the end."""
     capacity = SegmentCapacity(num_rows=6, num_slots=2, tile_rows=1)
 
     segments = build_segments([1, None, 0, 1], capacity=capacity)
@@ -133,7 +135,7 @@ def test_row_wise_tiles_stand_at_their_own_positions() -> None:
 
 
 def test_rows_of_one_mixture_make_tiles_of_their_own() -> None:
-    """Weights and order of parts are part of what a mixture is, and a slot alone is a mixture of one at weight 1."""
+    """Rows share a tile only if their parts, weights and order are equal; a slot alone is a mixture of one."""
     first, second = ((2, 0.5), (0, 0.25)), ((0, 0.25), (2, 0.5))
     owners: list[RowOwner | None] = [first, 2, None, second, first, ((2, 1.0),)]
 
@@ -144,13 +146,13 @@ def test_rows_of_one_mixture_make_tiles_of_their_own() -> None:
 
 
 def test_a_batch_without_mixtures_has_room_for_one_part() -> None:
-    """What mixtures need is paid for by batches that have them."""
+    """A batch without mixtures has arrays for one part only."""
     assert build_segments([0, 1, None]).num_parts == 1
     assert build_segments([0, ((1, 0.5), (0, 0.5))]).num_parts == 4
 
 
 def test_mixtures_that_cannot_be_are_refused() -> None:
-    """None of nothing, none of five, and none where the arrays were made without."""
+    """An empty mixture, one of five parts, and one in arrays without room for it are refused."""
     capacity = SegmentCapacity(num_rows=4, num_slots=2, tile_rows=16)
 
     with pytest.raises(ValueError, match="1 to 4"):
@@ -165,7 +167,7 @@ def test_mixtures_that_cannot_be_are_refused() -> None:
 
 @given(st.integers(0, 24), st.sampled_from(TILE_ROWS))
 def test_the_capacity_holds_a_mixture_for_every_row(num_rows: int, tile_rows: int) -> None:
-    """Every row may have weights of its own."""
+    """The capacity holds a different mixture for every row."""
     capacity = SegmentCapacity(num_rows, num_slots=2, tile_rows=tile_rows, has_mixtures=True)
     owners = [((0, float(row)), (1, 0.5)) for row in range(num_rows)]
 

@@ -1,0 +1,88 @@
+"""Slows down clients that send wrong API keys, by address.
+
+An address may send a burst of wrong keys, and then one a second. After that its requests wait and are refused, before
+the database is asked. A key that was right before is never slowed down: a proxy's address has many clients behind it.
+Owns memory of a bounded size, for one process. Never decides whether a key is right.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from ipaddress import IPv6Address, ip_address
+from typing import TypeVar
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import LimitExceeded
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+_BURST = 20.0
+"""Wrong keys that an address may send at once."""
+_PER_SECOND = 1.0
+_PENALTY_S = 1.0
+"""How long a refused request waits. A client that sends its next key after an answer then costs next to nothing."""
+_MOST_ADDRESSES = 10_000
+_MOST_KEYS = 10_000
+
+
+class WrongKeyLimit:
+    """Counts wrong keys by address, and remembers which keys were right."""
+
+    def __init__(self, clock: Clock, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """`pause` waits for a number of seconds."""
+        self._clock = clock
+        self._pause = pause
+        self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """By address, least recently used first: wrong keys that still count, and when they were counted."""
+        self._right_keys: OrderedDict[bytes, None] = OrderedDict()
+        """Digests of keys, least recently used first."""
+
+    async def check(self, address: str, key: str) -> None:
+        """Raises LimitExceeded, after a pause, if the address has sent too many wrong keys and this key is unknown."""
+        if _digest(key) in self._right_keys or self._wrong_keys(client_network(address)) < _BURST:
+            return
+        await self._pause(_PENALTY_S)
+        raise LimitExceeded(
+            "Too many wrong API keys came from your address: check your key, and try again shortly.",
+            code="too_many_wrong_keys",
+            retry_after_s=1 / _PER_SECOND,
+        )
+
+    def note_right(self, key: str) -> None:
+        _use(self._right_keys, _digest(key), None, _MOST_KEYS)
+
+    def note_wrong(self, address: str, key: str) -> None:
+        """Counts a wrong key. If the key was right before, it is right no more."""
+        self._right_keys.pop(_digest(key), None)
+        network = client_network(address)
+        _use(self._spent, network, (self._wrong_keys(network) + 1, self._clock.monotonic()), _MOST_ADDRESSES)
+
+    def _wrong_keys(self, network: str) -> float:
+        """Returns how many wrong keys count at this moment. `_PER_SECOND` of them are forgotten each second."""
+        count, counted_at = self._spent.get(network, (0.0, 0.0))
+        return max(0.0, count - (self._clock.monotonic() - counted_at) * _PER_SECOND)
+
+
+def _use(entries: OrderedDict[Key, Value], key: Key, value: Value, most: int) -> None:
+    """Sets an entry and makes it the most recently used one. Drops the least recently used entry above `most`."""
+    entries[key] = value
+    entries.move_to_end(key)
+    if len(entries) > most:
+        entries.popitem(last=False)
+
+
+def client_network(address: str) -> str:
+    """Returns what one client can hold: an IPv4 address, or a /64 network of IPv6 addresses."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address  # a socket that is not TCP
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return f"{found.exploded[:19]}::/64" if isinstance(found, IPv6Address) else str(found)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

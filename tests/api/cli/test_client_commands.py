@@ -1,0 +1,312 @@
+"""Tests of the client commands against a listening gateway."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graftwork import Graftwork as Client
+from graftwork.platform.errors import CapacityContended
+from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
+from tests.api.cli.conftest import Graftwork
+from tests.api.cli.live_gateway import LiveGateway, listening_gateway
+from tests.api.in_process_gateway import write_model_folder
+from tests.sessions.tokenizer_and_templates import text_tokenizer
+
+LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"id": "Q-1"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[LiveGateway]:
+    model = write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
+    with listening_gateway(tmp_path_factory.mktemp("data"), model, sqlite_template) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def graftwork(graftwork: Graftwork, live: LiveGateway, monkeypatch: pytest.MonkeyPatch) -> Graftwork:
+    """With the gateway's address and keys in the environment."""
+    for name, value in (("URL", live.url), ("API_KEY", live.key), ("ADMIN_KEY", live.admin_key)):
+        monkeypatch.setenv(f"GRAFTWORK_{name}", value)
+    return graftwork
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "pirate"
+    path.mkdir()
+    (path / "adapter_config.json").write_bytes(config_bytes())
+    (path / "adapter_model.safetensors").write_bytes(weights_bytes(tensors(0)))
+    return path
+
+
+def answer(graftwork: Graftwork, *arguments: str) -> Any:
+    """What a command answers with `--json`."""
+    result = graftwork(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_tenants_from_birth_to_end(graftwork: Graftwork) -> None:
+    """A tenant is created, found by name or id, suspended, resumed and deleted."""
+    made = answer(graftwork, "tenants", "create", "lifelong", "--weight", "2")
+    listed = answer(graftwork, "tenants", "list")["data"]
+    suspended = answer(graftwork, "tenants", "suspend", "lifelong", "--yes")
+    resumed = answer(graftwork, "tenants", "resume", made["id"])
+    deleted = answer(graftwork, "tenants", "delete", "lifelong", "--yes")
+
+    assert made["weight"] == 2.0
+    assert made["id"] in [tenant["id"] for tenant in listed]
+    assert (suspended["status"], resumed["status"], deleted["deleted"]) == ("suspended", "active", True)
+    assert graftwork("tenants", "show", "lifelong").exit_code == 1
+
+
+def test_keys_show_their_secret_once(graftwork: Graftwork) -> None:
+    """Creating or rotating a key prints only the secret; the list of keys has no secret."""
+    made = answer(graftwork, "keys", "create", "acme", "--name", "laptop", "--scope", "inference")
+    rotated = graftwork("keys", "rotate", "acme", made["id"], "--yes")
+    listed = graftwork("keys", "list", "acme")
+    revoked = answer(graftwork, "keys", "revoke", "acme", made["id"], "--yes")
+
+    assert made["key"].startswith("gw_")
+    assert made["scopes"] == ["inference"]
+    assert rotated.stdout.startswith("gw_")
+    assert rotated.stdout.count("\n") == 1
+    assert made["id"] in listed.stdout
+    assert "gw_" not in listed.stdout
+    assert revoked["revoked_at"]
+
+
+def test_quotas_change_what_is_named(graftwork: Graftwork) -> None:
+    """Setting a limit keeps the others; `none` removes a limit; sizes may have units."""
+    answer(graftwork, "tenants", "create", "limited")
+    answer(graftwork, "quotas", "set", "limited", "--requests-per-minute", "60")
+    both = answer(graftwork, "quotas", "set", "limited", "--max-adapter-bytes", "1.5MiB")
+    lifted = answer(graftwork, "quotas", "set", "limited", "--requests-per-minute", "none")
+
+    assert (both["requests_per_minute"], both["max_adapter_bytes"]) == (60, 1_572_864)
+    assert (lifted["requests_per_minute"], lifted["max_adapter_bytes"]) == (None, 1_572_864)
+    assert "1.5 MiB" in graftwork("quotas", "show", "limited").stdout
+
+
+def test_adapters_from_folder_to_rollback(graftwork: Graftwork, folder: Path) -> None:
+    """An adapter is pushed twice, promoted, rolled back and deleted."""
+    first = answer(graftwork, "adapters", "push", str(folder), "--name", "support")
+    (folder / "adapter_model.safetensors").write_bytes(weights_bytes(tensors(1)))
+    second = graftwork("adapters", "push", str(folder), "--name", "support")
+    promoted = graftwork("adapters", "promote", "support", "2")
+    rolled_back = answer(graftwork, "adapters", "rollback", "support")
+    shown = graftwork("adapters", "show", "support")
+    deleted = graftwork("adapters", "delete", "support", "--yes")
+
+    assert len(first["versions"]) == 1
+    assert "support@2 is ready" in second.stdout
+    assert promoted.stdout == "support@prod → version 2 (before: nothing)\n"
+    assert rolled_back["target"] == {"version": 1}
+    assert "prod → 1" in shown.stdout
+    assert deleted.stdout == "Deleted support.\n"
+    assert "adapters push" in graftwork("adapters", "list").stdout
+
+
+def test_a_bad_upload_names_the_tensor(graftwork: Graftwork, folder: Path) -> None:
+    """The server's reason for a bad upload is printed in one line, with status 1."""
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+
+    result = graftwork("adapters", "push", str(folder))
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: weights")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_chat_with_tools_and_branches(graftwork: Graftwork, live: LiveGateway, tmp_path: Path) -> None:
+    """A chat streams answers, asks for a call's output, and forks into another session."""
+    (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
+    live.engine.lines.extend([f"Let me look.\n{CALL}", "It is here.", "Anything else?"])
+    typed = ["Where is it?", "found it", "/cache", "/fork", "Thanks", "/dance", "/quit"]
+
+    result = graftwork("sessions", "chat", "--tools", str(tmp_path / "tools.json"), input="\n".join(typed) + "\n")
+
+    assert result.exit_code == 0, result.output
+    assert 'Let me look.\n  → look_up({"id": "Q-1"})\n' in result.output
+    assert "It is here." in result.output
+    assert '"session.cache"' in result.output
+    forked = result.output.split("Now in ")[1].split(",")[0]
+    items = answer(graftwork, "sessions", "show", forked)["items"]
+    assert [item.get("output") for item in items if item["type"] == "function_call_output"] == ["found it"]
+    assert items[-1]["content"][0]["text"] == "Anything else?"
+
+
+def test_an_open_call_is_answered_later(graftwork: Graftwork, live: LiveGateway, tmp_path: Path) -> None:
+    """A chat that ends at an open call asks for the output when the session is continued."""
+    (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
+    live.engine.lines.extend([CALL, "It is here."])
+
+    left = graftwork("sessions", "chat", "--tools", str(tmp_path / "tools.json"), input="Where is it?\n")
+    resumed = graftwork("sessions", "chat", left.output.rsplit(" ", 1)[1].strip(), input="found it\n/quit\n")
+
+    assert (left.exit_code, resumed.exit_code) == (0, 0), left.output + resumed.output
+    assert '→ look_up({"id": "Q-1"})' in resumed.output
+    assert "It is here." in resumed.output
+
+
+def test_an_answer_that_no_turn_took_is_not_asked_for_again(
+    graftwork: Graftwork, live: LiveGateway, tmp_path: Path
+) -> None:
+    """A stored output whose turn was refused starts the turn when the session is continued."""
+    (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
+    live.engine.lines.extend([CALL, "It is here."])
+    live.engine.refusals.extend([None, CapacityContended("The queue is full.")])
+    typed = "Where is it?\nfound it\n"
+
+    left = graftwork("sessions", "chat", "--tools", str(tmp_path / "tools.json"), input=typed)
+    resumed = graftwork("sessions", "chat", left.output.rsplit(" ", 1)[1].strip(), input="/quit\n")
+
+    assert "The queue is full." in left.output
+    assert resumed.exit_code == 0, resumed.output
+    assert "output of look_up" not in resumed.output
+    assert "It is here." in resumed.output
+
+
+def test_a_long_transcript_is_shown_whole(graftwork: Graftwork, live: LiveGateway) -> None:
+    """A transcript of many pages is shown whole."""
+    live.engine.text = "Hello."
+    said = [{"role": "user", "content": str(number)} for number in range(120)]
+    with Client(live.url, api_key=live.key) as client:
+        session = client.sessions.create(model="tiny")
+        session.turn(said)
+
+    shown = answer(graftwork, "sessions", "show", session.id)["items"]
+
+    assert [item["content"][0]["text"] for item in shown] == [*(line["content"] for line in said), "Hello."]
+
+
+def test_a_chat_goes_on(graftwork: Graftwork, live: LiveGateway) -> None:
+    """A session is continued by its id, rewound, listed, shown and closed."""
+    live.engine.text = "The weather in Paris is sunny."
+
+    first = graftwork("sessions", "chat", input="Hi\nAgain\n/rewind\n/rewind\n/quit\n")
+    session_id = first.output.rsplit(" ", 1)[1].strip()
+    second = graftwork("sessions", "chat", session_id, input="Once more\n")
+    shown = answer(graftwork, "sessions", "show", session_id)
+    closed = answer(graftwork, "sessions", "close", session_id, "--yes")
+
+    assert first.output.count("The weather in Paris is sunny.") == 2
+    assert "Took back your last message." in first.output
+    assert "nothing to go back to" in first.output
+    assert second.exit_code == 0
+    said = [item["role"] for item in shown["items"]]
+    assert said == ["user", "assistant", "user", "assistant"]
+    assert closed["status"] == "closed"
+    assert session_id in graftwork("sessions", "list").stdout
+    assert "assistant: The weather in Paris is sunny." in graftwork("sessions", "show", session_id).stdout
+
+
+def press_ctrl_c() -> None:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    signal.pthread_kill(ident, signal.SIGINT)
+
+
+@pytest.fixture
+def python_sigint_handler() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where this process was started with SIGINT ignored.
+
+    A shell starts its background jobs so, and Python then installs no handler of its own.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def interrupted(live: LiveGateway, python_sigint_handler: None) -> Iterator[LiveGateway]:
+    """Ctrl-C is pressed after the second token of an answer, once."""
+
+    def press_once() -> None:
+        live.engine.holds_after = None
+        press_ctrl_c()
+
+    live.engine.on_hold, live.engine.holds_after = press_once, 2
+    yield live
+    live.engine.on_hold, live.engine.holds_after = None, None
+
+
+def test_ctrl_c_stops_the_answer(graftwork: Graftwork, interrupted: LiveGateway) -> None:
+    """Ctrl-C cancels the turn without a trace, and the chat continues."""
+    interrupted.engine.text = "The weather in Paris is sunny."
+
+    result = graftwork("sessions", "chat", input="/again\nHi\n/rewind\n/again\n/again\n/quit\n")
+    session_id = result.output.rsplit(" ", 1)[1].strip()
+
+    assert result.exit_code == 0, result.output
+    assert "stopped; /again tries once more" in result.output
+    assert result.output.count("nothing to go back to") == 1
+    assert result.output.count("There is nothing to try again") == 2
+    items = answer(graftwork, "sessions", "show", session_id)["items"]
+    assert [item["content"][0]["text"] for item in items] == ["Hi", "The weather in Paris is sunny."]
+
+
+def test_ctrl_c_between_tools_keeps_their_outputs(
+    graftwork: Graftwork, interrupted: LiveGateway, tmp_path: Path
+) -> None:
+    """A cancelled answer to tool outputs can be made again from the same outputs."""
+    (tmp_path / "tools.json").write_text(json.dumps([LOOK_UP]))
+    long_answer = "It is here. " * 20
+    interrupted.engine.lines.extend([CALL, long_answer, long_answer])
+    interrupted.engine.holds_after = len(text_tokenizer().encode(CALL, allow_special=True)) + 2
+
+    typed = ["Where is it?", "found it", "/again", "/rewind", "/quit"]
+    result = graftwork("sessions", "chat", "--tools", str(tmp_path / "tools.json"), input="\n".join(typed) + "\n")
+    session_id = result.output.rsplit(" ", 1)[1].strip()
+
+    assert result.exit_code == 0, result.output
+    assert result.output.count("output of look_up") == 1
+    assert "stopped; /again tries once more" in result.output
+    types = [item["type"] for item in answer(graftwork, "sessions", "show", session_id)["items"]]
+    assert types == ["message", "function_call", "function_call_output", "message"]
+
+
+def test_a_refusal_does_not_end_the_chat(graftwork: Graftwork, live: LiveGateway) -> None:
+    """A refusal or failure of the server is one line, and the next message is answered."""
+    live.engine.text = "Hello."
+    live.engine.refusals.extend([CapacityContended("The queue is full."), None])
+
+    result = graftwork("sessions", "chat", input="Hi\n/again\n/help\n/quit\n")
+
+    assert result.exit_code == 0, result.output
+    assert "The queue is full." in result.output
+    assert result.output.count("Hello.") == 1
+    assert "Ctrl-C" in result.output
+
+
+def test_reports(graftwork: Graftwork, live: LiveGateway) -> None:
+    """Usage by group and the audit log are shown to the tenant and to the operator."""
+    live.engine.text = "Hello."
+    graftwork("sessions", "chat", input="Hi\n")
+
+    own = answer(graftwork, "usage", "--group-by", "adapter")["data"]
+    operators = answer(graftwork, "usage", "--group-by", "key", "--tenant", "acme")["data"]
+    table = graftwork("usage")
+    audit = answer(graftwork, "audit", "--limit", "5")["data"]
+
+    assert sum(row["requests"] for row in own) == sum(row["requests"] for row in operators) > 0
+    assert "OF IT CACHED" in table.stdout
+    assert {"at", "actor", "action", "target"} <= set(audit[0])
+
+
+def test_the_wrong_kind_of_key(graftwork: Graftwork, live: LiveGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant's key is refused by admin commands, and the message names the variable of each key."""
+    monkeypatch.setenv("GRAFTWORK_ADMIN_KEY", live.key)
+    forbidden = graftwork("tenants", "list")
+    monkeypatch.setenv("GRAFTWORK_API_KEY", "gw_nobody")
+    unknown = graftwork("adapters", "list")
+
+    assert (forbidden.exit_code, unknown.exit_code) == (1, 1)
+    assert "GRAFTWORK_API_KEY" in unknown.stderr

@@ -1,0 +1,73 @@
+"""Tests of the settings that `serve`, `gateway` and `engine` get from their flags."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from graftwork.platform.settings import Settings
+from tests.api.cli.conftest import Graftwork
+
+Started = list[tuple[Any, ...]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """What the processes were started with, in place of the processes."""
+    calls: Started = []
+
+    def recorder() -> Callable[..., None]:
+        return lambda *arguments: calls.append(arguments)
+
+    entries = {"serve": "serve", "gateway": "run_gateway", "engine_process": "run_engine"}
+    for module_name, function in entries.items():
+        module = ModuleType(f"graftwork.api.server.{module_name}")
+        setattr(module, function, recorder())
+        monkeypatch.setitem(sys.modules, f"graftwork.api.server.{module_name}", module)
+    return calls
+
+
+def test_serve_reads_flags_then_variables(
+    graftwork: Graftwork, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag has priority over its variable, and the variable over the default."""
+    monkeypatch.setenv("GRAFTWORK_PORT", "9000")
+    monkeypatch.setenv("GRAFTWORK_HOST", "0.0.0.0")
+
+    result = graftwork("serve", "--demo", "--host", "::1", "--device-kv-bytes", "512MiB", "--data-dir", "there")
+
+    assert result.exit_code == 0, result.output
+    ((settings,),) = started
+    assert isinstance(settings, Settings)
+    assert (settings.demo, settings.host, settings.port) == (True, "::1", 9000)
+    assert (settings.device_bytes, settings.data_dir) == (512 * 2**20, Path("there"))
+
+
+def test_a_switch_that_is_off_leaves_the_variable(
+    graftwork: Graftwork, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GRAFTWORK_DEMO holds when `--demo` is not given."""
+    monkeypatch.setenv("GRAFTWORK_DEMO", "true")
+
+    graftwork("serve")
+
+    assert started[0][0].demo is True
+
+
+def test_an_engine_listens_where_it_is_told(graftwork: Graftwork, started: Started) -> None:
+    """An engine listens on `--listen`, or else on the socket in the data folder."""
+    graftwork("engine", "--demo", "--listen", "0.0.0.0:9000")
+    graftwork("engine", "--demo", "--data-dir", "/data")
+
+    assert [listen for _, listen in started] == ["0.0.0.0:9000", "unix:/data/engine.sock"]
+
+
+def test_a_gateway_is_told_its_engine(graftwork: Graftwork, started: Started) -> None:
+    """A gateway reads its engine's address from the settings."""
+    graftwork("gateway", "--engine-address", "10.0.0.5:9000", "--model", "/llama")
+
+    assert started[0][0].engine_address == "10.0.0.5:9000"
+    assert started[0][0].model == Path("/llama")

@@ -1,0 +1,154 @@
+"""An engine that says what it is told to, for the routes above it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+
+from graftwork.engine.core.events import (
+    CacheReport,
+    DraftReport,
+    EngineEvent,
+    FinishReason,
+    PromptAdmitted,
+    RequestFinished,
+    TokensGenerated,
+)
+from graftwork.engine.core.requests import EngineRequest
+from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
+from graftwork.engine.core.stats import EngineDescription, EngineStats
+from graftwork.platform.errors import GraftworkError
+from graftwork.platform.ids import IsolationDomain
+from tests.adapters import adapter_files
+from tests.sessions.scripted_engine import logprobs_of
+from tests.sessions.tokenizer_and_templates import text_tokenizer, token_id
+
+END = token_id("<|im_end|>")
+CONTEXT_TOKENS = 2048
+BASE = "tiny"
+MAX_ANSWERS = 128
+"""The most answers that one tenant may have in flight."""
+
+
+def describe() -> EngineDescription:
+    """A model of the text tests' vocabulary with the adapter tests' shapes."""
+    vocab_size = text_tokenizer().vocab_size
+    return replace(
+        adapter_files.DESCRIPTION,
+        vocab_size=vocab_size,
+        context_tokens=CONTEXT_TOKENS,
+        eos_token_ids=(END,),
+        max_requests=2 * MAX_ANSWERS,
+        max_domain_requests=MAX_ANSWERS,
+    )
+
+
+@dataclass
+class FakeEngine:
+    """Implements EngineClient: answers every request with `text`, one token a step."""
+
+    text: str = "The weather in Paris is sunny."
+    refusal: GraftworkError | None = None
+    """Raised before a request is admitted."""
+    breaks_after: int | None = None
+    """Tokens after which `breakage` is raised."""
+    breakage: GraftworkError | None = None
+    holds_after: int | None = None
+    """Tokens after which a request waits until `release` is set."""
+    holds_queue: bool = False
+    """Requests are not even admitted before `release` is set."""
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a request waits."""
+    cancelled_event: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: list[EngineRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    forgotten_domains: list[IsolationDomain] = field(default_factory=list)
+    absence: GraftworkError | None = None
+    """Raised instead of forgetting a domain."""
+    probed: list[str] = field(default_factory=list)
+    probe_refusal: GraftworkError | None = None
+    """Raised for every adapter that is tried."""
+    cached_tokens: int = 0
+    drafts: DraftReport = field(default_factory=DraftReport)
+    """What every answer's end tells of its guesses."""
+    session_commands: list[SessionCommand] = field(default_factory=list)
+
+    async def describe(self) -> EngineDescription:
+        return describe()
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        self.requests.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        has_ended = False
+        try:
+            if self.holds_queue:
+                await self.hold()
+            async for event in self._events(request):
+                has_ended = isinstance(event, RequestFinished)
+                yield event
+        except GraftworkError:
+            has_ended = True
+            raise
+        finally:
+            if not has_ended:
+                self.cancelled.append(request.request_id)
+                self.cancelled_event.set()
+
+    async def _events(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        cached = min(self.cached_tokens, len(request.prompt_token_ids))
+        recomputed = len(request.prompt_token_ids) - cached
+        yield PromptAdmitted(CacheReport(device_tokens=cached, recomputed_tokens=recomputed))
+        answer = (*text_tokenizer().encode(self.text, allow_special=True), END)
+        tokens = answer[: request.sampling.max_tokens]
+        for made, token in enumerate(tokens):
+            if made == self.breaks_after and self.breakage is not None:
+                raise self.breakage
+            if made == self.holds_after:
+                await self.hold()
+            yield TokensGenerated((token,), logprobs_of([token], request.sampling.logprobs))
+        reason = FinishReason.STOP if tokens == answer else FinishReason.LENGTH
+        yield RequestFinished(reason, len(tokens), self.drafts)
+
+    async def hold(self) -> None:
+        self.held.set()
+        await self.release.wait()
+
+    async def stats(self) -> EngineStats:
+        return EngineStats(
+            running_requests=1,
+            waiting_requests=2,
+            kv_usage_ratio=0.18,
+            free_pages=5,
+            cached_pages=3,
+            active_pages=2,
+            in_flight_pages=1,
+            host_cached_pages=6,
+            disk_pages=9,
+            disk_foreign_files=2,
+            steps=7,
+            preemptions=3,
+        )
+
+    async def run_session_command(self, command: SessionCommand) -> SessionMemory:
+        self.session_commands.append(command)
+        return SessionMemory(
+            host_tokens=len(command.token_ids), host_bytes=1000, lease_s=2.5 if command.waits else None
+        )
+
+    async def probe_adapter(self, digest: str) -> None:
+        self.probed.append(digest)
+        if self.probe_refusal is not None:
+            raise self.probe_refusal
+
+    async def forget_adapter(self, digest: str) -> None:
+        self.forgotten.append(digest)
+
+    async def forget_domain(self, domain: IsolationDomain) -> None:
+        if self.absence is not None:
+            raise self.absence
+        self.forgotten_domains.append(domain)
+
+    async def close(self) -> None:
+        return None

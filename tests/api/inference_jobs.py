@@ -1,0 +1,64 @@
+"""Inference jobs of one generation each, for tests that read their events."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.api.inference.job import InferenceJob
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.database import Database
+from graftwork.platform.ids import IsolationDomain, KeyId, RequestId, TenantId
+from graftwork.platform.quotas.in_flight import InFlightBound
+from graftwork.platform.quotas.quotas import LocalQuotaKeeper
+from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal
+from graftwork.platform.tenancy.tenancy import Tenancy
+from graftwork.sessions.generation.generator import GenerationRequest
+from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount
+from tests.api.fake_engine import FakeEngine
+from tests.sessions.scripted_engine import generator_on
+
+TENANT = TenantId("ten_1")
+
+
+@dataclass
+class SlowReservation:
+    """Implements Reservation: settling waits for `may_settle`."""
+
+    settled: list[int] = field(default_factory=list)
+    settling: asyncio.Event = field(default_factory=asyncio.Event)
+    may_settle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def rate_limit_headers(self) -> dict[str, str]:
+        return {}
+
+    async def settle(self, actual_tokens: int) -> None:
+        self.settling.set()
+        await self.may_settle.wait()
+        self.settled.append(actual_tokens)
+
+    async def refund(self) -> None:
+        await self.settle(0)
+
+
+def make_job(engine: FakeEngine, database: Database, reservation: SlowReservation | None = None) -> InferenceJob:
+    """A job that is not started yet. Without a slow `reservation` it settles at once."""
+    if reservation is None:
+        reservation = SlowReservation()
+        reservation.may_settle.set()
+    clock = ManualClock()
+    ledger = UsageMeter(database)
+    tenancy, quotas = Tenancy(database, b"pepper", clock), LocalQuotaKeeper(clock, ledger)
+    accounting = Accounting(tenancy.get_quota, quotas, ledger, Telemetry(), clock, InFlightBound(clock, None, None))
+    request = GenerationRequest(
+        request_id=RequestId("req_1.0"),
+        prompt_token_ids=(1, 2, 3),
+        sampling=SamplingParams(max_tokens=100),
+        resolved=ResolvedModel("tiny", None),
+        isolation=IsolationDomain(bytes(32)),
+    )
+    principal = Principal(TENANT, "acme", KeyId("key_1"), 1.0, "default", ALL_SCOPES)
+    account = RequestAccount(accounting, Charge(RequestId("req_1"), principal, request.resolved), reservation)
+    return InferenceJob(RequestId("req_1"), [generator_on(engine).start(request)], 1, account, {})

@@ -1,0 +1,90 @@
+"""Tests of adapters in the SDK: pushing folders and moving aliases."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from graftwork.api.sdk.transport.errors import ConfigurationError
+from tests.api.sdk.scripted_server import ScriptedServer, error
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "support"
+    path.mkdir()
+    (path / "adapter_config.json").write_text('{"r": 8}')
+    (path / "adapter_model.safetensors").write_bytes(b"weights!")
+    return path
+
+
+def adapter(aliases: dict[str, Any] | None = None, versions: tuple[int, ...] = (1, 2, 3)) -> httpx.Response:
+    listed = [{"version": version} for version in versions]
+    return httpx.Response(200, json={"id": "adp_1", "name": "support", "versions": listed, "aliases": aliases or {}})
+
+
+def test_a_folder_is_sent_as_it_is(folder: Path) -> None:
+    """Both files are uploaded unchanged under the folder's name, and completely again on a retry."""
+    server = ScriptedServer(error(503, {"retry-after-ms": "1"}), adapter())
+
+    pushed = server.client().adapters.push(folder)
+
+    assert pushed.newest is not None
+    assert pushed.newest.version == 3
+    for request in server.requests:
+        body = request.content
+        assert b"weights!" in body
+        assert b'{"r": 8}' in body
+        assert b'name="name"\r\n\r\nsupport\r\n' in body
+
+
+async def test_the_async_client_sends_files_too(folder: Path) -> None:
+    """Multipart with open files works on both transports."""
+    server = ScriptedServer(adapter())
+
+    async with server.async_client() as client:
+        await client.adapters.push(folder, name="other")
+
+    assert b"weights!" in server.requests[0].content
+
+
+def test_a_folder_without_weights_is_not_sent(tmp_path: Path) -> None:
+    """A missing file is named before anything is sent."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    server = ScriptedServer()
+
+    with pytest.raises(ConfigurationError, match=r"adapter_model\.safetensors"):
+        server.client().adapters.push(tmp_path)
+
+
+@pytest.mark.parametrize("target", [{"version": 3}, {"weights": {"3": 0.9, "10": 0.1}}])
+def test_rollback_goes_to_the_version_before(target: dict[str, Any]) -> None:
+    """A rollback moves the alias to the newest version that is older than all its versions."""
+    moved = {"adapter": "support", "alias": "prod", "target": {"version": 2}, "previous": target}
+    server = ScriptedServer(adapter({"prod": target}, versions=(1, 2, 3, 10)), httpx.Response(200, json=moved))
+
+    server.client().adapters.rollback("support")
+
+    assert server.lines[1] == "PUT /v1/adapters/support/aliases/prod"
+    assert server.body(1) == {"version": 2}
+
+
+@pytest.mark.parametrize("aliases", [{}, {"prod": {"version": 1}}])
+def test_rollback_without_a_past_is_refused(aliases: dict[str, Any]) -> None:
+    """Without an alias or an older version, a rollback changes nothing."""
+    server = ScriptedServer(adapter(aliases))
+
+    with pytest.raises(ConfigurationError):
+        server.client().adapters.rollback("support")
+
+    assert len(server.requests) == 1
+
+
+def test_names_cannot_leave_their_path_segment() -> None:
+    """A name with a slash is quoted as one path segment."""
+    server = ScriptedServer(adapter())
+
+    server.client().adapters.get("../admin")
+
+    assert server.lines == ["GET /v1/adapters/..%2Fadmin"]

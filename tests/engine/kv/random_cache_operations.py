@@ -1,0 +1,385 @@
+"""Random operations on a KV cache, with a check of every invariant after each of them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from graftwork.engine.core.requests import KvLimits, SessionKey, SessionUse
+from graftwork.engine.core.session_commands import SessionCommand, SessionVerb, ToolWait
+from graftwork.engine.core.tiers import PageId, Tier
+from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
+from graftwork.engine.kv.transfer.plan import TransferPlan, domain_digest
+from graftwork.engine.lora.device_pool import PlacementResult
+from graftwork.platform.ids import IsolationDomain
+from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache, adapter_of
+
+SIZE, DEVICE, HOST, CONTEXT = 2, 20, 9, 5
+RESERVE_SHARE, LORA_FLOOR_SHARE = 0.2, 0.15
+SCOPES = CacheScopes("sha256:model", "float32/2")
+DOMAINS = (b"x", b"y", b"z")
+OPERATIONS = [
+    *[
+        "open",
+        "request_without_session",
+        "cancel",
+        "offload",
+        "fork",
+        "rewind",
+        "close",
+        "limit",
+        "wait",
+        "tick",
+        "restart",
+        "forget_domain",
+    ],
+    *["turn"] * 5,
+    *["finish"] * 6,
+    *["end_copy"] * 5,
+    *["command"] * 2,
+    *["place_adapters"] * 5,
+    *["pin", "unpin", "prune", "prune", "compute"],
+]
+"""Each name appears as often as its weight."""
+
+
+def public_tokens(tokens: Sequence[int]) -> int:
+    """Returns how many tokens are public: the first page if it is all zeros."""
+    return SIZE if not any(tokens[:SIZE]) else 0
+
+
+@dataclass(eq=False)
+class ExpectedSession:
+    """The expected state of a session."""
+
+    name: str
+    domain: bytes
+    tokens: tuple[int, ...] = ()
+    past: list[tuple[int, ...]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class RunningRequest:
+    """A request that holds pages."""
+
+    agent: ExpectedSession | None
+    path: TokenPath
+    allocation: PageAllocation
+    is_computed: bool = False
+
+
+class RandomCacheOperations:
+    """Sessions that take turns, fork, rewind, wait and close, while copies end in any order, some fail, and adapters
+    come and go.
+
+    Every operation gets two numbers and some tokens to choose by. It does nothing if it is impossible just now.
+    """
+
+    def __init__(self, *, disk_pages: int, host: int) -> None:
+        self.host = host
+        self.advice = FixedLeases()
+        self.agents: list[ExpectedSession] = []
+        self.numbers = 0
+        self.seen: Counter[str] = Counter()
+        self.begin(FakeDisk(max_pages=disk_pages))
+
+    def begin(self, disk: FakeDisk) -> None:
+        """Starts a new process over a disk."""
+        self.cache = TaggedKvCache(
+            device=DEVICE,
+            host=self.host,
+            context=CONTEXT,
+            disk=disk,
+            reserve_share=RESERVE_SHARE,
+            lora_floor_share=LORA_FLOOR_SHARE,
+        )
+        self.cache.adapters.frame_allocator.on_pages_moved = self.rename
+        self.session_cache = SessionCache(self.cache.kv_cache, SCOPES, self.advice, self.cache.clock)
+        self.running: list[RunningRequest] = []
+        self.pinned: list[str] = []
+
+    def operate(self, name: str, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Runs one operation and checks every invariant."""
+        adapters, floor = self.cache.adapters, self.cache.kv_cache.page_store.sizes.lora_floor_pages
+        before = adapters.num_frames
+        getattr(self, name)(first, second, tokens)
+        if name not in ("place_adapters", "prune", "restart"):
+            assert adapters.num_frames >= min(before, floor), "KV has pushed adapters below their floor"
+            self.seen["adapters were evicted"] += adapters.num_frames < before
+        self.cache.check(sum(len(one.allocation.pages) for one in self.running))
+        self.check_running()
+        assert set(self.pinned) <= set(self.cache.adapters.digests), "an adapter in use is gone"
+
+    # ---- sessions ---------------------------------------------------------------------------------------------
+
+    def open(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if len(self.agents) < 8:
+            self.numbers += 1
+            self.agents.append(ExpectedSession(f"s{self.numbers}", DOMAINS[first % 3]))
+
+    def turn(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (agent := self.idle(first)) is not None and len(self.running) < 4:
+            history = (*agent.tokens, *tokens)
+            self.start(agent, self.path(agent.domain, history if len(history) <= CONTEXT * SIZE else tokens))
+
+    def request_without_session(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if len(self.running) < 4:
+            self.start(None, self.path(DOMAINS[first % 3], (*tokens, *tokens)[: CONTEXT * SIZE]))
+
+    def start(self, agent: ExpectedSession | None, path: TokenPath) -> None:
+        kv_cache = self.cache.kv_cache
+        match = kv_cache.match(path)
+        self.check_match(path, len(match))
+        sure = kv_cache.page_store.reserve_pages(Tier.DEVICE)
+        before = self.used_by_domain()
+        session = None if agent is None else SessionUse(SessionKey(agent.name))
+        allocation = kv_cache.allocate_path(path, match, len(path.token_ids), session)
+        for domain, used in before.items():
+            now = kv_cache.page_store.used_pages(Tier.DEVICE, domain)
+            sure = min(sure, kv_cache.page_store.reserve_pages(Tier.DEVICE))  # it grows when a domain is gone
+            assert domain == path.domain or now == used or now >= sure, "a domain was pushed below its reserve"
+        if allocation is None:
+            self.seen["no room"] += 1
+            return
+        self.seen.update(allocation.tiers)
+        self.seen["waits"] += bool(allocation.loads)
+        assert len(allocation.pages) == -(-len(path.token_ids) // SIZE)
+        assert len(allocation.tiers) == len(match)
+        if agent is not None:
+            self.session_cache.begin_turn(path.domain, SessionUse(SessionKey(agent.name)))
+        self.running.append(RunningRequest(agent, path, allocation))
+
+    def finish(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Ends a turn. One in four is not kept, two in four wait for a tool."""
+        if (one := self.ready(first)) is None:
+            return
+        self.running.remove(one)
+        kv_cache, agent = self.cache.kv_cache, one.agent
+        self.cache.compute(one.path, one.allocation)
+        use = None if agent is None else SessionUse(SessionKey(agent.name), len(agent.tokens))
+        kv_cache.insert(one.path, one.allocation.pages, use)
+        if agent is not None and use is not None and second % 4:
+            kv_cache.set_history(one.path, use)
+            agent.past.append(agent.tokens)
+            agent.tokens = tuple(one.path.token_ids)
+        kv_cache.release(one.allocation.pages)
+        kv_cache.enforce_limits(one.path.domain)
+        if agent is not None and second % 4:
+            self.run_command(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
+
+    def compute(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Computes what is missing of a request, which goes on running."""
+        if (one := self.ready(first)) is not None:
+            self.cache.compute(one.path, one.allocation)
+            one.is_computed = True
+
+    def cancel(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if self.running:
+            one = self.running.pop(first % len(self.running))
+            self.cache.kv_cache.release(one.allocation.pages)
+
+    def offload(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (one := self.ready(first)) is not None:
+            self.running.remove(one)
+            self.cache.compute(one.path, one.allocation)
+            use = None if one.agent is None else SessionUse(SessionKey(one.agent.name))
+            self.cache.kv_cache.offload(one.path, one.allocation.pages, use)
+
+    def command(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (agent := self.idle(first)) is not None:
+            self.run_command(agent, (SessionVerb.PREFETCH, SessionVerb.SUSPEND, SessionVerb.READ)[second % 3])
+
+    def fork(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (agent := self.idle(first)) is not None and len(self.agents) < 8:
+            self.numbers += 1
+            self.agents.append(ExpectedSession(f"s{self.numbers}", agent.domain, agent.tokens, list(agent.past)))
+
+    def rewind(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (agent := self.idle(first)) is not None and agent.past:
+            agent.tokens = agent.past.pop(second % len(agent.past))
+
+    def close(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if (agent := self.idle(first)) is not None:
+            self.agents.remove(agent)
+            self.run_command(agent, SessionVerb.CLOSE)
+
+    def forget_domain(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Forgets a domain's KV. Its sessions may come back."""
+        if second < 2:
+            domain, kv_cache = DOMAINS[first % 3], self.cache.kv_cache
+            kv_cache.forget_domain(domain)
+            self.seen["forgotten domains"] += 1
+            assert all(kv_cache.page_store.used_pages(tier, domain) == 0 for tier in (Tier.DEVICE, Tier.HOST))
+            assert all(self.cache.disk.domains[key] != domain_digest(domain) for key in self.cache.disk.pages)
+
+    def limit(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        device, host = (None if number > 6 else number * 100 for number in (first, second))
+        self.cache.kv_cache.set_limits(DOMAINS[len(tokens) % 3], KvLimits(device, host))
+
+    def wait(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        self.cache.clock.advance(1 + first)
+
+    # ---- copies -----------------------------------------------------------------------------------------------
+
+    def end_copy(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Ends one of the running copies. One in four fails part of the way."""
+        if not self.cache.copies.under_way:
+            return
+        index = first % len(self.cache.copies.under_way)
+        done = self.cache.copies.fire(index, second if second < 2 else None)
+        self.seen[done.plan.kind] += done.num_good
+        self.seen[f"{done.plan.kind} cut short"] += done.num_good < len(done.plan.moves)
+        failed_from = self.cache.kv_cache.finish_transfer(done)
+        for one in self.running:
+            if done.plan in one.allocation.loads:
+                one.allocation = self.without(one, done.plan, failed_from)
+
+    def without(self, one: RunningRequest, plan: TransferPlan, failed_from: int | None) -> PageAllocation:
+        """Returns a request's allocation after one of its loads has ended. Pages that failed are replaced."""
+        pages, tiers = one.allocation.pages, one.allocation.tiers
+        if failed_from is not None:
+            self.cache.kv_cache.release(pages[failed_from:])
+            fresh = self.cache.kv_cache.allocate_pages(len(pages) - failed_from, one.path.domain) or []
+            pages, tiers = pages[:failed_from] + fresh, tiers[:failed_from]
+        return PageAllocation(pages, tiers, one.allocation.loads - {plan})
+
+    def tick(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        self.cache.kv_cache.start_background_copies()
+
+    def restart(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Kills the process. Only what is on disk survives."""
+        if self.cache.disk.max_pages and first < 2:
+            self.begin(self.cache.disk)
+            self.seen["restarts"] += 1
+
+    # ---- adapters ---------------------------------------------------------------------------------------------
+
+    def place_adapters(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Places one or two adapters for a request. There is always room if nothing is in use."""
+        adapters, pool = self.cache.adapters, self.cache.kv_cache.page_store.device
+        group = {f"adapter-{number}": adapter_of(number) for number in {first, second if second % 2 else first}}
+        adapters.wanted = set(group)
+        away = [adapter for digest, adapter in group.items() if digest not in adapters]
+        room, kv_cache = adapters.frame_allocator, self.cache.kv_cache
+        cached = kv_cache.page_store.tree.num_copies(Tier.DEVICE)
+        before = room.num_relocated_pages, room.num_moved_runs, len(adapters.digests)
+        is_used = pool.active_pages > 0
+        sure, kept = kv_cache.page_store.reserve_pages(Tier.DEVICE), self.used_by_domain()
+        result = adapters.place(away, group.keys())
+        for domain, now in self.used_by_domain().items():
+            sure = min(sure, kv_cache.page_store.reserve_pages(Tier.DEVICE))
+            assert not is_used or now == kept[domain] or now >= sure, "an adapter pushed a domain below its reserve"
+        is_quiet = not self.running and not self.pinned and not pool.in_flight_pages
+        assert result is PlacementResult.DONE or not is_quiet, "adapters wait though nothing is in use"
+        assert all((adapter.digest in adapters) == (result is PlacementResult.DONE) for adapter in away)
+        self.seen[result.name] += bool(away)
+        self.seen["KV was evicted"] += kv_cache.page_store.tree.num_copies(Tier.DEVICE) < cached
+        self.seen["relocations"] += room.num_relocated_pages > before[0]
+        self.seen["compactions"] += room.num_moved_runs > before[1]
+
+    def used_by_domain(self) -> dict[bytes, int]:
+        return {domain: self.cache.kv_cache.page_store.used_pages(Tier.DEVICE, domain) for domain in DOMAINS}
+
+    def pin(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Pins an adapter that is on the device."""
+        digests = self.cache.adapters.digests
+        if digests and len(self.pinned) < 3:
+            self.pinned.append(digests[first % len(digests)])
+            self.cache.adapters.pin(self.pinned[-1])
+
+    def unpin(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        if self.pinned:
+            self.cache.adapters.unpin(self.pinned.pop(first % len(self.pinned)))
+
+    def prune(self, first: int, second: int, tokens: Sequence[int]) -> None:
+        """Deletes an adapter, and clears the list of wanted ones."""
+        self.cache.adapters.wanted = ()
+        idle = [digest for digest in self.cache.adapters.digests if digest not in self.pinned]
+        if idle:
+            self.cache.adapters.evict(idle[first % len(idle)])
+
+    def rename(self, moves: Mapping[PageId, PageId]) -> None:
+        """Updates page numbers as the scheduler does."""
+        for one in self.running:
+            one.allocation.pages[:] = [moves.get(page, page) for page in one.allocation.pages]
+
+    # ---- checks -----------------------------------------------------------------------------------------------
+
+    def check_running(self) -> None:
+        """Checks that a request's pages still contain what it found or wrote, wherever they are."""
+        on_device = self.cache.copies.tags[Tier.DEVICE]
+        for one in self.running:
+            num_written = len(one.path.token_ids) // SIZE if one.is_computed else len(one.allocation.tiers)
+            if not one.allocation.loads:
+                pages = zip(one.allocation.pages[:num_written], self.cache.tags(one.path), strict=False)
+                assert all(on_device[page] == tag for page, tag in pages), "a sequence's page holds something else"
+
+    def check_match(self, path: TokenPath, matched: int) -> None:
+        """Checks that a match is the longest prefix of which all pages exist on some tier."""
+        page_store = self.cache.kv_cache.page_store
+        anywhere = {node.key for tier in (Tier.DEVICE, Tier.HOST) for node in page_store.tree.nodes_on(tier)}
+        anywhere |= self.cache.disk.pages.keys()
+        expected = 0
+        for tag in self.cache.tags(path):
+            if tag not in anywhere:
+                break
+            expected += 1
+        assert matched == expected
+
+    def end(self) -> None:
+        """Closes everything and checks that no session's page is left and that all other pages can be evicted."""
+        kv_cache = self.cache.kv_cache
+        for one in self.running:
+            kv_cache.release(one.allocation.pages)
+        self.running = []
+        self.cache.fire_all()
+        for agent in list(self.agents):
+            self.run_command(agent, SessionVerb.CLOSE)
+        self.cache.fire_all()
+        for digest in self.pinned:
+            self.cache.adapters.unpin(digest)
+        for digest in self.cache.adapters.digests:
+            self.cache.adapters.evict(digest)
+        self.cache.check()
+        for tier in (Tier.DEVICE, Tier.HOST):
+            pool = kv_cache.page_store.pool(tier)
+            assert all(node.outlives_sessions for node in kv_cache.page_store.tree.nodes_on(tier)), (
+                "a closed session's page is left"
+            )
+            assert pool.free_pages + pool.idle_pages == pool.num_pages
+            assert pool.idle_pages == kv_cache.page_store.tree.num_copies(tier)
+
+    # ---- helpers ----------------------------------------------------------------------------------------------
+
+    def path(self, domain: bytes, tokens: Sequence[int]) -> TokenPath:
+        scope = SCOPES.with_public_pages(SCOPES.scope(IsolationDomain(domain), ()), (), public_tokens(tokens) // SIZE)
+        return TokenPath(scope, tuple(tokens), domain)
+
+    def idle(self, index: int) -> ExpectedSession | None:
+        busy = {one.agent for one in self.running}
+        agents = [agent for agent in self.agents if agent not in busy]
+        return agents[index % len(agents)] if agents else None
+
+    def ready(self, index: int) -> RunningRequest | None:
+        ready = [
+            one
+            for one in self.running
+            if not one.allocation.loads and len(one.allocation.pages) == -(-len(one.path.token_ids) // SIZE)
+        ]
+        return ready[index % len(ready)] if ready else None
+
+    def run_command(self, agent: ExpectedSession, verb: SessionVerb, waits: tuple[ToolWait, ...] = ()) -> None:
+        answer = self.session_cache.run(
+            SessionCommand(
+                verb,
+                SessionKey(agent.name),
+                IsolationDomain(agent.domain),
+                (),
+                agent.tokens,
+                public_tokens(agent.tokens),
+                waits,
+            )
+        )
+        parts = answer.device_tokens + answer.host_tokens + answer.disk_tokens + answer.missing_tokens
+        assert parts == len(agent.tokens)

@@ -1,0 +1,58 @@
+"""Tests of requests that the scheduler refuses."""
+
+import pytest
+
+from graftwork.platform.errors import (
+    CapacityContended,
+    Conflict,
+    ContextLengthExceeded,
+    InvalidRequest,
+)
+from tests.engine.scheduler.scheduler_driver import CONTEXT, SchedulerDriver
+
+
+def test_a_full_queue_refuses_with_the_seconds_to_wait() -> None:
+    """A request beyond the free places and the queue limit is refused with a retry-after, and changes nothing."""
+    driver = SchedulerDriver(max_running=1, max_waiting=1)
+    driver.submit("one")
+    driver.submit("two")
+
+    with pytest.raises(CapacityContended) as refusal:
+        driver.submit("three")
+
+    assert refusal.value.retry_after_s
+    assert driver.scheduler.num_waiting == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        ([], InvalidRequest),
+        ([5] * CONTEXT, ContextLengthExceeded),
+        ([5, 100], InvalidRequest),
+        ([5, -1], InvalidRequest),
+    ],
+)
+def test_prompts_that_cannot_be_served_are_refused(prompt: list[int], error: type[Exception]) -> None:
+    """A prompt is refused if it is empty, longer than the context, or outside the vocabulary."""
+    driver = SchedulerDriver()
+
+    with pytest.raises(error):
+        driver.submit("bad", prompt)
+
+    assert driver.scheduler.num_waiting == 0
+
+
+def test_the_context_error_names_both_numbers() -> None:
+    """The message has the tokens of the prompt and of the context."""
+    with pytest.raises(ContextLengthExceeded, match=f"{CONTEXT + 2} tokens.*{CONTEXT} tokens"):
+        SchedulerDriver().submit("bad", [5] * (CONTEXT + 2))
+
+
+def test_a_request_id_is_served_once_at_a_time() -> None:
+    """The id of a request that is still served is a conflict."""
+    driver = SchedulerDriver()
+    driver.submit("same")
+
+    with pytest.raises(Conflict):
+        driver.submit("same")
