@@ -13,8 +13,8 @@ export TOKENIZERS_PARALLELISM ?= false
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-serve: $(VENV)/.installed ## install what serving needs, then run `graftwork serve --demo`
-	$(BIN)/graftwork serve --demo
+serve: $(VENV)/.installed ## install what serving needs, then run `graftwork serve --demo` (ARGS='--port 8001')
+	$(BIN)/graftwork serve --demo $(ARGS)
 
 demo: $(VENV)/.installed ## run the story: three tenants, a fork, a restart
 	$(BIN)/graftwork demo

@@ -7,22 +7,24 @@ Invariant: a `write()` block commits once at its end, or changes nothing; a `rea
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
 from typing import Any, NewType
+from urllib.parse import urlencode
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, MetaData, NullPool, event, make_url, text
-from sqlalchemy.exc import InterfaceError, OperationalError
+from alembic.util import CommandError
+from sqlalchemy import URL, Connection, MetaData, NullPool, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
 
-from graftwork.platform.errors import Unavailable
+from graftwork.platform.errors import InvalidRequest, Unavailable
 
 ReadSession = NewType("ReadSession", AsyncSession)
 """Permission to read. Changes that are made through it are rolled back."""
@@ -54,7 +56,8 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = make_url(url)
+        """Opens no connection. Raises InvalidRequest for an address that cannot be used."""
+        self._url, self._connect_args = split_address(url)
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._engine = self._make_engine()
         reading = self._engine.execution_options(sqlite_begin="BEGIN")
@@ -67,17 +70,20 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[ReadSession]:
-        """Opens a session that reads one consistent state. Raises Unavailable if the database cannot be reached."""
-        async with self._read_sessions() as session:
-            await _connect(session)
-            yield ReadSession(session)
+        """Opens a session that reads one consistent state. Raises Unavailable if the database does not answer."""
+        with _database_errors():
+            async with self._read_sessions() as session:
+                await _begin(session)
+                yield ReadSession(session)
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[WriteSession]:
         """Opens a transaction that is committed when its block ends without an error.
 
-        Raises Unavailable if the database cannot be reached. Never open a second transaction inside the block: on
-        SQLite the second would wait for the first for ever.
+        Raises Unavailable if the database does not answer, or cannot store anything. If its connection is lost during
+        the commit, nobody knows whether the changes are stored. So a caller that tries again must make the same
+        changes harmless the second time.
+        Never open a second transaction inside the block: on SQLite the second would wait for the first for ever.
         """
         if not self._is_sqlite:
             async with self._transaction() as session:
@@ -97,11 +103,17 @@ class Database:
         await self._engine.dispose()
 
     async def upgrade_to_head(self) -> None:
-        """Brings the schema to this code's revision. Several processes may call this at once."""
+        """Brings the schema to this code's revision. Several processes may call this at once.
+
+        Raises Unavailable if the database cannot be used, and InvalidRequest if its schema is unknown here.
+        """
         await self._migrate(command.upgrade, "head")
 
     async def downgrade(self, revision: str) -> None:
-        """Takes the schema back to `revision`; `base` is an empty database. Rows of dropped tables are lost."""
+        """Takes the schema back to `revision`; `base` is an empty database. Rows of dropped tables are lost.
+
+        Raises Unavailable if the database cannot be used, and InvalidRequest for an unknown revision.
+        """
         await self._migrate(command.downgrade, revision)
 
     async def current_revision(self) -> str | None:
@@ -110,16 +122,22 @@ class Database:
             connection = await session.connection()
             return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
 
+    async def check_writable(self) -> None:
+        """Writes and commits a row without changing it. Raises Unavailable if the database cannot store anything."""
+        async with self.write() as session:
+            await session.execute(text("UPDATE alembic_version SET version_num = version_num"))
+
     def head_revision(self) -> str | None:
         """Returns the revision of the schema that this code expects."""
         return ScriptDirectory.from_config(_alembic_config()).get_current_head()
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncGenerator[WriteSession]:
-        async with self._write_sessions() as session:
-            await _connect(session)
-            yield WriteSession(ReadSession(session))
-            await session.commit()
+        with _database_errors():
+            async with self._write_sessions() as session:
+                await _begin(session)
+                yield WriteSession(ReadSession(session))
+                await session.commit()
 
     async def _migrate(self, verb: Callable[[Config, str], None], revision: str) -> None:
         """Runs one Alembic command in one transaction. A lock keeps other processes out."""
@@ -136,15 +154,30 @@ class Database:
                 if not self._is_sqlite:
                     await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
                 await connection.run_sync(run)
+        except CommandError as error:
+            raise InvalidRequest(
+                f"The database {self._shown} cannot be moved to revision {revision} ({error}). "
+                "If a newer version of Graftwork made it, run that version."
+            ) from error
+        except (SQLAlchemyError, OSError) as error:
+            raise Unavailable(
+                f"The database {self._shown} cannot be used ({_reason(error)}): start it, or correct --database-url.",
+                code="database_unavailable",
+            ) from error
         finally:
             await engine.dispose()
+
+    @property
+    def _shown(self) -> str:
+        """The address without its password."""
+        return self._url.render_as_string(hide_password=True)
 
     def _make_engine(self, foreign_keys: bool = True, **options: Any) -> AsyncEngine:
         if self._is_sqlite:
             engine = create_async_engine(self._url, **options)
             _prepare_sqlite(engine, foreign_keys)
             return engine
-        return create_async_engine(self._url, pool_pre_ping=True, **options)
+        return create_async_engine(self._url, pool_pre_ping=True, connect_args=self._connect_args, **options)
 
 
 def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
@@ -167,22 +200,119 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
         connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
 
 
-async def _connect(session: AsyncSession) -> None:
-    """Begins the transaction at once.
-
-    Raises Unavailable if the database does not answer, before any statement is sent.
-    """
+async def _begin(session: AsyncSession) -> None:
+    """Begins the transaction at once, so that a database that is away is noticed before any statement is sent."""
     try:
         await session.connection()
-    except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
-        raise Unavailable(
-            "The database cannot be reached; send the request again shortly.",
-            code="database_unavailable",
-            retry_after_s=1.0,
-        ) from error
+    except (OperationalError, InterfaceError, OSError) as error:
+        raise _away() from error
+
+
+@contextmanager
+def _database_errors() -> Iterator[None]:
+    """Converts the errors of a database that does not answer, or cannot store anything, to Unavailable.
+
+    Other errors pass, such as a broken constraint.
+    """
+    try:
+        yield
+    except (DBAPIError, PoolTimeoutError, ConnectionError) as error:
+        converted = _as_unavailable(error)
+        if converted is None:
+            raise
+        raise converted from error
+
+
+_CUT_STATES = ("08", "57P01", "57P02", "57P03")
+"""PostgreSQL's codes for connections that were lost, and for a server that stops or starts."""
+_FULL_STATES = ("53100",)
+"""PostgreSQL's code for a full disk."""
+_BUSY_STATES = ("53", "25006", "58030")
+"""PostgreSQL's codes for a lack of memory or connections, a server that only reads, and a disk that fails."""
+_FULL_NAMES = ("SQLITE_FULL",)
+_BUSY_NAMES = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")
+"""The beginnings of SQLite's names for errors of the disk, and for a lock that another process holds too long."""
+
+
+def _as_unavailable(error: DBAPIError | PoolTimeoutError | ConnectionError) -> Unavailable | None:
+    if not isinstance(error, DBAPIError):
+        return _away()
+    state = str(getattr(error.orig, "sqlstate", None) or "")
+    name = str(getattr(error.orig, "sqlite_errorname", None) or "")
+    if state.startswith(_FULL_STATES) or name.startswith(_FULL_NAMES):
+        return Unavailable(
+            "The database's disk is full, so nothing can be stored: tell the operator to make room on it.",
+            code="storage_full",
+            retry_after_s=10.0,
+        )
+    is_away = error.connection_invalidated or state.startswith(_CUT_STATES)
+    if is_away or state.startswith(_BUSY_STATES) or name.startswith(_BUSY_NAMES):
+        return _away()
+    return None
+
+
+def _away() -> Unavailable:
+    return Unavailable(
+        "The database does not answer, or cannot store anything; send the request again shortly.",
+        code="database_unavailable",
+        retry_after_s=1.0,
+    )
 
 
 def _alembic_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(files("graftwork").joinpath("migrations")).replace("%", "%%"))
     return config
+
+
+_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
+_OWN_PARAMETERS = frozenset({"host", "port", "ssl", "prepared_statement_cache_size"})
+"""Parameters of a PostgreSQL address that SQLAlchemy and asyncpg take as they are."""
+_LIBPQ_PARAMETERS = frozenset(
+    {
+        *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "sslnegotiation"),
+        *("ssl_min_protocol_version", "ssl_max_protocol_version"),
+        *("target_session_attrs", "passfile", "krbsrvname", "gsslib", "application_name", "options"),
+    }
+)
+"""Parameters of libpq that asyncpg reads from an address of its own, as libpq does."""
+
+
+def split_address(url: str) -> tuple[URL, dict[str, Any]]:
+    """Returns the address for SQLAlchemy, and the arguments for the driver that stand for libpq's parameters in it.
+
+    Raises InvalidRequest if the address has another form, another database, or a parameter that nothing reads.
+    """
+    try:
+        address = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise _wrong_address("it is no address") from error
+    if address.drivername not in _DRIVERS:
+        raise _wrong_address(f"{address.drivername} is not served")
+    if address.drivername == "sqlite+aiosqlite":
+        return address, {}
+    arguments: dict[str, Any] = {}
+    libpq = {name: value for name, value in address.query.items() if name in _LIBPQ_PARAMETERS}
+    if libpq:
+        arguments["dsn"] = f"postgresql://?{urlencode(libpq, doseq=True)}"
+    timeout = address.query.get("connect_timeout")
+    if timeout is not None:
+        if not isinstance(timeout, str) or not timeout.isdecimal() or not int(timeout):
+            raise _wrong_address(f"connect_timeout {timeout!r} is no number of seconds from 1 up")
+        arguments["timeout"] = float(timeout)
+    unknown = sorted(set(address.query) - _OWN_PARAMETERS - _LIBPQ_PARAMETERS - {"connect_timeout"})
+    if unknown:
+        raise _wrong_address(f"its parameter {unknown[0]!r} cannot be honoured; leave it out")
+    return address.difference_update_query([*libpq, "connect_timeout"]), arguments
+
+
+def _wrong_address(problem: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"database_url: {problem}. Give postgresql://USER:PASSWORD@HOST/NAME or sqlite+aiosqlite:///PATH.",
+        param="database_url",
+    )
+
+
+def _reason(error: SQLAlchemyError | OSError) -> str:
+    """Returns the first line of the driver's own message."""
+    return str(getattr(error, "orig", None) or error).partition("\n")[0]

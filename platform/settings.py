@@ -57,7 +57,7 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 1
-    """CPU threads of one engine, at least 1."""
+    """CPU threads of one engine, 1 to 1024."""
     device_bytes: int | None = None
     """Bytes of device memory for KV and adapters together. None is the engine's default."""
     lora_pool_bytes: int | None = None
@@ -101,9 +101,6 @@ class Settings:
 
     `auto` takes the form that the model's chat template shows.
     """
-    fleet: str = "static"
-    """How engines are managed: `static` or `ray`. Only `static` is served yet."""
-    replicas: int = 1
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
 
@@ -138,20 +135,6 @@ class Settings:
     def resolved_engine_address(self) -> str:
         """The address of the engine: the given address, or the embedded engine's socket."""
         return self.engine_address or f"unix:{self.data_dir.absolute() / 'engine.sock'}"
-
-    def check_served(self) -> None:
-        """Raises InvalidRequest for a setting that has no effect in this version."""
-        unserved = {
-            "fleet": self.fleet != "static",
-            "replicas": self.replicas != 1,
-        }
-        found = next((name for name, is_set in unserved.items() if is_set), None)
-        if found is not None:
-            flag = f"--{found.replace('_', '-')}"
-            raise InvalidRequest(
-                f"{flag} is not served yet: this version runs one engine. Leave it out.",
-                param=found,
-            )
 
 
 def async_database_url(url: str) -> str:
@@ -225,6 +208,12 @@ def _one_of(*choices: str) -> Callable[[object], str]:
     return parse
 
 
+def _device(value: object) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(value).lower()):
+        raise ValueError("give auto, cpu, cuda or cuda:N")
+    return str(value).lower()
+
+
 _FORMER_VARIABLES: Mapping[str, str] = {"device_bytes": "GRAFTWORK_DEVICE_KV_BYTES"}
 """By setting, the former name of its variable. The former name is still read."""
 
@@ -243,9 +232,9 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "engine_address": _text,
     "admin_key": _text,
     "pepper": _text,
-    "device": _text,
-    "dtype": _text,
-    "threads": _whole(1),
+    "device": _device,
+    "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
+    "threads": _whole(1, 1024),
     "device_bytes": parse_bytes,
     "lora_pool_bytes": parse_bytes,
     "lora_host_bytes": parse_bytes,
@@ -263,8 +252,6 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_connections_per_address": _whole(0),
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
-    "fleet": _one_of("static", "ray"),
-    "replicas": _whole(1),
     "log_level": _one_of("debug", "info", "warning", "error"),
 }
 

@@ -21,6 +21,7 @@ from graftwork.platform.strict_json import read_object
 MAX_CONFIG_BYTES = 1024 * 1024
 _SAVED_MODULES = {EMBEDDING: EMBEDDING, f"model.{EMBEDDING}": EMBEDDING, HEAD: HEAD}
 _LAYERS_PATTERNS = ("layers", "model.layers")
+_ALL_LINEAR = "all-linear"
 _MAX_ALPHA = 1_000_000
 _MAX_PATTERNS = 1024
 _MAX_STATES = 65_536  # characters of all patterns of a table together
@@ -71,6 +72,25 @@ class PatternTable:
             raise _refused(self._field, "the patterns take too long to match: write plain module names.")
 
 
+class ModulePattern:
+    """A target_modules or exclude_modules that is one string: a regular expression over whole module names."""
+
+    def __init__(self, field: str, text: str) -> None:
+        """Parses the pattern. Raises ValidationFailed if it is not supported."""
+        self._field = field
+        try:
+            self._pattern = NamePattern(text, is_whole=True)
+        except PatternRefused as refusal:
+            problem = f"the pattern {shown(text)} cannot be read: {refusal}. Write a list of module names instead."
+            raise _refused(field, problem) from None
+
+    def matches(self, module: str) -> bool:
+        found = self._pattern.matches(module)
+        if self._pattern.work > _MAX_WORK:
+            raise _refused(self._field, "the pattern takes too long to match: write a list of module names.")
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
     """The fields of adapter_config.json that determine how tensors are applied."""
@@ -80,12 +100,12 @@ class LoraConfig:
     use_rslora: bool
     rank_pattern: PatternTable
     alpha_pattern: PatternTable
-    target_modules: tuple[str, ...] | None
-    """The names of the target modules, or ends of these names.
+    target_modules: tuple[str, ...] | ModulePattern | None
+    """The names of the target modules, or ends of these names, or a pattern.
 
-    It is None if the file has a regular expression, "all-linear" or no value.
+    It is None if the file has "all-linear" or no value.
     """
-    exclude_modules: tuple[str, ...]
+    exclude_modules: tuple[str, ...] | ModulePattern | None
     layers_to_transform: frozenset[int]
     """The indices of the layers that have LoRA, from 0. If empty, all layers have LoRA."""
     use_dora: bool
@@ -108,12 +128,16 @@ class LoraConfig:
 
         `layer` is None for modules outside the layers.
         """
-        if _is_named(module, self.exclude_modules):
+        if self.exclude_modules and _is_chosen(module, self.exclude_modules):
             return False
-        if self.target_modules is None or module in self.target_modules:
+        if self.target_modules is None:
+            return True
+        if isinstance(self.target_modules, ModulePattern):
+            return self.target_modules.matches(module)
+        if module in self.target_modules:
             return True
         right_layer = not self.layers_to_transform or layer in self.layers_to_transform
-        return right_layer and _is_named(module, self.target_modules)
+        return right_layer and _is_chosen(module, self.target_modules)
 
 
 def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
@@ -133,8 +157,8 @@ def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
         use_rslora=_boolean(config, "use_rslora"),
         rank_pattern=_rank_pattern(config, max_rank),
         alpha_pattern=_alpha_pattern(config),
-        target_modules=_names("config.target_modules", target_modules),
-        exclude_modules=_names("config.exclude_modules", exclude_modules) or (),
+        target_modules=_choice("config.target_modules", None if target_modules == _ALL_LINEAR else target_modules),
+        exclude_modules=_choice("config.exclude_modules", exclude_modules),
         layers_to_transform=_layers_to_transform(config),
         use_dora=_boolean(config, "use_dora"),
         lora_bias=_boolean(config, "lora_bias"),
@@ -192,9 +216,11 @@ def _pattern_rows(config: dict[str, Any], field: str) -> dict[str, Any]:
     return rows
 
 
-def _names(param: str, value: object) -> tuple[str, ...] | None:
-    if value is None or isinstance(value, str):
+def _choice(param: str, value: object) -> tuple[str, ...] | ModulePattern | None:
+    if value is None:
         return None
+    if isinstance(value, str):
+        return ModulePattern(param, value)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _refused(param, "must be a list of module names, or one string.")
     return tuple(value)
@@ -254,7 +280,9 @@ def _text(config: dict[str, Any], field: str) -> str | None:
     return value
 
 
-def _is_named(module: str, names: tuple[str, ...]) -> bool:
+def _is_chosen(module: str, names: tuple[str, ...] | ModulePattern) -> bool:
+    if isinstance(names, ModulePattern):
+        return names.matches(module)
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 

@@ -1,10 +1,12 @@
 r"""Matches regular expressions against module names, in linear time.
 
-Uploads contain such expressions: PEFT's rank_pattern and alpha_pattern. Python's `re` backtracks, so one hostile
-pattern could block the process for hours. Invariant: `re` never gets a pattern from an upload.
+Uploads contain such expressions: PEFT's rank_pattern, alpha_pattern, target_modules and exclude_modules. Python's `re`
+backtracks, so one hostile pattern could block the process for hours. Invariant: `re` never gets a pattern from an
+upload.
 Owns the automaton of a pattern (Thompson, 1968): a match reads the name once and keeps the set of possible states.
 Supports the part of the language that module names need, and refuses the rest with an error that names it.
-As in PEFT, a pattern matches a whole name, or an end of it that follows a dot: re.match(r"(.*\.)?(pattern)$", name).
+As in PEFT, a pattern of rank_pattern or alpha_pattern matches a whole name, or an end of it that follows a dot:
+re.match(r"(.*\.)?(pattern)$", name). One of target_modules or exclude_modules matches only whole names: re.fullmatch.
 """
 
 from graftwork.adapters.format.pattern_parser import (
@@ -92,9 +94,10 @@ class _Automaton:
 
 
 class NamePattern:
-    """One pattern of a rank_pattern or alpha_pattern. Raises PatternRefused for a pattern that is not supported."""
+    """One pattern of an upload. Raises PatternRefused for a pattern that is not supported."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, is_whole: bool = False) -> None:
+        """With `is_whole`, the pattern must match a whole name, not only an end of it."""
         if len(text) > MAX_PATTERN_CHARACTERS or not text.isascii():
             raise PatternRefused(f"it must be at most {MAX_PATTERN_CHARACTERS} ASCII characters")
         self._automaton = _Automaton()
@@ -102,7 +105,7 @@ class NamePattern:
         """The number of states visited so far. A caller with many patterns uses it as a limit."""
         self._start = self._automaton.add_state()
         self._end = self._automaton.add(PatternParser(text).parse(), self._start)
-        self._after_dot = self._reach({self._start}, at_start=False, at_end=False)
+        self._after_dot = frozenset() if is_whole else self._reach({self._start}, at_start=False, at_end=False)
         self._steps: dict[tuple[frozenset[int], str], frozenset[int]] = {}
 
     @property
@@ -110,7 +113,7 @@ class NamePattern:
         return len(self._automaton.free)
 
     def matches(self, name: str) -> bool:
-        """Returns whether the pattern matches `name`, or an end of `name` that follows a dot."""
+        """Returns whether the pattern matches `name`, or, unless it is whole, an end of `name` that follows a dot."""
         states = self._reach({self._start}, at_start=True, at_end=not name)
         for character in name:
             states = self._step(states, character)

@@ -136,21 +136,13 @@ def refuse_unserved_settings(config: dict[str, Any]) -> None:
             raise unserved(f"config.{setting.field}", setting.what)
     known = SERVED_FIELDS | TRAINING_FIELDS | {setting.field for setting in UNSERVED_SETTINGS}
     for field, value in config.items():
-        if field not in known and _switches_on(value):
+        if field not in known and _is_set(value):
             raise unserved(f"config.{shown(field)}", "a setting this server does not know")
 
 
 def describe_unserved_tensor(name: str) -> str | None:
     """Returns a description of the tensor if it is known but not supported; None if its name is unknown."""
     return next((row.what for row in UNSERVED_TENSORS if row.pattern.search(name)), None)
-
-
-def _switches_on(value: object) -> bool:
-    """Returns whether a value may switch on a feature of PEFT.
-
-    `true`, a list and an object may do so. A number or a text only tunes a feature.
-    """
-    return value is True or (isinstance(value, list | dict) and bool(value))
 
 
 def unserved(param: str, what: str) -> ValidationFailed:

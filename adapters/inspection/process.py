@@ -50,6 +50,7 @@ class InspectionProcess:
                     stdout=subprocess.DEVNULL,
                     cwd="/",
                     env=_environment(),
+                    start_new_session=True,  # a Ctrl-C at the terminal is for the gateway, which then ends the worker
                 )
             except OSError as error:
                 self._connection.close()

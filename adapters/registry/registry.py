@@ -185,7 +185,7 @@ class AdapterRegistry:
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
-            if adapter is None:
+            if adapter is None or not adapter.versions:
                 raise unknown_adapter(name)
             await writer.delete_adapter(adapter.id)
         return await self._keeper.free({version.digest for version in adapter.versions})
@@ -194,6 +194,7 @@ class AdapterRegistry:
         """Removes one version. Returns the digests of the files that were removed.
 
         Raises Conflict while an alias points to the version. Can also raise NotFound.
+        With its last version, the adapter is gone. If its name is used again, the numbers of versions go on.
         """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
@@ -211,8 +212,7 @@ class AdapterRegistry:
             writer = AdapterWriter(session, scope)
             await writer.lock_tenant()
             adapters = await writer.all()
-            for adapter in adapters:
-                await writer.delete_adapter(adapter.id)
+            await writer.delete_all_adapters()
         return await self._keeper.free({version.digest for adapter in adapters for version in adapter.versions})
 
     async def sweep(self) -> tuple[str, ...]:
@@ -229,7 +229,7 @@ class AdapterRegistry:
         existing = await writer.lock(upload.name)
         if existing and _with_digest(existing, upload.digest):
             return existing
-        check_limits(await writer.usage(), upload, limits, is_new=existing is None)
+        check_limits(await writer.usage(), upload, limits, is_new=existing is None or not existing.versions)
         await self._keeper.claim(session, upload)
         now = self._clock.now()
         adapter = existing or Adapter(AdapterId(new_id("adp")), upload.name, now)

@@ -31,18 +31,18 @@ class AdapterReader:
         self._scope = scope
 
     async def find(self, name: str) -> Adapter | None:
-        return await self._find(name, self._own_adapters())
+        return await self._find(name, self._with_versions())
 
     async def all(self) -> tuple[Adapter, ...]:
         """Returns all adapters of the tenant, sorted by name."""
-        return await self._load(self._own_adapters().order_by(AdapterRow.name))
+        return await self._load(self._with_versions().order_by(AdapterRow.name))
 
     async def page(self, request: PageRequest) -> Page[Adapter] | None:
         """Returns one page of adapters, sorted by age.
 
         Returns None if `request.after` is not an adapter of this tenant.
         """
-        statement = self._own_adapters()
+        statement = self._with_versions()
         if request.after is not None:
             if not await self._exists(request.after):
                 return None
@@ -52,14 +52,22 @@ class AdapterReader:
         return cut(await self._load(statement.order_by(by).limit(request.limit + 1)), request)
 
     async def usage(self) -> AdapterUsage:
-        adapters = select(func.count()).select_from(AdapterRow).where(AdapterRow.tenant_id == self._scope)
+        adapters = select(func.count()).select_from(self._with_versions().subquery())
         stored = select(func.coalesce(func.sum(AdapterVersionRow.size_bytes), 0)).where(
             AdapterVersionRow.tenant_id == self._scope
         )
         return AdapterUsage(await self._scalar(adapters), await self._scalar(stored))
 
     def _own_adapters(self) -> Select[AdapterRow]:
+        """Selects also the adapters without versions. Their rows remember which version numbers were used."""
         return select(AdapterRow).where(AdapterRow.tenant_id == self._scope)
+
+    def _with_versions(self) -> Select[AdapterRow]:
+        """Selects the adapters that exist for the tenant: with its last version, an adapter is gone."""
+        versions = exists().where(
+            AdapterVersionRow.tenant_id == self._scope, AdapterVersionRow.adapter_id == AdapterRow.id
+        )
+        return self._own_adapters().where(versions)
 
     async def _find(self, name: str, statement: Select[AdapterRow]) -> Adapter | None:
         if not is_adapter_name(name):  # keeps text that a database cannot store out of the statement
@@ -108,7 +116,7 @@ class AdapterWriter(AdapterReader):
     async def lock(self, name: str) -> Adapter | None:
         """Locks the adapter until the end of the transaction, and returns it with its versions and aliases.
 
-        Returns None if the adapter does not exist.
+        Also returns an adapter whose versions were all deleted. Returns None if the adapter does not exist.
         """
         return await self._find(name, self._own_adapters().with_for_update())
 
@@ -152,6 +160,10 @@ class AdapterWriter(AdapterReader):
         await self._session.execute(
             delete(AdapterRow).where(AdapterRow.tenant_id == self._scope, AdapterRow.id == adapter_id)
         )
+
+    async def delete_all_adapters(self) -> None:
+        """Deletes all adapters of the tenant, also those without versions."""
+        await self._session.execute(delete(AdapterRow).where(AdapterRow.tenant_id == self._scope))
 
     async def delete_version(self, adapter_id: AdapterId, version: int) -> None:
         await self._session.execute(

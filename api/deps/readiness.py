@@ -1,6 +1,7 @@
-"""Checks whether this gateway can serve: the database schema is current, and the engine generates a token.
+"""Checks whether this gateway can serve.
 
-Owns the latest result. Never changes the database.
+The database must have the current schema and store a row, and the engine must generate a token.
+Owns the latest result. Never changes what the database holds.
 Each check makes the engine run the model once, and anyone can ask for a check without a key. So each result stays valid
 for one second, and only one check runs at a time.
 """
@@ -48,6 +49,7 @@ class Readiness:
     async def _database(self) -> str | None:
         try:
             current = await self._resources.database.current_revision()
+            await self._resources.database.check_writable()
         except GraftworkError as error:
             return error.message
         head = self._head

@@ -143,6 +143,7 @@ class AdminResources:
     meter: UsageMeter
     registry: AdapterRegistry
     engine: EngineClient
+    description: EngineDescription
 
 
 @dataclass(frozen=True, slots=True)

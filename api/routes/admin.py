@@ -94,7 +94,10 @@ async def get_tenants_usage(
     """
     since, until = span(start, end, resources.clock.now())
     of_tenant = None if tenant_id is None else TenantId(tenant_id)
-    return usage_answer(await resources.meter.summarise(of_tenant, since, until, UsageGroup(group_by)))
+    group = UsageGroup(group_by)
+    return usage_answer(
+        await resources.meter.summarise(of_tenant, since, until, group), group, resources.description.model_name
+    )
 
 
 @reports_router.get("/audit")

@@ -20,7 +20,7 @@ async def get_health() -> Health:
 
 @router.get("/readyz", response_model=Ready, responses={503: {"model": NotReady, "description": "Not ready."}})
 async def get_readiness(request: Request) -> JSONResponse:
-    """Check that the database schema is current, and that the engine generates a token.
+    """Check that the database has the current schema and can store a row, and that the engine generates a token.
 
     If a check fails, the answer is a 503 with the reasons.
     """

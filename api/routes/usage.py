@@ -25,7 +25,9 @@ async def get_usage(
 ) -> Page[UsageRow]:
     """Sum the tenant's usage over the time range [from, to). By default this is the last 30 days."""
     since, until = span(start, end, resources.clock.now())
-    return usage_answer(await resources.meter.summarise(principal.tenant_id, since, until, UsageGroup(group_by)))
+    group = UsageGroup(group_by)
+    summaries = await resources.meter.summarise(principal.tenant_id, since, until, group)
+    return usage_answer(summaries, group, resources.description.model_name)
 
 
 @router.get("/quota")

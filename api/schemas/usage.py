@@ -11,7 +11,7 @@ from graftwork.api.schemas.admin import unix_seconds
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import UsageRow
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.tenancy.metering import UsageSummary
+from graftwork.platform.tenancy.metering import UsageGroup, UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
 
@@ -46,14 +46,15 @@ def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
     return since, until if end is not None else until + 1.0
 
 
-def usage_answer(summaries: Sequence[UsageSummary]) -> Page[UsageRow]:
+def usage_answer(summaries: Sequence[UsageSummary], group_by: UsageGroup, base_name: str) -> Page[UsageRow]:
     """Converts sums of usage to the body of an answer, with one row for each group.
 
-    Rows have no ids, so `first_id` is None.
+    Rows have no ids, so `first_id` is None. By adapter, the requests without one are the group `base_name`.
     """
+    unnamed = base_name if group_by is UsageGroup.ADAPTER else None
     rows = [
         UsageRow(
-            group=summary.group,
+            group=unnamed if summary.group is None else summary.group,
             requests=summary.requests,
             prompt_tokens=summary.prompt_tokens,
             cached_tokens=summary.cached_tokens,

@@ -1,6 +1,7 @@
 """Defines `client.chat.completions` and `client.models`, with the names of OpenAI's SDK."""
 
 import json
+from collections.abc import Coroutine
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from graftwork.api.sdk.transport.effects import Call, Connection, Emit, Opened, ReadStream, Steps
@@ -96,7 +97,12 @@ class Completions(Resource[R]):
     ) -> ChatCompletion: ...
     def create(
         self, *, model: str, messages: Messages, stream: bool = False, **parameters: Unpack[ChatParameters]
-    ) -> Any:
+    ) -> (
+        ChatCompletion
+        | Coroutine[Any, Any, ChatCompletion]
+        | Stream[ChatCompletionChunk]
+        | AsyncStream[ChatCompletionChunk]
+    ):
         """Asks the model to answer a conversation. With `stream=True`, the answer arrives in chunks."""
         extra_body = parameters.pop("extra_body", {})
         body = {"model": model, "messages": messages, **parameters, **extra_body}

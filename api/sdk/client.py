@@ -22,6 +22,7 @@ from graftwork.api.sdk.adapters import Adapters
 from graftwork.api.sdk.admin import Admin
 from graftwork.api.sdk.chat import Chat, Models
 from graftwork.api.sdk.sessions import Sessions
+from graftwork.api.sdk.transport.errors import ConfigurationError
 from graftwork.api.sdk.transport.operation import R
 from graftwork.api.sdk.transport.retries import RetryPolicy
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, Keys, SyncRuntime
@@ -117,9 +118,23 @@ class AsyncGraftwork(ApiClient[AsyncRuntime]):
 
 
 def _base_url(given: str | None) -> str:
-    """Returns the server's address without `/v1` at the end."""
-    url = given or os.environ.get("GRAFTWORK_URL") or DEFAULT_URL
+    """Returns the server's address without `/v1` at the end. An address without a scheme gets `http://`.
+
+    Raises ConfigurationError if the address is not one of HTTP.
+    """
+    url = (given or os.environ.get("GRAFTWORK_URL") or DEFAULT_URL).strip()
+    url = url if "://" in url else f"http://{url}"
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise _wrong_url(url) from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise _wrong_url(url)
     return url.rstrip("/").removesuffix("/v1")
+
+
+def _wrong_url(url: str) -> ConfigurationError:
+    return ConfigurationError(f"{url!r} is no server's address: give GRAFTWORK_URL as http://HOST:PORT.")
 
 
 def _keys(api_key: str | None, admin_key: str | None) -> Keys:

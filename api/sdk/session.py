@@ -4,7 +4,7 @@ Owns the last state that the server sent, and the number of the last event that 
 history: a `Session` asks the server for everything else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -77,6 +77,10 @@ class Run:
         return tuple(turn.usage for turn in self.turns if turn.usage is not None)
 
 
+EventStream = Stream[SessionEvent] | AsyncStream[SessionEvent]
+TurnAnswer = Turn | Coroutine[Any, Any, Turn] | EventStream
+
+
 class Session(Resource[R]):
     """One session on the server. `client.sessions` creates it. Sends requests to `/v1/sessions/{id}`."""
 
@@ -129,7 +133,7 @@ class Session(Resource[R]):
         stream: Literal[False] = False,
         **options: Unpack[TurnParameters],
     ) -> Turn: ...
-    def turn(self, input: Input, *, stream: bool = False, **options: Unpack[TurnParameters]) -> Any:
+    def turn(self, input: Input, *, stream: bool = False, **options: Unpack[TurnParameters]) -> TurnAnswer:
         """Starts a turn with a text or a list of items, and returns the finished turn.
 
         With `stream=True`, returns a stream of the turn's events.
@@ -153,7 +157,7 @@ class Session(Resource[R]):
     async def tool_outputs(
         self: "Session[AsyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[False] = False
     ) -> Turn: ...
-    def tool_outputs(self, outputs: Sequence[ToolOutput], *, stream: bool = False) -> Any:
+    def tool_outputs(self, outputs: Sequence[ToolOutput], *, stream: bool = False) -> TurnAnswer:
         """Sends outputs for the last turn's tool calls. When no output is missing, the server starts the next turn.
 
         With `stream=True`, returns a stream of that turn's events.
@@ -165,7 +169,7 @@ class Session(Resource[R]):
     def events(self: "Session[SyncRuntime]", *, after: int = 0) -> Stream[SessionEvent]: ...
     @overload
     def events(self: "Session[AsyncRuntime]", *, after: int = 0) -> AsyncStream[SessionEvent]: ...
-    def events(self, *, after: int = 0) -> Any:
+    def events(self, *, after: int = 0) -> EventStream:
         """Returns a stream of the session's events with numbers above `after`.
 
         First come the stored events, and then the events of the running turn.
@@ -345,7 +349,7 @@ class Session(Resource[R]):
         self.state = SessionState.read({**self.state.raw, "head": self.head, **answer})
         return self.state
 
-    def _stream(self, call: Call) -> Any:
+    def _stream(self, call: Call) -> EventStream:
         connection = Connection()
         feed = self._feed(connection, self._last_seq, ends_with_turn=True)
         return start_stream(self._runtime, feed.read(call), connection)

@@ -6,6 +6,7 @@ Never loads torch when the module is imported. Running an engine loads torch.
 """
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -15,8 +16,13 @@ from functools import partial
 
 from graftwork.api.server.served_model import model_dtype, model_folder, model_name
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
+from graftwork.engine.rpc.engine_pb2 import Failed
+from graftwork.platform.errors import GraftworkError
 from graftwork.platform.logs import configure_logging
 from graftwork.platform.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 ARTIFACTS_FOLDER = "artifacts"
 """The folder inside the data folder to which the gateway writes adapters, and from which the engine reads them."""
@@ -35,9 +41,9 @@ _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 def run_engine(settings: Settings, listen: str) -> None:
     """Serves the model at `listen` (a gRPC address) until SIGTERM or SIGINT. Blocks the caller until then.
 
-    Raises InvalidRequest for wrong settings.
+    Raises InvalidRequest for wrong settings and for a model that cannot be served.
     """
-    settings.check_served()
+    configure_logging(settings.log_level)
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
     from graftwork.engine.rpc.server import serve_engine
 
@@ -82,13 +88,25 @@ def main() -> None:
     """Runs a child process.
 
     Reads its settings from standard input, watches that pipe for the end of the parent, and serves.
+    The only argument is the descriptor of a pipe. An error that the engine ends with is written there.
     """
-    lifeline = sys.stdin.fileno()
+    lifeline, report = sys.stdin.fileno(), int(sys.argv[1])
+    os.set_inheritable(report, False)
     orders = json.loads(_read_line(lifeline))
     watch_parent(lifeline)
-    settings = Settings.from_environment(orders["settings"])
-    configure_logging(settings.log_level)
-    run_engine(settings, orders["listen"])
+    try:
+        run_engine(Settings.from_environment(orders["settings"]), orders["listen"])
+    except GraftworkError as error:
+        logger.debug("engine_failed", exc_info=True)
+        os.write(report, error_to_wire(error).SerializeToString())
+        sys.exit(1)
+
+
+def read_report(report: int) -> GraftworkError | None:
+    """Reads and closes the pipe of a child that has ended. Returns the error that the child wrote, if there is one."""
+    with os.fdopen(report, "rb") as pipe:
+        content = pipe.read()
+    return error_from_wire(Failed.FromString(content)) if content else None
 
 
 def watch_parent(lifeline: int) -> None:

@@ -6,13 +6,15 @@ Invariant: the child never runs longer than this process, and never after `Engin
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from graftwork.api.server.engine_process import child_command, child_orders
+from graftwork.api.server.engine_process import child_command, child_orders, read_report
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import Unavailable
+from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.settings import Settings, child_environment
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ class EngineChild:
         self._command = command or child_command()
         self._first_backoff_s = backoff_s
         self._process: asyncio.subprocess.Process | None = None
+        self._report: int | None = None
+        """A pipe. The child writes there the error that it ends with."""
         self._keeping: asyncio.Task[None] | None = None
         self.next_birth = asyncio.Event()
         """An event that is set when the next child process starts. A new event then replaces it."""
@@ -63,7 +67,7 @@ class EngineChild:
         """Starts the engine and waits until it answers.
 
         Calls `report` about once a second, with the seconds waited so far.
-        Raises Unavailable if the child ends before it answers. The child's own message is on standard error.
+        If the child ends before it answers, raises the child's own error, or Unavailable if the child gave none.
         """
         await self._spawn()
         await self._wait_until_it_answers(engine, report)
@@ -74,9 +78,11 @@ class EngineChild:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
+        if self._process is not None and self._process.returncode is None:
+            await self._end(self._process)
+        await self._last_error()
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):
             process.terminate()
         try:
@@ -88,17 +94,25 @@ class EngineChild:
 
     async def _spawn(self) -> None:
         # A process group of its own, so that Ctrl-C reaches only this process, which first lets running requests end.
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env=child_environment({"GLIBC_TUNABLES": _HUGE_PAGES}),
-        )
+        report, childs_report = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(*self._command, str(childs_report)),
+                stdin=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=[childs_report],
+                env=child_environment({"GLIBC_TUNABLES": _HUGE_PAGES}),
+            )
+        except BaseException:
+            os.close(report)
+            raise
+        finally:
+            os.close(childs_report)
         assert process.stdin is not None
         process.stdin.write(self._orders)
         with suppress(ConnectionError):  # it has died already; the code that waits for it notices
             await process.stdin.drain()
-        self._process = process
+        self._process, self._report = process, report
         self.next_birth.set()
         self.next_birth = asyncio.Event()
 
@@ -117,7 +131,15 @@ class EngineChild:
             if int(waited_s) > reported_s:
                 reported_s = int(waited_s)
                 report(waited_s)
-        raise Unavailable(f"The engine ended with status {self._process.returncode} before it was ready.")
+        status = self._process.returncode
+        raise await self._last_error() or Unavailable(f"The engine {_ending(status)} before it was ready.")
+
+    async def _last_error(self) -> GraftworkError | None:
+        """Returns the error that the ended child reported. The report can be read once."""
+        if self._report is None:
+            return None
+        report, self._report = self._report, None
+        return await asyncio.to_thread(read_report, report)
 
     async def _keep_alive(self) -> None:
         backoff_s = self._first_backoff_s
@@ -128,7 +150,21 @@ class EngineChild:
             lived_s = self._clock.monotonic() - born_at
             if lived_s > _HEALTHY_AFTER_S:
                 backoff_s = self._first_backoff_s
-            logger.error("engine ended with status %s; restarting it in %.1f s", status, backoff_s)
+            error = await self._last_error()
+            logger.error(
+                "engine %s; restarting it in %.1f s",
+                _ending(status) if error is None else f"ended: {error.message}",
+                backoff_s,
+            )
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
             await self._spawn()
+
+
+def _ending(status: int | None) -> str:
+    """Says how a child ended that reported no error, and what to do about it."""
+    if status == -signal.SIGKILL:
+        return "was killed by the system, which may have run out of memory: give smaller sizes,"
+    if status is not None and status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}, for the reason above,"

@@ -4,6 +4,7 @@ bind the port ─► wait for the engine ─► open the resources ─► serve 
 """
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -22,7 +23,8 @@ from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
 from graftwork.api.server.wiring import open_resources
 from graftwork.engine.rpc.client import GrpcEngineClient
-from graftwork.platform.errors import InvalidRequest, Unavailable
+from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
+from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
 
@@ -44,7 +46,6 @@ def run_gateway(settings: Settings) -> None:
 
     Raises a GraftworkError if the gateway cannot start.
     """
-    settings.check_served()
     model_folder(settings)  # fails at once if a setting is missing
     if settings.engine_address is None:
         raise InvalidRequest("A gateway needs an engine: name it with --engine-address, or use `graftwork serve`.")
@@ -56,7 +57,8 @@ def run_until_signalled(settings: Settings, process: Process) -> None:
     configure_logging(settings.log_level)
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    prepare_data_folder(settings.data_dir)
+    warn_of_readers(settings.data_dir)
 
     async def live() -> None:
         await process(settings, _console(), SignalWatch())
@@ -115,8 +117,22 @@ async def _metrics_port(settings: Settings, resources: Resources, console: Conso
             await serving
 
 
+def listen(settings: Settings) -> socket.socket:
+    """Binds the settings' address. Raises Conflict, or InvalidRequest if the host is no address of this machine."""
+    try:
+        return bind(settings.host, settings.port)
+    except Conflict as error:
+        cause = error.__cause__
+        if isinstance(cause, socket.gaierror) or (isinstance(cause, OSError) and cause.errno == errno.EADDRNOTAVAIL):
+            raise InvalidRequest(
+                f"{settings.host} is no address of this machine: choose another --host, such as 127.0.0.1 or 0.0.0.0.",
+                param="host",
+            ) from cause
+        raise Conflict(f"{error.message} GRAFTWORK_PORT=8001 does the same, also for `make serve`.") from cause
+
+
 async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -> None:
-    with bind(settings.host, settings.port) as listening:
+    with listen(settings) as listening:
         await _wait_for_engine(settings, console)
         await serve_gateway(settings, listening, console, signals)
 

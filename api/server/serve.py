@@ -2,7 +2,7 @@
 
 If the settings have the address of an engine, starts no child. Never serves requests itself: `gateway.py` does.
 
-bind the port ─► start the engine, wait for it ─► open the resources ─► serve ─► … ─► close all in reverse
+bind the port ─► lock the data folder ─► start the engine ─► open the resources ─► serve ─► … ─► close all in reverse
 """
 
 import tempfile
@@ -14,12 +14,15 @@ from pathlib import Path
 from rich.console import Console
 
 from graftwork.api.server.engine_supervisor import EngineChild
-from graftwork.api.server.gateway import run_until_signalled, serve_gateway
+from graftwork.api.server.gateway import listen, run_until_signalled, serve_gateway
 from graftwork.api.server.served_model import model_folder
-from graftwork.api.server.uvicorn_server import SignalWatch, bind
+from graftwork.api.server.uvicorn_server import SignalWatch
+from graftwork.engine.model.config import read_model_config
 from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.platform.clock import SystemClock
+from graftwork.platform.data_folder import locked_data_folder
 from graftwork.platform.settings import Settings
+from graftwork.sessions.text.model_files import ModelFolder
 
 _MAX_SOCKET_PATH = 100
 """The longest path of a Unix-domain socket that is used, in bytes."""
@@ -30,15 +33,17 @@ def serve(settings: Settings) -> None:
 
     Raises a GraftworkError if the server cannot start.
     """
-    settings.check_served()
-    model_folder(settings)  # fails at once if a setting is missing
+    folder = model_folder(settings)
+    read_model_config(folder)  # fails at once if the model cannot be served,
+    ModelFolder.load(folder)  # and not only when the engine has loaded its weights
     run_until_signalled(settings, _serve)
 
 
 async def _serve(settings: Settings, console: Console, signals: SignalWatch) -> None:
     async with AsyncExitStack() as stack:
-        listening = stack.enter_context(bind(settings.host, settings.port))
+        listening = stack.enter_context(listen(settings))
         if settings.engine_address is None:
+            stack.enter_context(locked_data_folder(settings.data_dir))
             settings = replace(settings, engine_address=_private_address(settings, stack))
             await stack.enter_async_context(_running_engine(settings, console))
         await serve_gateway(settings, listening, console, signals)

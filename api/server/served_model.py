@@ -3,11 +3,14 @@
 Never reads a model's files.
 """
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.settings import Settings
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 DEMO_MODEL_NAME = "graftwork-demo"
 
@@ -19,10 +22,10 @@ def demo_folder() -> Path:
 def model_folder(settings: Settings) -> Path:
     """Returns the folder of the model in the settings. If the settings have no model, demo mode uses the demo model.
 
-    Raises InvalidRequest without a model and without demo mode.
+    Raises InvalidRequest if no model is given, or if it is not a folder.
     """
     if settings.model is not None:
-        return settings.model
+        return _existing_folder(settings.model)
     if settings.demo:
         return demo_folder() / "model"
     raise InvalidRequest("No model is given: name its folder with --model, or serve the shipped one with --demo.")
@@ -36,3 +39,19 @@ def model_name(settings: Settings) -> str:
 def model_dtype(settings: Settings) -> str:
     """Returns the dtype of the served model. The demo model is so small that it can be served in float32."""
     return "float32" if settings.demo and settings.dtype == "auto" else settings.dtype
+
+
+def _existing_folder(path: Path) -> Path:
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise InvalidRequest(
+            f"{path} is a file: --model names the model's folder, with its config.json.", param="model"
+        )
+    if _HUB_ID.fullmatch(str(path)):
+        raise InvalidRequest(
+            f"There is no folder {path}, and models are not fetched from the Hub: download it with "
+            f"`hf download {path} --local-dir ./{path.name}`, then give --model ./{path.name}.",
+            param="model",
+        )
+    raise InvalidRequest(f"There is no folder {path}: --model names a Hugging Face model's folder.", param="model")

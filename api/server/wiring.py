@@ -27,14 +27,16 @@ from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import new_id
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
-from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.platform.tenancy.wrong_keys import WrongKeyLimit
@@ -55,6 +57,7 @@ from graftwork.sessions.turns.runner import TurnDependencies
 _REDIS_PREFIX = "graftwork:"
 _LEASE_S = 30.0
 _HEARTBEAT_S = 10.0
+_FLUSH_S = 1.0
 _SWEEP_S = 300.0
 
 
@@ -72,7 +75,7 @@ async def open_resources(
     Unavailable if the engine does not answer.
     """
     clock = clock or SystemClock()
-    await asyncio.to_thread(settings.data_dir.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(prepare_data_folder, settings.data_dir)
     async with AsyncExitStack() as stack:
         database = Database(settings.resolved_database_url)
         stack.push_async_callback(database.close)
@@ -84,7 +87,10 @@ async def open_resources(
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
         resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
+        backlog = resources.inference.accounting.backlog
         stack.push_async_callback(resources.server.quotas.close)
+        stack.push_async_callback(backlog.flush)
+        await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
@@ -112,10 +118,10 @@ async def _assemble(
     served = await _served_model(settings, clock, telemetry, engine)
     tenancy = Tenancy(database, pepper, clock)
     meter = UsageMeter(database)
-    quotas = _quota_keeper(settings, clock, meter)
-    description = served.generator.description
+    quotas = await _quota_keeper(settings, clock, meter)
+    backlog, description = UsageBacklog(meter), served.generator.description
     in_flight = InFlightBound(clock, description.max_requests, description.max_domain_requests)
-    accounting = Accounting(tenancy.get_quota, quotas, meter, telemetry, clock, in_flight)
+    accounting = Accounting(tenancy.get_quota, quotas, backlog, telemetry, clock, in_flight)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
     registry = AdapterRegistry(
         database,
@@ -162,7 +168,7 @@ async def _assemble(
             tasks=tasks,
         ),
         account=AccountResources(clock, tenancy, meter, registry, description),
-        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine),
+        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine, description),
         server=ServerResources(
             settings=settings,
             clock=clock,
@@ -211,10 +217,17 @@ def _connect(settings: Settings) -> EngineClient:
     return GrpcEngineClient(settings.resolved_engine_address)
 
 
-def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:
+async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:
+    """Raises InvalidRequest for a wrong address of Redis, and Unavailable if Redis does not answer."""
     if settings.redis_url is None:
         return LocalQuotaKeeper(clock, meter)
-    return RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
+    keeper = RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
+    try:
+        await keeper.check_reachable()
+    except Unavailable:
+        await keeper.close()
+        raise
+    return keeper
 
 
 def owner_name(settings: Settings) -> str | None:

@@ -4,6 +4,7 @@ Owns these choices, which are made once at start.
 """
 
 import ctypes
+import re
 import sys
 
 import torch
@@ -44,8 +45,18 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """Reads the model's weights onto the device, in `dtype`, and returns the decoder over them."""
-    weights = load_decoder_weights(WeightReader(config.model), model, device, dtype)
+    """Reads the model's weights onto the device, in `dtype`, and returns the decoder over them.
+
+    Raises InvalidRequest if a file is damaged or the weights do not fit into the device's memory.
+    """
+    try:
+        weights = load_decoder_weights(WeightReader(config.model), model, device, dtype)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise InvalidRequest(
+            f"The weights of {config.model} do not fit into the memory of {device}: take a smaller model, "
+            "or a device with more memory.",
+            param="model",
+        ) from error
     return Decoder(model, weights, RotaryTable(model.head_dim, model.rope, model.context_tokens, device))
 
 
@@ -58,9 +69,23 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device with this name. The name `auto` takes CUDA if it is available, else the CPU."""
+    """Returns the device with this name. The name `auto` takes CUDA if it is available, else the CPU.
+
+    Raises InvalidRequest if the name is unknown, or if this machine has no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device(name)
+    if not re.fullmatch(r"cuda(:\d+)?", name):
+        raise InvalidRequest(f"device {name!r} is not served: give auto, cpu, cuda or cuda:N.", param="device")
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(name.partition(":")[2] or 0) >= found:
+        raise InvalidRequest(
+            f"device {name!r} is not there: torch {torch.__version__} finds {found} CUDA devices. Give --device cpu, "
+            "or install the GPU's driver and a torch for CUDA.",
+            param="device",
+        )
     return torch.device(name)
 
 

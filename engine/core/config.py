@@ -27,7 +27,7 @@ class EngineConfig:
     page_tokens: int = 16
     """The number of tokens in a KV page. Small pages waste less memory. Large pages are read faster."""
     device_bytes: int = 768 * 2**20
-    """Bytes of KV and adapters together on the device; at least one full context."""
+    """Bytes of KV and adapters together on the device; at least one full context and the smallest adapter."""
     host_kv_bytes: int = 1024 * 2**20
     """Bytes of KV in host memory, for idle sessions; 0 turns this tier off."""
     disk_kv_bytes: int = 0

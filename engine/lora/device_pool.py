@@ -111,6 +111,8 @@ class DeviceAdapterPool:
     def why_never(self, adapters: Sequence[ResidentAdapter]) -> str | None:
         """Returns None if these adapters can be on the device together. Else returns why they never can, and what to
         change.
+
+        Reads only sizes that never change, so any thread may call this method.
         """
         num_bytes = sum(adapter.num_bytes for adapter in adapters)
         if self._most_bytes is not None and num_bytes > self._most_bytes:

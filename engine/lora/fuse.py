@@ -243,7 +243,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 def _overflow(where: str, dtype: torch.dtype) -> ValidationFailed:
     return ValidationFailed(
         f"weights: {where}: a value does not fit {dtype}, in which this engine computes, or DoRA divides by nothing. "
-        "Train with smaller values, or serve the engine with --dtype float32.",
+        "Train with smaller values, or start the engine with GRAFTWORK_DTYPE=float32.",
         param="weights",
         code="adapter_out_of_range",
     )

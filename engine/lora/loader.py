@@ -4,7 +4,7 @@ Owns the loading threads. Never blocks the engine loop and never touches the dev
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from graftwork.engine.lora.fuse import BaseModules, build_resident
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.verify import probe_adapter
 from graftwork.engine.lora.weights import AdapterSource, AdapterWeights
-from graftwork.platform.errors import GraftworkError, InternalFailure
+from graftwork.platform.errors import GraftworkError, InternalFailure, ValidationFailed
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +30,11 @@ class AdapterLoaded:
 
     digest: str
     outcome: ResidentAdapter | GraftworkError
+
+
+def adapter_too_large(message: str, param: str | None = None) -> ValidationFailed:
+    """Returns the error for an adapter that this engine could never place on its device."""
+    return ValidationFailed(message, param=param, code="adapter_too_large")
 
 
 class AdapterLoader:
@@ -55,12 +60,17 @@ class AdapterLoader:
             self.loading.add(digest)
             self._threads.submit(self._load, digest)
 
-    def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
-        """Loads an adapter only to check that its deltas equal those of plain torch.
+    def probe(
+        self,
+        digest: str,
+        why_never: Callable[[Sequence[ResidentAdapter]], str | None],
+        answer: Callable[[GraftworkError | None], None],
+    ) -> None:
+        """Loads an adapter only to check that its deltas equal those of plain torch, and that it could ever be placed.
 
-        `answer` is called on the loading thread, with the error or None.
+        `why_never` and `answer` are called on the loading thread, `answer` with the error or None.
         """
-        self._threads.submit(self._probe, digest, answer)
+        self._threads.submit(self._probe, digest, why_never, answer)
 
     def close(self) -> None:
         """Waits for the running loads, and ends the threads. Loads that have not begun are cancelled."""
@@ -69,8 +79,16 @@ class AdapterLoader:
     def _load(self, digest: str) -> None:
         self._deliver(AdapterLoaded(digest, self._attempt(digest, lambda weights, adapter: adapter)))
 
-    def _probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
+    def _probe(
+        self,
+        digest: str,
+        why_never: Callable[[Sequence[ResidentAdapter]], str | None],
+        answer: Callable[[GraftworkError | None], None],
+    ) -> None:
         def probe(weights: AdapterWeights, adapter: ResidentAdapter) -> ResidentAdapter:
+            too_large = why_never([adapter])
+            if too_large is not None:
+                raise adapter_too_large(f"weights: the weights of this adapter {too_large}", "weights")
             probe_adapter(weights, adapter, self._base, self._dtype)
             return adapter
 

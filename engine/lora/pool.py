@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.lora.device_pool import DeviceAdapterPool, PlacementResult
-from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader
+from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader, adapter_too_large
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
+from graftwork.platform.errors import GraftworkError, InvalidRequest
 
 _log = logging.getLogger(__name__)
 
@@ -151,11 +151,11 @@ class LoraPool:
             self._evict(digest)
 
     def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
-        """Tests on a loading thread that the engine applies an adapter exactly. Does not disturb running requests.
+        """Tests on a loading thread that the engine applies an adapter exactly, and that the device could ever hold it.
 
-        `answer` is called with the error, or with None.
+        Does not disturb running requests. `answer` is called with the error, or with None.
         """
-        self._loader.probe(digest, answer)
+        self._loader.probe(digest, self._device.why_never, answer)
 
     def forget(self, digest: str) -> None:
         """Drops an adapter from host and device. While requests use the adapter, it stays on the device until the last
@@ -180,7 +180,7 @@ class LoraPool:
         adapter = loaded.outcome
         too_large = self._device.why_never([adapter])
         if too_large is not None:
-            return ValidationFailed(f"The weights of adapter {loaded.digest} {too_large}")
+            return adapter_too_large(f"The weights of adapter {loaded.digest} {too_large}")
         self.num_loads += 1
         self._keep_on_host(adapter)
         return None

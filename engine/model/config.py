@@ -70,6 +70,13 @@ def read_model_config(folder: Path) -> ModelConfig:
     """Reads config.json from a model folder. Raises InvalidRequest if it is missing, or if the model is not
     supported.
     """
+    try:
+        return _read_model_config(folder)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _refused(f"a setting has a value of the wrong kind ({error}): take the model's own file.") from error
+
+
+def _read_model_config(folder: Path) -> ModelConfig:
     found = _read_json(folder / "config.json")
     variant = _variant(found)
     raw = {**COMMON_DEFAULTS, **variant.defaults, **found}
@@ -83,7 +90,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=heads if raw.get("num_key_value_heads") is None else _whole(raw, "num_key_value_heads"),
         head_dim=raw["hidden_size"] // heads if raw.get("head_dim") is None else _whole(raw, "head_dim"),
-        rms_norm_eps=raw["rms_norm_eps"],
+        rms_norm_eps=float(raw["rms_norm_eps"]),
         rope=read_rope_config(raw | {"max_position_embeddings": _whole(raw, "max_position_embeddings")}),
         biased_targets=_biased_targets(raw, variant),
         has_qk_norm=variant.has_qk_norm,
@@ -100,20 +107,24 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidRequest(
             f"{path} does not exist: --model must name a Hugging Face folder.", param="model"
         ) from None
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", param="model") from error
     except ValueError as error:
         raise InvalidRequest(f"{path} is not JSON: {error}", param="model") from error
+    if not isinstance(content, dict):
+        raise InvalidRequest(f"{path} holds no JSON object: take the model's own file.", param="model")
     return content
 
 
 def _variant(found: dict[str, Any]) -> ModelVariant:
     """Returns the architecture that config.json names."""
     architectures = found.get("architectures") or []
-    if len(architectures) != 1 or architectures[0] not in VARIANTS:
+    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in VARIANTS:
         raise _refused(f"architectures {architectures} is not served; served is one of {', '.join(VARIANTS)}.")
     variant = VARIANTS[architectures[0]]
     model_type = found.get("model_type", variant.model_type)
@@ -180,8 +191,11 @@ def _refused(problem: str) -> InvalidRequest:
 def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
     """Returns the end-of-sequence tokens: of generation_config.json, else of config.json."""
     path = folder / "generation_config.json"
-    generation = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    generation = _read_json(path) if path.exists() else {}
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))
     if eos is None:
         return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    token_ids = eos if isinstance(eos, list) else [eos]
+    if not all(isinstance(token_id, int) for token_id in token_ids):
+        raise _refused(f"eos_token_id must be a token id or a list of them, not {eos!r}.")
+    return tuple(token_ids)

@@ -15,11 +15,16 @@ from graftwork.platform.errors import InvalidRequest
 def fingerprint(folder: Path) -> str:
     """Returns `sha256:…`, a digest of the content of config.json and all weight files. The folder's path does not
     matter.
+
+    Raises InvalidRequest if a file is missing or cannot be read.
     """
     digest = hashlib.sha256(b"graftwork/base/1")
     for path in [folder / "config.json", *weight_files(folder)]:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", param="model") from error
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -40,5 +45,10 @@ def weight_files(folder: Path) -> list[Path]:
 def _indexed_files(folder: Path) -> Iterator[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        yield from {folder / name for name in names}
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            yield from [folder / name for name in names]
+        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"{index} is no index of weight files ({error}): download it again.", param="model"
+            ) from error

@@ -3,10 +3,13 @@
 Owns the record of which tensors have been read. Never loads a tensor before `read` is called for it.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from graftwork.engine.model.fingerprint import weight_files
 from graftwork.platform.errors import InvalidRequest
@@ -18,10 +21,11 @@ class WeightReader:
     """Reads single tensors from the weight files of a model folder, by name."""
 
     def __init__(self, folder: Path) -> None:
+        """Reads the files' headers. Raises InvalidRequest if a file is missing or is not a whole safetensors file."""
         self._files = weight_files(folder)
         self._file_by_name: dict[str, Path] = {}
         for path in self._files:
-            with safe_open(path, framework="pt") as tensors:
+            with _open(path) as tensors:
                 self._file_by_name.update(dict.fromkeys(tensors.keys(), path))
         self._unread = set(self._file_by_name)
 
@@ -41,7 +45,7 @@ class WeightReader:
         path = self._file_by_name.get(name)
         if path is None:
             raise InvalidRequest(f"The checkpoint has no tensor {name!r}.", param="model")
-        with safe_open(path, framework="pt") as tensors:
+        with _open(path) as tensors:
             tensor: torch.Tensor = tensors.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise InvalidRequest(f"Tensor {name!r} has shape {tuple(tensor.shape)}, not {shape}.", param="model")
@@ -52,3 +56,15 @@ class WeightReader:
             )
         self._unread.discard(name)
         return tensor
+
+
+@contextmanager
+def _open(path: Path) -> Generator[Any]:
+    """Opens one file. Raises InvalidRequest if it cannot be read, or is damaged."""
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
+    except (OSError, SafetensorError) as error:
+        raise InvalidRequest(
+            f"{path} is not a whole safetensors file ({error}): download or copy it again.", param="model"
+        ) from error

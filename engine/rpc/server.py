@@ -148,11 +148,20 @@ class EngineServer:
     """Runs the gRPC server and the thread of the engine loop."""
 
     def __init__(self, engine: Engine, listen: str) -> None:
-        """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`. Port 0 takes a free one."""
+        """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`. Port 0 takes a free one.
+
+        Raises InvalidRequest if the engine cannot listen there.
+        """
         self._engine = engine
         self._server = grpc.aio.server(options=_OPTIONS)
         engine_pb2_grpc.add_EngineServicer_to_server(EngineServicer(engine), self._server)  # type: ignore[no-untyped-call]
-        self.port = self._server.add_insecure_port(listen)
+        try:
+            self.port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise InvalidRequest(
+                f"The engine cannot listen at {listen}: give another free address with --listen, unix:PATH or HOST:PORT.",
+                param="listen",
+            ) from error
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.has_died = asyncio.Event()

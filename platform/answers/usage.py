@@ -55,8 +55,8 @@ class CacheReport(PromptTokensDetails):
 class UsageRow(Answer):
     """The usage of one group, such as one day.
 
-    `group` is null for the base model when grouped by adapter, and for requests without a session when grouped by
-    session.
+    By adapter, requests without an adapter are the group of the base model's name. By session, `group` is null for
+    requests without a session.
     """
 
     group: str | None

@@ -12,7 +12,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import Unavailable
+from graftwork.platform.errors import InvalidRequest, Unavailable
 from graftwork.platform.ids import TenantId, new_id
 from graftwork.platform.quotas.quota import WINDOW_S, MonthlyBudget, Quota, Standing, TokenLedger, limit_exceeded
 
@@ -81,13 +81,32 @@ class RedisQuotaKeeper:
     def __init__(
         self, redis_url: str, prefix: str, clock: Clock, ledger: TokenLedger, *, window_clock: Clock | None = None
     ) -> None:
-        """`clock` determines the present month. `window_clock` replaces Redis's own time in tests."""
-        pool = BlockingConnectionPool.from_url(
-            redis_url, max_connections=_MAX_CONNECTIONS, timeout=_CONNECTION_WAIT_S, decode_responses=True
-        )
+        """`clock` determines the present month. `window_clock` replaces Redis's own time in tests.
+
+        Raises InvalidRequest if `redis_url` is no address of Redis.
+        """
+        try:
+            pool = BlockingConnectionPool.from_url(
+                redis_url, max_connections=_MAX_CONNECTIONS, timeout=_CONNECTION_WAIT_S, decode_responses=True
+            )
+        except ValueError as error:
+            raise InvalidRequest(
+                f"redis_url: {error}. Give redis://HOST:PORT/NUMBER, rediss://… for TLS, or leave it out.",
+                param="redis_url",
+            ) from error
         self._redis = Redis.from_pool(pool)
         self._script = _Script(self._redis, prefix, window_clock)
         self._budget = MonthlyBudget(ledger, clock)
+
+    async def check_reachable(self) -> None:
+        """Asks Redis for an answer. Raises Unavailable, with the reason, if there is none."""
+        try:
+            await self._redis.ping()
+        except (RedisError, OSError) as error:
+            raise Unavailable(
+                f"Redis cannot be used ({error}): start it, correct --redis-url, or leave it out.",
+                code="limits_unavailable",
+            ) from error
 
     async def reserve(
         self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1

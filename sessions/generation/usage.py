@@ -19,7 +19,7 @@ from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageEvent
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.views import usage_body
 
@@ -76,7 +76,7 @@ class Accounting:
 
     quota_of: Callable[[TenantId], Awaitable[Quota]]
     quotas: QuotaKeeper
-    ledger: UsageMeter
+    backlog: UsageBacklog
     telemetry: Telemetry
     clock: Clock
     in_flight: InFlightBound
@@ -94,7 +94,11 @@ class Accounting:
             raise
 
     async def open(self, charge: Charge, quota: Quota, estimated_tokens: int, answers: int = 1) -> "RequestAccount":
-        """Reserves the estimated tokens, and a place for each answer, in the tenant's quota. Raises LimitExceeded."""
+        """Reserves the estimated tokens, and a place for each answer, in the tenant's quota. Raises LimitExceeded.
+
+        Raises Unavailable while usage rows cannot be stored, so that no more work starts that nobody can charge.
+        """
+        self.backlog.check()
         tenant_id = charge.principal.tenant_id
         try:
             reservation = await self.quotas.reserve(tenant_id, quota, estimated_tokens, answers)
@@ -146,14 +150,14 @@ class RequestAccount:
     async def record(self, usage: Usage | None, outcome: str) -> None:
         """Writes the usage row, and adds the usage to the metrics. A second call for the same request changes nothing.
 
-        Raises Unavailable if the database does not answer.
+        If the database does not answer, the row is stored later.
         """
         row = self.row(usage, outcome)
-        if row is not None and not self._is_recorded and await self._accounting.ledger.record(row):
-            self.count(usage, outcome)
+        if row is not None and not self._is_recorded:
+            await self._accounting.backlog.record(row, lambda: self.count(usage, outcome))
 
     async def close(self, usage: Usage | None, outcome: str) -> None:
-        """Records the usage if it is not recorded, then settles the reservation, even if recording fails."""
+        """Records the usage if it is not recorded, then settles the reservation."""
         try:
             await self.record(usage, outcome)
         finally:

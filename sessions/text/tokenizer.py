@@ -155,7 +155,11 @@ def _read(tokenizer_json: str) -> Tokenizer:
     if not isinstance(content, dict) or "model" not in content:
         message = "tokenizer.json holds no tokenizer: save it with the tokenizers library."
         raise ValidationFailed(message, param="tokenizer.json")
-    return Tokenizer.from_str(tokenizer_json)
+    try:
+        return Tokenizer.from_str(tokenizer_json)
+    except Exception as error:
+        message = f"tokenizer.json holds no tokenizer ({error}): take the model's own file."
+        raise ValidationFailed(message, param="tokenizer.json") from error
 
 
 _SURROGATES = re.compile(rb"\xed[\xa0-\xbf]")

@@ -19,3 +19,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module("graftwork.api.sdk.client"), name)
     raise AttributeError(f"module 'graftwork' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the clients too, although they are not loaded yet."""
+    return sorted({*globals(), *__all__})

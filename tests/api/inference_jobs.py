@@ -12,7 +12,7 @@ from graftwork.platform.ids import IsolationDomain, KeyId, RequestId, TenantId
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.generator import GenerationRequest
@@ -51,7 +51,8 @@ def make_job(engine: FakeEngine, database: Database, reservation: SlowReservatio
     clock = ManualClock()
     ledger = UsageMeter(database)
     tenancy, quotas = Tenancy(database, b"pepper", clock), LocalQuotaKeeper(clock, ledger)
-    accounting = Accounting(tenancy.get_quota, quotas, ledger, Telemetry(), clock, InFlightBound(clock, None, None))
+    backlog, in_flight = UsageBacklog(ledger), InFlightBound(clock, None, None)
+    accounting = Accounting(tenancy.get_quota, quotas, backlog, Telemetry(), clock, in_flight)
     request = GenerationRequest(
         request_id=RequestId("req_1.0"),
         prompt_token_ids=(1, 2, 3),

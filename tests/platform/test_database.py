@@ -2,13 +2,15 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
+from sqlalchemy.exc import IntegrityError
 
-from graftwork.platform.database import Database
-from graftwork.platform.errors import Unavailable
+from graftwork.platform.database import Database, ReadSession
+from graftwork.platform.errors import InvalidRequest, Unavailable
 
 INSERT = text(
     "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
@@ -151,3 +153,165 @@ async def test_a_database_that_is_away_is_not_our_bug(url: str) -> None:
         assert caught.value.should_retry
     await database.close()
     await asyncio.to_thread(join_connection_threads)
+
+
+on_postgres = pytest.mark.parametrize(
+    "database_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True
+)
+
+
+async def cut_connection(database: Database, session: ReadSession) -> None:
+    """Ends the session's connection from outside, as an operator or a restart of PostgreSQL does."""
+    process_id = await session.scalar(text("SELECT pg_backend_pid()"))
+    async with database.read() as other:
+        await other.execute(text("SELECT pg_terminate_backend(:id, 5000)"), {"id": process_id})
+
+
+async def write_tenants(database: Database, ids: Sequence[str], *, cut_after: int | None = None) -> None:
+    """Adds tenants in one transaction. After `cut_after` of them, its connection is cut."""
+    async with database.write() as session:
+        for number, tenant_id in enumerate(ids, start=1):
+            await session.execute(INSERT, {"id": tenant_id, "weight": 1.0})
+            if number == cut_after:
+                await cut_connection(database, session)
+
+
+@on_postgres
+@pytest.mark.parametrize("cut_after", [pytest.param(1, id="in a statement"), pytest.param(2, id="before the commit")])
+async def test_a_connection_that_is_cut_in_a_write(database: Database, cut_after: int) -> None:
+    """A cut connection is a 503, nothing is stored, and the next transaction gets a connection of its own."""
+    with pytest.raises(Unavailable) as caught:
+        await write_tenants(database, ["ten_1", "ten_2"], cut_after=cut_after)
+
+    assert (caught.value.code, caught.value.should_retry) == ("database_unavailable", True)
+    assert await count_tenants(database) == 0
+
+
+@on_postgres
+async def test_a_connection_that_is_cut_in_a_read(database: Database) -> None:
+    """A cut connection is a 503 for a reader too."""
+
+    async def read() -> None:
+        async with database.read() as session:
+            await cut_connection(database, session)
+            await session.scalar(text("SELECT 1"))
+
+    with pytest.raises(Unavailable):
+        await read()
+
+
+async def test_a_full_disk(sqlite_database: Database) -> None:
+    """A database that cannot grow is a 503 that names the cause; once there is room, it works again."""
+    async with sqlite_database.read() as session:
+        num_pages = int(await session.scalar(text("PRAGMA page_count")) or 0)
+        await session.execute(text(f"PRAGMA max_page_count = {num_pages}"))
+
+    with pytest.raises(Unavailable) as caught:
+        await write_tenants(sqlite_database, [f"ten_{number}" for number in range(1000)])
+    async with sqlite_database.read() as session:
+        await session.execute(text("PRAGMA max_page_count = 1000000"))
+    await write_tenants(sqlite_database, ["ten_1"])
+
+    assert caught.value.code == "storage_full"
+    assert await count_tenants(sqlite_database) == 1
+
+
+async def test_a_database_that_only_reads(sqlite_database: Database) -> None:
+    """A file system that became read-only is a 503."""
+    async with sqlite_database.read() as session:
+        await session.execute(text("PRAGMA query_only = ON"))
+
+    with pytest.raises(Unavailable):
+        await write_tenants(sqlite_database, ["ten_1"])
+
+
+async def test_a_broken_constraint_is_no_outage(database: Database) -> None:
+    """An error of the caller stays what it is."""
+    with pytest.raises(IntegrityError):
+        await write_tenants(database, ["ten_1", "ten_1"])
+
+
+SSL_REQUEST = (8).to_bytes(4) + (80877103).to_bytes(4)
+"""The first message of a client that wants TLS. Source: PostgreSQL's documentation, "Message Formats"."""
+
+
+async def first_message(parameters: str) -> bytes:
+    """The first eight bytes that a server gets from a client with these parameters, which it then sends away."""
+    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        message = await reader.readexactly(8)
+        if not received.done():
+            received.set_result(message)
+        writer.write(b"N")  # no TLS here
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    database = Database(f"postgresql+asyncpg://u@127.0.0.1:{port}/d{parameters}")
+    with pytest.raises(Unavailable):
+        await database.upgrade_to_head()
+    await database.close()
+    server.close()
+    return await received
+
+
+async def test_sslmode_is_obeyed() -> None:
+    """`sslmode=require` and `verify-full` ask for TLS, and go no further without it; `disable` does not ask."""
+    assert await first_message("?sslmode=require") == SSL_REQUEST
+    assert await first_message("?sslmode=disable") != SSL_REQUEST
+    assert await first_message("?ssl=require") == SSL_REQUEST
+
+
+@pytest.mark.postgres
+async def test_parameters_of_libpq_reach_the_server(postgres_url: str) -> None:
+    """An address as other programs take it connects, and its application_name is the connection's."""
+    url = make_url(postgres_url).update_query_string("sslmode=prefer&application_name=graft&connect_timeout=20")
+    database = Database(url.render_as_string(hide_password=False))
+
+    async with database.read() as session:
+        name = await session.scalar(text("SHOW application_name"))
+    await database.close()
+
+    assert name == "graft"
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("foo", "it is no address"),
+        ("mysql://u@h/d", "mysql is not served"),
+        ("postgresql+asyncpg://u@h/d?channel_binding=require", "'channel_binding' cannot be honoured"),
+        ("postgresql+asyncpg://u@h/d?connect_timeout=soon", "connect_timeout"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(url: str, told: str) -> None:
+    """The error names the setting and the part of the address that is wrong, and shows the right form."""
+    with pytest.raises(InvalidRequest, match=r"postgresql://USER:PASSWORD@HOST/NAME") as caught:
+        Database(url)
+
+    assert told in caught.value.message
+
+
+@pytest.mark.parametrize("url", ["postgresql+asyncpg://nobody:secret@127.0.0.1:1/none", "sqlite+aiosqlite:///{file}"])
+async def test_a_database_that_cannot_be_upgraded_says_why(url: str, tmp_path: Path) -> None:
+    """At start, the reason and the address are told, without the password."""
+    (tmp_path / "text.db").write_text("this is no database" * 100)
+    database = Database(url.format(file=tmp_path / "text.db"))
+
+    with pytest.raises(Unavailable, match="correct --database-url") as caught:
+        await database.upgrade_to_head()
+    await database.close()
+    await asyncio.to_thread(join_connection_threads)
+
+    assert "secret" not in caught.value.message
+    assert "Connect call failed" in caught.value.message or "file is not a database" in caught.value.message
+
+
+async def test_a_schema_of_a_newer_version_is_refused(sqlite_database: Database) -> None:
+    """A revision that this code does not have is named, with what to do."""
+    async with sqlite_database.write() as session:
+        await session.execute(text("UPDATE alembic_version SET version_num = '9999_future'"))
+
+    with pytest.raises(InvalidRequest, match=r"9999_future.*newer version"):
+        await sqlite_database.upgrade_to_head()

@@ -26,7 +26,7 @@ from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, 
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal, TenantScope
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.lease import Pause
@@ -277,10 +277,8 @@ class SessionProcess:
         self.meter = UsageMeter(database)
         turns = TurnStore(database, self.clock, owner, LEASE_S)
         generator = generator_on(self.engine, telemetry=self.telemetry, clock=self.clock)
-        in_flight = InFlightBound(self.clock, None, MAX_ANSWERS)
-        self.accounting = Accounting(
-            self.quotas.quota_of, self.quotas, self.meter, self.telemetry, self.clock, in_flight
-        )
+        backlog, in_flight = UsageBacklog(self.meter), InFlightBound(self.clock, None, MAX_ANSWERS)
+        self.accounting = Accounting(self.quotas.quota_of, self.quotas, backlog, self.telemetry, self.clock, in_flight)
         dependencies = TurnDependencies(
             generator=generator,
             accounting=self.accounting,

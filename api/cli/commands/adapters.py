@@ -17,6 +17,7 @@ from graftwork.api.cli.console.output import (
     show_table,
     size,
 )
+from graftwork.platform.settings import Settings
 
 if TYPE_CHECKING:
     from graftwork.platform.answers.adapters import Adapter, AliasChange
@@ -27,6 +28,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The adapter's
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A PEFT folder: adapter_config.json and adapter_model.safetensors.")
 ]
+OfDemo = Annotated[bool, typer.Option("--demo", help="Check against the small model that ships with Graftwork.")]
 Alias = Annotated[str, typer.Option(help="The alias; `prod` is what the plain name stands for.")]
 
 
@@ -127,20 +129,20 @@ def delete(
 
 
 @app.command()
-def verify(folder: Folder, model: ModelDir = None, as_json: JsonFlag = False) -> None:
-    """Check a folder against a base model, without a server.
+def verify(folder: Folder, model: ModelDir = None, demo: OfDemo = False, as_json: JsonFlag = False) -> None:
+    """Check a folder against a base model, without a server. Without --model, GRAFTWORK_MODEL names the base.
 
     Example: graftwork adapters verify ./my-lora --model ./llama
     """
     # The server's own code reads the files. It loads slowly, so it is imported only here.
     from graftwork.api.cli.commands.verify_adapter import check_adapter
 
-    report = check_adapter(folder, model)
+    report = check_adapter(folder, Settings.from_environment({"model": model, "demo": demo or None}))
     if as_json:
         return show_json(report.body())
     show_facts(
         [
-            ("base model", report.model_name),
+            ("base model", f"{report.model_name} ({report.model_folder})"),
             ("rank", report.rank),
             ("targets", report.target_modules),
             ("modules", report.num_modules),

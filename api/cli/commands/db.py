@@ -53,11 +53,12 @@ def current(data_dir: DataDir = None, database_url: DatabaseUrl = None, as_json:
 
 def _database(data_dir: Path | None, database_url: str | None) -> "Database":
     # Only these commands need SQLAlchemy and Alembic.
+    from graftwork.platform.data_folder import prepare_data_folder
     from graftwork.platform.database import Database
     from graftwork.platform.settings import Settings
 
     settings = Settings.from_environment({"data_dir": data_dir, "database_url": database_url})
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    prepare_data_folder(settings.data_dir)
     return Database(settings.resolved_database_url)
 
 

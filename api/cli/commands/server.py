@@ -12,7 +12,6 @@ from graftwork.api.cli.console.flags import (
     DeviceBytes,
     DiskKvBytes,
     EngineAddress,
-    FleetKind,
     Host,
     HostKvBytes,
     KvDir,
@@ -21,7 +20,6 @@ from graftwork.api.cli.console.flags import (
     Port,
     PublicPrompts,
     RedisUrl,
-    Replicas,
     ToolForm,
 )
 from graftwork.platform.settings import Settings
@@ -38,8 +36,6 @@ def serve(
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
     tool_call_form: ToolForm = None,
-    fleet: FleetKind = None,
-    replicas: Replicas = None,
     device: Device = None,
     device_bytes: DeviceBytes = None,
     host_kv_bytes: HostKvBytes = None,
@@ -68,7 +64,6 @@ def gateway(
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
     tool_call_form: ToolForm = None,
-    fleet: FleetKind = None,
 ) -> None:
     """Run a gateway alone, for production. Any number of gateways may share PostgreSQL and Redis.
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.api.cli.console.connect import connect, tenant_id_of
+from graftwork.api.cli.console.connect import connect, tenant_id_of, tenant_ids_of
 from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_facts, show_json, show_table
 
 if TYPE_CHECKING:
@@ -32,9 +32,12 @@ def create(
     """
     with connect() as client:
         tenant = client.admin.tenants.create(name, weight=weight, service_tier_ceiling=service_tier_ceiling)
+        is_alone = len(tenant_ids_of(client, tenant.name)) == 1
     _show(tenant, as_json)
+    if not is_alone:
+        typer.echo(f"Note: another tenant is called {tenant.name} too, so commands need an id.", err=True)
     if not as_json:
-        typer.echo(f"Next: graftwork keys create {tenant.name} --name first-key")
+        typer.echo(f"Next: graftwork keys create {tenant.name if is_alone else tenant.id} --name first-key")
 
 
 @app.command(name="list")

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.adapters.format.identity import identify_adapter
-from graftwork.api.server.served_model import demo_folder
+from graftwork.api.server.served_model import model_folder, model_name
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.model.config import read_model_config
 from graftwork.engine.model.fingerprint import fingerprint
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.settings import Settings
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -24,6 +25,7 @@ class AdapterReport:
     """The name of its base model, the rank, the size and more, for an adapter that passed all checks."""
 
     model_name: str
+    model_folder: Path
     rank: int
     target_modules: tuple[str, ...]
     num_modules: int
@@ -31,19 +33,22 @@ class AdapterReport:
     digest: str
 
     def body(self) -> dict[str, Any]:
-        return {"ok": True, **asdict(self)}
+        return {"ok": True, **asdict(self), "model_folder": str(self.model_folder)}
 
 
-def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
-    """Checks whether the adapter in a folder fits the model in the folder `model`, by default the demo's model.
+def check_adapter(folder: Path, settings: Settings) -> AdapterReport:
+    """Checks whether the adapter in a folder fits the model that the settings select.
 
-    Raises ValidationFailed, which names the wrong tensor or field. Raises InvalidRequest if a file is missing.
+    Raises ValidationFailed, which names the wrong tensor or field. Raises InvalidRequest if a file is missing, or if
+    the settings select no model.
     """
-    description = describe_model(model or demo_folder() / "model")
+    model = model_folder(settings)
+    description = describe_model(model, model_name(settings))
     config, weights = _read(folder / CONFIG_FILE), _read(folder / WEIGHTS_FILE)
     spec, digest = identify_adapter(config, weights, description)
     return AdapterReport(
         model_name=description.model_name,
+        model_folder=model.resolve(),
         rank=spec.rank,
         target_modules=spec.target_modules,
         num_modules=len(spec.modules),
@@ -52,11 +57,14 @@ def check_adapter(folder: Path, model: Path | None) -> AdapterReport:
     )
 
 
-def describe_model(folder: Path) -> EngineDescription:
-    """Returns the description that an engine would give of a model. Reads only the model's files."""
+def describe_model(folder: Path, name: str = "") -> EngineDescription:
+    """Returns the description that an engine would give of a model. Reads only the model's files.
+
+    An empty name stands for the folder's name.
+    """
     model, engine = read_model_config(folder), EngineConfig(folder)
     return EngineDescription(
-        model_name=folder.resolve().name,
+        model_name=name or folder.resolve().name,
         fingerprint=fingerprint(folder),
         vocab_size=model.vocab_size,
         context_tokens=model.context_tokens,

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from graftwork.api.sdk.transport.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from graftwork.api.sdk.client import Graftwork
 
@@ -21,13 +23,25 @@ def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
     """Returns the id of the tenant with this id or name.
 
     If there is no such tenant, returns the text unchanged, and the server then refuses it.
+    Raises ConfigurationError if several tenants have this name.
     """
+    found = tenant_ids_of(client, name_or_id)
+    if len(found) > 1:
+        raise ConfigurationError(f"{len(found)} tenants are called {name_or_id!r}; give an id: {', '.join(found)}.")
+    return found[0] if found else name_or_id
+
+
+def tenant_ids_of(client: "Graftwork", name_or_id: str) -> list[str]:
+    """Returns the id of the tenant with this id, or else the ids of all tenants with this name."""
+    named: list[str] = []
     after: str | None = None
     while True:
         page = client.admin.tenants.list(limit=100, after=after)
         for tenant in page:
-            if name_or_id in (tenant.id, tenant.name):
-                return tenant.id
+            if tenant.id == name_or_id:
+                return [tenant.id]
+            if tenant.name == name_or_id:
+                named.append(tenant.id)
         if not page.has_more or page.last_id is None:
-            return name_or_id
+            return named
         after = page.last_id

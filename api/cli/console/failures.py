@@ -3,6 +3,7 @@
 Never hides a bug: an unexpected exception still prints its traceback.
 """
 
+import logging
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +12,8 @@ from typer.core import TyperGroup
 
 from graftwork.api.sdk.transport import errors as sdk_errors
 from graftwork.platform import errors as platform_errors
+
+_log = logging.getLogger(__name__)
 
 _VALUE_ERRORS = (
     sdk_errors.BadRequestError,
@@ -30,6 +33,7 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except (sdk_errors.GraftworkError, platform_errors.GraftworkError) as error:
+            _log.debug("command_failed", exc_info=True)
             typer.echo(f"Error: {advice(error)}", err=True)
         except OSError as error:
             typer.echo(f"Error: {error}", err=True)

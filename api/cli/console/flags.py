@@ -26,8 +26,6 @@ RedisUrl = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Where several gateways share their limits (default: in this process)."),
 ]
-FleetKind = Annotated[str | None, typer.Option(metavar="static|ray", help="Who places the engines (default: static).")]
-Replicas = Annotated[int | None, typer.Option(help="How many engines (default: 1).")]
 ToolForm = Annotated[
     str | None,
     typer.Option(

@@ -6,8 +6,9 @@ the class `Resource` has the type of its runtime as a parameter.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, get_args, get_type_hints, overload
 from urllib.parse import quote
 
 from graftwork.api.sdk.transport.effects import Call, Steps
@@ -62,7 +63,18 @@ class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in low
 
     def __init__(self, steps: Callable[Concatenate[S, P], Steps[T]]) -> None:
         self._steps = steps
-        self.__doc__ = steps.__doc__
+        self._signatures: dict[type[Any], inspect.Signature] = {}
+        functools.update_wrapper(self, steps)
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        """Replaces `Steps[T]` by T in the signature that `help` and notebooks show."""
+        hints = get_type_hints(self._steps, localns={owner.__name__: owner})
+        _, _, result = get_args(hints["return"])
+        self.__signature__ = inspect.signature(self._steps).replace(return_annotation=result)
+
+    def __call__(self, resource: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Calls the method like a function of the class: `Sessions.get(client.sessions, "ses_…")`."""
+        return self.__get__(resource, type(resource))(*args, **kwargs)
 
     @overload
     def __get__(self, resource: None, owner: type[Any]) -> Self: ...
@@ -74,11 +86,28 @@ class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in low
         if resource is None:
             return self
 
-        @functools.wraps(self._steps)
-        def bound(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return resource._runtime.run(self._steps(resource, *args, **kwargs))
+        runtime = resource._runtime
 
-        return bound
+        def bound(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return runtime.run(self._steps(resource, *args, **kwargs))
+
+        async def bound_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return await runtime.run(self._steps(resource, *args, **kwargs))
+
+        method = functools.update_wrapper(bound_async if isinstance(runtime, AsyncRuntime) else bound, self._steps)
+        vars(method)["__signature__"] = self._signature_for(type(runtime))
+        return method
+
+    def _signature_for(self, runtime: type[Any]) -> inspect.Signature:
+        """Returns the signature without `self`, and with the runtime's type for R."""
+        if runtime not in self._signatures:
+            signature = self.__signature__
+            result = signature.return_annotation
+            if R in getattr(result, "__parameters__", ()):
+                result = result[runtime]
+            parameters = list(signature.parameters.values())[1:]
+            self._signatures[runtime] = signature.replace(parameters=parameters, return_annotation=result)
+        return self._signatures[runtime]
 
 
 def path_segment(name: str) -> str:

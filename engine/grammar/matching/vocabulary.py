@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from graftwork.platform.errors import InvalidRequest
+
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -35,11 +37,20 @@ def read_vocabulary(folder: Path, size: int, eos_token_ids: tuple[int, ...]) -> 
     """Reads the vocabulary from the tokenizer.json of a model folder. Returns None if there is no such file.
 
     `size` is the number of rows of the model's output head. Token ids beyond the tokenizer's own are padding.
+    Raises InvalidRequest if the file cannot be read, or holds no tokenizer.
     """
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
-    content = path.read_bytes()
+    try:
+        return _read_vocabulary(path.read_bytes(), size, eos_token_ids)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"{path} holds no tokenizer ({type(error).__name__}: {error}): take the model's own file.", param="model"
+        ) from error
+
+
+def _read_vocabulary(content: bytes, size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
     tokenizer = json.loads(content)
     pieces: dict[str, int] = _pieces(tokenizer["model"]["vocab"])
     decode = _from_byte_level if "ByteLevel" in json.dumps(tokenizer.get("decoder")) else _from_byte_fallback

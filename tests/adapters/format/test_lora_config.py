@@ -1,6 +1,7 @@
 """Tests of adapter_config.json: each fault is refused by its exact field."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from graftwork.adapters.format.layout import parse_adapter
 from graftwork.platform.errors import ValidationFailed
 from tests.adapters.adapter_files import (
     DESCRIPTION,
+    PREFIX,
     Q0_A,
     Tensors,
     config_bytes,
@@ -27,10 +29,72 @@ def refusal(found: Tensors | None = None, **config: Any) -> ValidationFailed:
     return caught.value
 
 
-@pytest.mark.parametrize("target_modules", ["all-linear", r".*\.(q|v|down)_proj", "(a+)+$", None])
-def test_target_modules_that_are_not_a_list_leave_the_choice_to_the_tensors(target_modules: object) -> None:
-    """A regular expression in target_modules is not run; the tensors say which modules have an adapter."""
+@pytest.mark.parametrize("target_modules", ["all-linear", None])
+def test_target_modules_without_names_leave_the_choice_to_the_tensors(target_modules: object) -> None:
+    """Neither says which modules there are."""
     assert parse(target_modules=target_modules).rank == 4
+
+
+MODULES = [
+    f"model.layers.{layer}.{module}"
+    for layer in (0, 1)
+    for module in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
+]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*\.(q|v|down)_proj",
+        r"model\.layers\.[01]\.(self_attn|mlp)\.[a-z]+_proj",
+        r".*_proj",
+        r".*\.(q|v)_proj",
+        r"(a+)+$",
+        r"q_proj",
+        r"model\.layers\.0\..*",
+        "",
+    ],
+)
+def test_a_pattern_chooses_the_modules_that_peft_would(pattern: str) -> None:
+    """It must match the whole name of every module in the file, as `re.fullmatch` does."""
+    left_out = [module for module in MODULES if re.fullmatch(pattern, module) is None]
+
+    if left_out:
+        assert refusal(target_modules=pattern).param in [
+            f"weights.base_model.model.{module}.lora_A.weight" for module in left_out
+        ]
+    else:
+        assert len(parse(target_modules=pattern).modules) == len(MODULES)
+
+
+def test_a_pattern_can_exclude_modules() -> None:
+    """A module in the file that exclude_modules matches would not be applied by PEFT."""
+    assert refusal(exclude_modules=r".*\.1\..*v_proj").param == f"weights.{PREFIX}.1.self_attn.v_proj.lora_A.weight"
+    assert len(parse(exclude_modules=r"v_proj").modules) == len(MODULES)
+
+
+@pytest.mark.parametrize("field", ["target_modules", "exclude_modules"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(?!.*lm_head).*_proj",
+        r"(?=model).*",
+        r".*(?<=q)_proj",
+        r"(?i).*_PROJ",
+        r"(.)\1.*",
+        r".*\b_proj",
+        "(",
+        "a" * 300,
+    ],
+)
+def test_a_pattern_that_is_not_matched_here_is_refused_by_its_field(field: str, pattern: str) -> None:
+    """Look-around, back-references, flags and what is malformed or too long are refused, never run and never ignored."""
+    chosen: dict[str, Any] = {field: pattern}
+
+    error = refusal(**chosen)
+
+    assert error.param == f"config.{field}"
+    assert "list of module names" in error.message
 
 
 def test_targets_by_full_name_are_honoured() -> None:
@@ -66,6 +130,8 @@ def test_targets_by_full_name_are_honoured() -> None:
         ("megatron_config", {"n": 1}),
         ("use_something_new", True),
         ("something_new_config", {"n": 1}),
+        ("new_factor", 0.5),
+        ("new_variant", "fast"),
     ],
 )
 def test_a_setting_that_is_not_served_is_refused_by_its_name(field: str, value: Any) -> None:

@@ -172,3 +172,20 @@ async def test_anothers_cursor_is_an_unknown_one(two_tenants: TwoTenants) -> Non
     for cursor in (adapter.id, "adp_unknown"):
         with pytest.raises(NotFound):
             await two_tenants.registry.list(two_tenants.b, PageRequest(after=cursor))
+
+
+async def test_an_adapter_is_gone_with_its_last_version(two_tenants: TwoTenants) -> None:
+    """It is in no list, frees its place and its files, and is unknown; its name goes on with the next number."""
+    limits = Quota(max_adapters=1)
+    await two_tenants.publish("bot", seed=0)
+    await two_tenants.registry.delete_version(two_tenants.a, "bot", 1)
+
+    listed = await two_tenants.registry.list(two_tenants.a)
+    for unknown in (two_tenants.registry.get(two_tenants.a, "bot"), two_tenants.registry.delete(two_tenants.a, "bot")):
+        with pytest.raises(NotFound, match="does not exist"):
+            await unknown
+    assert (listed.items, two_tenants.stored) == ((), set())
+    other = await two_tenants.publish("other", seed=1, limits=limits)
+    await two_tenants.registry.delete(two_tenants.a, other.name)
+    again = await two_tenants.publish("bot", seed=2, limits=limits)
+    assert [version.version for version in again.versions] == [2]

@@ -66,6 +66,20 @@ def test_tenants_from_birth_to_end(graftwork: Graftwork) -> None:
     assert graftwork("tenants", "show", "lifelong").exit_code == 1
 
 
+def test_a_name_of_two_tenants_is_asked_for_by_id(graftwork: Graftwork) -> None:
+    """The second one is made with a note; commands by that name list both ids, and take either."""
+    first = answer(graftwork, "tenants", "create", "twins")
+    made = graftwork("tenants", "create", "twins")
+    refused = graftwork("keys", "create", "twins", "--name", "laptop")
+
+    assert "another tenant is called twins" in made.stderr
+    assert "keys create ten_" in made.stdout
+    assert refused.exit_code == 1
+    assert "2 tenants are called 'twins'" in refused.stderr
+    assert first["id"] in refused.stderr
+    assert answer(graftwork, "tenants", "show", first["id"])["id"] == first["id"]
+
+
 def test_keys_show_their_secret_once(graftwork: Graftwork) -> None:
     """Creating or rotating a key prints only the secret; the list of keys has no secret."""
     made = answer(graftwork, "keys", "create", "acme", "--name", "laptop", "--scope", "inference")

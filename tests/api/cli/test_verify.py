@@ -63,3 +63,19 @@ def test_a_missing_file_is_named(graftwork: Graftwork, model: Path, tmp_path: Pa
 
     assert result.exit_code == 1
     assert "adapter_config.json cannot be read" in result.stderr
+
+
+def test_the_base_is_never_guessed(
+    graftwork: Graftwork, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's GRAFTWORK_MODEL is taken and shown; without any, the command asks for one."""
+    folder = write_adapter(tmp_path / "good", out_features=8)
+
+    asked = graftwork("adapters", "verify", str(folder))
+    monkeypatch.setenv("GRAFTWORK_MODEL", str(model))
+    taken = graftwork("adapters", "verify", str(folder))
+
+    assert asked.exit_code == 1
+    assert "--model" in asked.stderr
+    assert taken.exit_code == 0, taken.output
+    assert f"base ({model})" in taken.stdout

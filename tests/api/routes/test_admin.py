@@ -113,7 +113,7 @@ async def test_bad_bodies(gateway: Gateway, tenant: TestTenant) -> None:
 
 
 async def test_usage(gateway: Gateway, tenant: TestTenant) -> None:
-    """The operator sees all tenants' usage, or one's, in a span of time."""
+    """The operator sees all tenants' usage, or one's, in a span of time; the base model goes by its name."""
     await tenant.client.post("/v1/chat/completions", json=chat())
     usage = "/v1/admin/usage"
 
@@ -125,6 +125,8 @@ async def test_usage(gateway: Gateway, tenant: TestTenant) -> None:
     assert [row["group"] for row in everyone] == [tenant.id]
     assert (nobody, before) == ([], [])
     assert [row["group"] for row in inside] == ["2023-11-14"]
+    for reader in (gateway.admin.get(f"{usage}?group_by=adapter"), tenant.client.get("/v1/usage?group_by=adapter")):
+        assert [row["group"] for row in (await reader).json()["data"]] == ["tiny"]
     for bad in ("from=yesterday", "from=2&to=1", "group_by=colour", "from=1e400", "to=nan"):
         assert (await gateway.admin.get(f"{usage}?{bad}")).status_code == 422, bad
 

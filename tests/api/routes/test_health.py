@@ -7,6 +7,7 @@ import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as prometheus_families
+from sqlalchemy import text
 
 import graftwork
 from graftwork.api.server.app import create_app, create_metrics_app
@@ -163,3 +164,14 @@ async def test_metrics_port(gateway: Gateway, tenant: TestTenant) -> None:
     assert metrics.status_code == 200
     assert tenant.id in metrics.text
     assert [answer.status_code for answer in others] == [404] * 4
+
+
+async def test_readiness_of_a_database_that_cannot_store(gateway: Gateway) -> None:
+    """A database that answers but stores nothing is not ready, and no inference starts on it."""
+    async with gateway.resources.server.database.read() as session:
+        await session.execute(text("PRAGMA query_only = ON"))
+
+    answer = await gateway.anonymous.get("/readyz")
+
+    assert answer.status_code == 503
+    assert "store" in answer.json()["problems"]["database"]

@@ -12,7 +12,7 @@ import pytest
 from graftwork.api.server.engine_process import child_orders
 from graftwork.api.server.engine_supervisor import EngineChild
 from graftwork.platform.clock import ManualClock
-from graftwork.platform.errors import Unavailable
+from graftwork.platform.errors import InvalidRequest, Unavailable
 from graftwork.platform.settings import Settings
 from tests.api.fake_engine import FakeEngine, describe
 
@@ -118,3 +118,32 @@ def test_orders_hold_no_secret() -> None:
 
     assert b"unix:/x" in orders
     assert b"secret" not in orders
+
+
+async def test_a_child_tells_why_it_could_not_start() -> None:
+    """The error that a child ends with reaches its parent with its type, its message and its field."""
+    program = (
+        "import sys\n"
+        "from graftwork.api.server import engine_process\n"
+        "from graftwork.platform.errors import InvalidRequest\n"
+        "def refuse(settings, listen):\n"
+        "    raise InvalidRequest('Give less.', param='device_bytes')\n"
+        "engine_process.run_engine = refuse\n"
+        "engine_process.main()\n"
+    )
+    engine_child = child(program)
+
+    with pytest.raises(InvalidRequest, match=r"Give less\.") as caught:
+        await engine_child.start(AbsentEngine(), lambda _: None)
+    await engine_child.stop()
+
+    assert caught.value.param == "device_bytes"
+
+
+async def test_a_child_that_the_system_killed_is_said_to_be() -> None:
+    """A child that ends by SIGKILL before it answers leads to a hint at memory."""
+    engine_child = child("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+
+    with pytest.raises(Unavailable, match="out of memory"):
+        await engine_child.start(AbsentEngine(), lambda _: None)
+    await engine_child.stop()

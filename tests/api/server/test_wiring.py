@@ -12,6 +12,7 @@ from sqlalchemy import String
 
 from graftwork.api.server import wiring as lifespan
 from graftwork.api.server.app import create_app
+from graftwork.platform.errors import GraftworkError, InvalidRequest, Unavailable
 from graftwork.platform.settings import Settings
 from graftwork.sessions.core.session import TurnStatus
 from graftwork.sessions.store.tables import SessionRow
@@ -119,3 +120,23 @@ def test_names_of_gateways(tmp_path: Path, tiny_model: Path) -> None:
     assert len(name) <= column.length
     assert name != lifespan.owner_name(replace(settings, port=8001))
     assert lifespan.owner_name(replace(settings, port=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("redis_url", "error", "told"),
+    [
+        ("redis://127.0.0.1:1", Unavailable, "start it, correct --redis-url"),
+        ("foo", InvalidRequest, "redis://HOST:PORT/NUMBER"),
+    ],
+)
+async def test_a_redis_that_cannot_be_used_ends_the_start(
+    tmp_path: Path, tiny_model: Path, redis_url: str, error: type[GraftworkError], told: str
+) -> None:
+    """A gateway does not wait for its first request to find out that its limits cannot be shared."""
+    settings = replace(gateway_settings(tmp_path, tiny_model), redis_url=redis_url)
+
+    with pytest.raises(error) as caught:
+        async with open_gateway(settings):
+            pass
+
+    assert told in caught.value.message

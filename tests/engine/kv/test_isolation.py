@@ -31,7 +31,8 @@ def test_a_flood_leaves_another_tenant_its_reserve(demo_engines: DemoEngines) ->
     next turn finds it there."""
     device_pages = 2 * CONTEXT_PAGES
     reserve = device_pages // 4  # half of the device, for the two of them
-    driver = demo_engines.engine(device_bytes=device_pages * PAGE_BYTES, host_kv_bytes=0, lora_floor_share=0.0)
+    one_frame = 1.5 / device_pages  # the least for adapters that an engine starts with
+    driver = demo_engines.engine(device_bytes=device_pages * PAGE_BYTES, host_kv_bytes=0, lora_floor_share=one_frame)
     history = prompt_of(0, (reserve - 2) * PAGE)
     use = SessionUse(SessionKey("patient"))
     driver.run(history, domain=RESIDENT, session=use, max_tokens=1)

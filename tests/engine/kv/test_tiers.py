@@ -31,8 +31,8 @@ MakeEngine = Callable[..., EngineDriver]
 
 FIRST = [5 + n % 50 for n in range(41)]
 SECOND = [9, 8, 7, 6, 5, 4, 3]
-ONE_CONTEXT = 2**16
-"""Bytes of the smallest device on which the test model runs."""
+SMALLEST = 2**16 + 2**11
+"""Bytes of the smallest device on which the test model runs: one context, and the smallest adapter."""
 ADAPTERS = [None, "sha256:wide", "sha256:narrow"]
 
 
@@ -115,7 +115,7 @@ def test_requests_that_outgrow_the_device_together_answer_the_same_as_alone(
     random = Random(3)
     prompts = [[random.randrange(3, 90) for _ in range(30)] for _ in range(3)]
     alone = [make_engine().run(prompt, max_tokens=90, ignore_eos=True).token_ids for prompt in prompts]
-    driver = make_engine(device_bytes=ONE_CONTEXT, host_kv_bytes=host_kv_bytes)
+    driver = make_engine(device_bytes=SMALLEST, host_kv_bytes=host_kv_bytes)
 
     outcomes = [
         driver.submit(prompt, max_tokens=90, ignore_eos=True, domain=bytes([number]))

@@ -1,21 +1,24 @@
 """Tests of a request's usage in the usage rows, the quota and the metrics."""
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
-from graftwork.platform.errors import LimitExceeded
+from graftwork.platform.errors import LimitExceeded, Unavailable
 from graftwork.platform.ids import RequestId
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.sessions.generation.generator import PromptAdmitted, TextDelta
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount, Usage
 from tests.sessions.generation.test_generator import END, one_by_one, request, spelled
 from tests.sessions.scripted_engine import ScriptedEngine, generator_on
-from tests.sessions.session_process import CountingQuotas, principal
+from tests.sessions.session_process import CountingQuotas, UnreliableDatabase, principal
 
 USED = Usage(CacheReport(device_tokens=40, host_tokens=30, disk_tokens=20, recomputed_tokens=10), 7, DraftReport())
 
@@ -27,9 +30,10 @@ class CountedAccounting:
         self.telemetry = Telemetry()
         self.quotas = CountingQuotas()
         self.ledger = UsageMeter(database)
+        self.backlog = UsageBacklog(self.ledger)
         clock = ManualClock()
         in_flight = InFlightBound(clock, None, max_tenant=2)
-        self.accounting = Accounting(self.quotas.quota_of, self.quotas, self.ledger, self.telemetry, clock, in_flight)
+        self.accounting = Accounting(self.quotas.quota_of, self.quotas, self.backlog, self.telemetry, clock, in_flight)
 
     async def open(self) -> RequestAccount:
         me = principal()
@@ -130,3 +134,42 @@ async def test_tokens_after_a_stop_string_are_not_used() -> None:
 
     assert generation.usage is not None
     assert generation.usage.completion_tokens < len(spelled(text))
+
+
+@pytest.fixture
+async def unreliable(sqlite_database: Database, tmp_path: Path) -> AsyncIterator[UnreliableDatabase]:
+    database = UnreliableDatabase(f"sqlite+aiosqlite:///{tmp_path / 'graftwork.db'}")
+    yield database
+    await database.close()
+
+
+async def test_usage_waits_for_the_database(unreliable: UnreliableDatabase) -> None:
+    """A usage row that cannot be stored is stored and counted later, once, and the quota is settled at once."""
+    counted = CountedAccounting(unreliable)
+    account = await counted.open()
+    unreliable.refusals = 2
+
+    await account.close(USED, "completed")
+    settled = counted.quotas.reservations[0].settled
+    still_waiting = [await counted.backlog.flush() for _ in range(3)]
+
+    assert settled == 107
+    assert still_waiting == [1, 0, 0]
+    assert await counted.ledger.tokens_since(principal().tenant_id, 0.0) == 107
+    assert 'graftwork_requests_total{outcome="completed",tenant="ten_1"} 1.0' in counted.metrics()
+
+
+async def test_no_work_starts_while_usage_cannot_be_stored(unreliable: UnreliableDatabase) -> None:
+    """A request is refused before its work as long as a usage row waits, and takes nothing from the quota."""
+    counted = CountedAccounting(unreliable)
+    first = await counted.open()
+    unreliable.refusals = 1
+    await first.close(USED, "completed")
+
+    with pytest.raises(Unavailable):
+        await counted.open()
+    num_reserved = len(counted.quotas.reservations)
+    await counted.backlog.flush()
+    await counted.open()
+
+    assert num_reserved == 1

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from graftwork.platform.database import Database
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.tenancy.metering import UsageGroup
 from graftwork.sessions.core.events import EventType
 from graftwork.sessions.core.session import SessionStatus, TurnStatus
@@ -182,3 +184,43 @@ async def test_cancel_of_a_turn_that_is_being_launched(unreliable: UnreliableDat
 
     assert turn.status is TurnStatus.CANCELLED
     assert ended.status is (SessionStatus.IDLE if action == "cancel" else SessionStatus.CLOSED)
+
+
+@pytest.mark.parametrize("database_url", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
+async def test_turn_outlives_connections_that_are_cut(database: Database) -> None:
+    """Connections that PostgreSQL ends in the middle of a turn cost it nothing: each event is stored once, in order."""
+    process, me = SessionProcess(database, pause=asyncio.sleep), new_principal()
+    session = await process.session(me)
+    process.will_say(Answer(" ".join(["word"] * 200), waits=True))
+    running = await process.service.start_turn(me, session.session_id, "Tell")
+    await process.engine.half_way.wait()
+    process.engine.go_on()
+    ended = asyncio.create_task(running.result())
+
+    num_cut = 0
+    while not ended.done() and num_cut < 20:
+        num_cut += await cut_all_connections(database)
+
+    turn = await ended
+    events = await process.events(me, session.session_id)
+    (row,) = await process.meter.summarise(me.tenant_id, 0.0, 1e12, UsageGroup.SESSION)
+    assert turn.status is TurnStatus.COMPLETED
+    assert turn.output[0].text == " ".join(["word"] * 200)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert row.requests == 1
+    assert num_cut
+
+
+async def cut_all_connections(database: Database) -> int:
+    """Ends all other connections to the database. Returns how many there were."""
+    try:
+        async with database.read() as session:
+            found = await session.scalars(
+                text(
+                    "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            )
+            return len(found.all())
+    except Unavailable:
+        return 0
