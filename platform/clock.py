@@ -1,6 +1,7 @@
-"""Defines how code tells the time and waits: clocks that are passed as arguments, and a signal for one waiting task.
+"""Defines how code reads the time and how one task waits for a signal.
 
-Owns every reading of the machine's clocks behind these interfaces. With a ManualClock, tests never sleep.
+Code gets a `Clock` as an argument, and never reads the machine's clocks itself. So a test can use a ManualClock and
+needs no sleep.
 """
 
 import asyncio
@@ -9,23 +10,27 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Three clocks: `now` for stored and shown times, `monotonic` for durations, `worked` for processor time."""
+    """Three clocks: `now` for times that are stored or shown, `monotonic` for durations, and `worked` for processor
+    time.
+    """
 
     def now(self) -> float:
-        """Returns the seconds since the Unix epoch."""
+        """Returns the present time in seconds since the Unix epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Returns the seconds since an arbitrary start; they never go back."""
+        """Returns the seconds since an arbitrary moment. The value never decreases."""
         ...
 
     def worked(self) -> float:
-        """Returns the seconds of processor time that this thread has used. Other processes do not change this time."""
+        """Returns the processor time that the calling thread has used, in seconds. The work of other processes does not
+        count.
+        """
         ...
 
 
 class SystemClock:
-    """Reads the machine's own clocks."""
+    """Implements `Clock` with the machine's clocks."""
 
     def now(self) -> float:
         return time.time()
@@ -38,7 +43,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when it is told to."""
+    """Implements `Clock` for tests. Its time changes only when the test calls `advance`."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
@@ -53,14 +58,14 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Moves all clocks forward by `seconds`."""
+        """Adds `seconds` to all three clocks."""
         self._now += seconds
 
 
 class Wakeup:
-    """Wakes the only task that waits. If no task waits, a call of `wake` has no effect, now or later.
+    """Lets one task wait for a signal. `wake` wakes the task that waits; if no task waits, the call of `wake` is lost.
 
-    An asyncio.Event costs several times as much, and the gateway waits for every token of every stream.
+    This replaces asyncio.Event, which costs several times as much. The gateway waits for every token of every stream.
     """
 
     def __init__(self) -> None:
@@ -68,9 +73,9 @@ class Wakeup:
         self._waiter: asyncio.Future[None] | None = None
 
     def wait(self) -> asyncio.Future[None]:
-        """Returns a future that the next `wake` completes. Await it at once.
+        """Returns a future that the next call of `wake` completes. Await the future at once.
 
-        Check first whether the event has already happened, because an earlier `wake` is not remembered.
+        A `wake` before this call is lost. So check before this call whether there is anything to wait for.
         """
         self._waiter = self._loop.create_future()
         return self._waiter

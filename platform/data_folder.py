@@ -1,6 +1,6 @@
-"""Creates the data folder for its owner alone, and keeps it for one server.
+"""Creates the data folder so that only its owner can read it, and makes sure that only one server uses it.
 
-Owns the folder's mode and its lock file. Never reads what others put there.
+Owns the folder's mode and its lock file. Never reads the files that other modules put there.
 """
 
 import fcntl
@@ -19,7 +19,10 @@ _OTHERS = 0o077
 
 
 def prepare_data_folder(path: Path) -> None:
-    """Creates the folder with mode 0700 if it is missing. Raises InvalidRequest if it cannot be written to."""
+    """Creates the data folder with mode 0700 if it is missing.
+
+    Raises InvalidRequest if the folder cannot be created, or if this user cannot write to it.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -29,7 +32,7 @@ def prepare_data_folder(path: Path) -> None:
 
 
 def warn_of_readers(path: Path) -> None:
-    """Logs a warning if other users can look into an existing data folder. Never changes its mode."""
+    """Logs a warning if other users of the machine can read the data folder. Never changes the mode of the folder."""
     mode = path.stat().st_mode & 0o777
     if mode & _OTHERS:
         _log.warning(
@@ -42,9 +45,10 @@ def warn_of_readers(path: Path) -> None:
 
 @contextmanager
 def locked_data_folder(path: Path) -> Generator[None]:
-    """Keeps other servers out of the folder until the block ends. The kernel frees the lock of a process that died.
+    """Locks the data folder until the `with` block ends, so that no other server can use it.
 
-    Raises Conflict, with the other server's process id, while another server uses the folder.
+    If a process dies, the kernel frees its lock. Raises Conflict with the other server's process id if another server
+    has the lock.
     """
     try:
         descriptor = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,9 +1,8 @@
-"""Manages the SQL database: connections, transactions and the schema's revision.
+"""Manages the SQL database: its connections, its transactions and its schema.
 
-Owns the pool of connections, and how transactions work on SQLite and on PostgreSQL. Contains no statement over the
-tables: the repositories contain them.
-
-Invariant: a `write()` block commits once at its end, or changes nothing; a `read()` block changes nothing.
+Owns the pool of connections, and the differences between transactions on SQLite and on PostgreSQL. Contains no
+statements over the tables: the repositories contain them.
+Invariant: a `write()` block is committed at its end, or changes nothing if it fails. A `read()` block changes nothing.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from sqlalchemy.orm import DeclarativeBase
 from graftwork.platform.errors import InvalidRequest, Unavailable
 
 ReadSession = NewType("ReadSession", AsyncSession)
-"""Permission to read. Changes that are made through it are rolled back."""
+"""Permission to read, in one transaction. If code makes changes with it, they are rolled back."""
 WriteSession = NewType("WriteSession", ReadSession)
 """Permission to read and write, in one transaction."""
 
@@ -36,7 +35,7 @@ _MIGRATION_LOCK = 0x67726166  # any number that every gateway agrees on
 
 
 class Base(DeclarativeBase):
-    """The base class of every table. It gives each constraint a fixed name, which migrations need."""
+    """The base class of all SQL tables. It gives each constraint a predictable name, so that migrations can name it."""
 
     metadata = MetaData(
         naming_convention={
@@ -50,9 +49,9 @@ class Base(DeclarativeBase):
 
 
 class Database:
-    """Opens sessions and transactions on one database, which is given by its async address.
+    """One SQL database. `url` is its address with an async driver, such as `sqlite+aiosqlite:///…`.
 
-    Only the event loop that uses it first may use it.
+    All calls must come from the same event loop.
     """
 
     def __init__(self, url: str) -> None:
@@ -70,7 +69,11 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[ReadSession]:
-        """Opens a session that reads one consistent state. Raises Unavailable if the database does not answer."""
+        """Opens a read-only session for an `async with` block, in one transaction.
+
+        On SQLite, all reads in the block see the same state. On PostgreSQL, each statement sees the state at its own
+        start. Raises Unavailable if the database does not answer.
+        """
         with _database_errors():
             async with self._read_sessions() as session:
                 await _begin(session)
@@ -78,12 +81,13 @@ class Database:
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[WriteSession]:
-        """Opens a transaction that is committed when its block ends without an error.
+        """Opens a transaction for an `async with` block. It is committed at the end of the block, or rolled back if the
+        block fails.
 
-        Raises Unavailable if the database does not answer, or cannot store anything. If its connection is lost during
-        the commit, nobody knows whether the changes are stored. So a caller that tries again must make the same
-        changes harmless the second time.
-        Never open a second transaction inside the block: on SQLite the second would wait for the first for ever.
+        Raises Unavailable if the database does not answer, or cannot store anything. If the connection is lost during
+        the commit, the caller cannot know whether the changes are stored. So a caller that tries again must make
+        changes that are harmless the second time. Never open a second `write()` inside the block: on SQLite, the second
+        would wait for the first for ever.
         """
         if not self._is_sqlite:
             async with self._transaction() as session:
@@ -99,36 +103,41 @@ class Database:
                 self._writing_task = None
 
     async def close(self) -> None:
-        """Closes every pooled connection."""
+        """Closes all connections of the pool."""
         await self._engine.dispose()
 
     async def upgrade_to_head(self) -> None:
-        """Brings the schema to this code's revision. Several processes may call this at once.
+        """Changes the schema to the revision that this code needs. Several processes may call this at the same time.
 
-        Raises Unavailable if the database cannot be used, and InvalidRequest if its schema is unknown here.
+        Raises Unavailable if the database cannot be used, and InvalidRequest if this code does not know the schema's
+        revision.
         """
         await self._migrate(command.upgrade, "head")
 
     async def downgrade(self, revision: str) -> None:
-        """Takes the schema back to `revision`; `base` is an empty database. Rows of dropped tables are lost.
+        """Changes the schema back to an older `revision`; `base` removes all tables. The rows of removed tables are
+        lost.
 
         Raises Unavailable if the database cannot be used, and InvalidRequest for an unknown revision.
         """
         await self._migrate(command.downgrade, revision)
 
     async def current_revision(self) -> str | None:
-        """Returns the revision of the database's schema; None before the first upgrade."""
+        """Returns the schema revision that the database has; None if the schema was never created."""
         async with self.read() as session:
             connection = await session.connection()
             return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
 
     async def check_writable(self) -> None:
-        """Writes and commits a row without changing it. Raises Unavailable if the database cannot store anything."""
+        """Checks that the database can store changes: writes one row without changing its values, and commits.
+
+        Raises Unavailable if the database does not answer, or cannot store anything.
+        """
         async with self.write() as session:
             await session.execute(text("UPDATE alembic_version SET version_num = version_num"))
 
     def head_revision(self) -> str | None:
-        """Returns the revision of the schema that this code expects."""
+        """Returns the schema revision that this code needs."""
         return ScriptDirectory.from_config(_alembic_config()).get_current_head()
 
     @asynccontextmanager
@@ -279,9 +288,10 @@ _LIBPQ_PARAMETERS = frozenset(
 
 
 def split_address(url: str) -> tuple[URL, dict[str, Any]]:
-    """Returns the address for SQLAlchemy, and the arguments for the driver that stand for libpq's parameters in it.
+    """Divides a database address into the address for SQLAlchemy and the arguments for the database driver.
 
-    Raises InvalidRequest if the address has another form, another database, or a parameter that nothing reads.
+    The arguments contain the address's parameters for libpq (PostgreSQL's C library), which SQLAlchemy does not read.
+    Raises InvalidRequest if the address has a wrong form, an unsupported database, or a parameter that nothing reads.
     """
     try:
         address = make_url(url)

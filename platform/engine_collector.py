@@ -1,8 +1,9 @@
-"""Shows an engine's own figures to Prometheus, under Graftwork's names and those that inference gateways read.
+"""Exports an engine's figures to Prometheus as metrics.
 
-Keeps the last reading, and turns it into metrics when Prometheus asks for them. Counts nothing. The fields of the
-reading define which figures are shown and how (see platform/metrics.py). Only the metric of the adapters in use is
-defined here.
+Some metrics have a second name that inference gateways read, such as `vllm:…`. Keeps the figures that were read last
+(the reading), and makes metrics from them when Prometheus asks. Counts nothing itself. The metadata of the reading's
+fields defines the metrics (see platform/metrics.py), except for one: this module itself defines the metric that lists
+the adapters in use.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,10 @@ from graftwork.platform.metrics import HasFields, Metric, MetricKind, samples
 
 
 class EngineReading(HasFields, Protocol):
-    """An engine's figures: a dataclass whose metadata says how each field is shown, and the digests of the adapters in
-    use.
+    """The figures of an engine at one moment: a dataclass.
+
+    The metadata of each field defines its metric. Three properties have the digests of the adapters: those that are
+    loaded (resident), and those of running and of waiting requests.
     """
 
     @property
@@ -29,14 +32,14 @@ class EngineReading(HasFields, Protocol):
 
 
 class EngineCollector(Collector):
-    """Gives Prometheus the metrics of the engine's last reading; no metrics before the first reading."""
+    """Gives Prometheus the metrics of the engine's latest reading. There are no metrics before the first reading."""
 
     def __init__(self) -> None:
         self._reading: EngineReading | None = None
         self._read_at = 0.0
 
     def observe(self, reading: EngineReading, at: float) -> None:
-        """Replaces the reading. `at` is the time of the reading, in unix seconds."""
+        """Stores `reading` as the engine's latest figures. `at` is the time at which they were read, in unix seconds."""
         self._reading = reading
         self._read_at = at
 

@@ -1,23 +1,23 @@
 """Defines every error that a caller can receive, with its HTTP status.
 
     GraftworkError
-    ├── InvalidRequest            400  a value that cannot be served; `param` names the field
-    │   └── ContextLengthExceeded 400  the prompt and the answer do not fit the model's context
-    ├── ValidationFailed          422  a body on a native or admin route, or an adapter's files
-    ├── NotAuthenticated          401  the key is wrong, expired or revoked
-    ├── NotPermitted              403  the key is valid, but must not do this
-    ├── NotFound                  404  unknown, or another tenant's; the answer is the same
-    ├── Conflict                  409  the state has moved on; `details` says where it is now
-    ├── PayloadTooLarge           413
-    ├── LimitExceeded             429  your own limit
-    │   └── BudgetSpent           429  your own limit, and waiting does not help
-    ├── CapacityContended         429  others use all capacity now
-    ├── Unavailable               503  no engine can serve this at present
-    ├── DeadlineExceeded          504  the time limit of the request is over
+    ├── InvalidRequest            400  the server cannot serve a value; `param` names its field
+    │   └── ContextLengthExceeded 400  prompt and answer together are longer than the model's context
+    ├── ValidationFailed          422  a wrong body on this server's own routes, or a wrong adapter file
+    ├── NotAuthenticated          401  the API key is wrong, expired or revoked
+    ├── NotPermitted              403  the API key is valid, but does not have the permission
+    ├── NotFound                  404  the object is unknown, or belongs to another tenant
+    ├── Conflict                  409  the object's present state does not allow the request
+    ├── PayloadTooLarge           413  the request is too large
+    ├── LimitExceeded             429  the request would exceed a limit of the caller
+    │   └── BudgetSpent           429  the same, and waiting a short time does not help
+    ├── CapacityContended         429  other requests use all capacity of the server now
+    ├── Unavailable               503  the engine, or another part of the server, does not answer now
+    ├── DeadlineExceeded          504  the request's time limit has passed
     └── InternalFailure           500  a bug of the server; the log has it under the request id
 
-An error owns its status, its code and whether a retry can help; no other module decides these.
-Errors of other libraries are converted into these errors in the module that calls the library.
+The class of an error decides the HTTP status. Each error tells whether a retry can help (`should_retry`). Errors of
+other libraries are converted into these errors in the module that calls the library.
 """
 
 import math
@@ -27,8 +27,9 @@ from typing import Any, ClassVar
 
 
 class GraftworkError(Exception):
-    """The base class of all errors that a caller can receive. `message` tells the caller what is wrong and what to do
-    about it.
+    """The base class of all errors that a caller can receive.
+
+    `message` tells the caller what is wrong, and what to do about it.
     """
 
     status: ClassVar[int] = 500
@@ -53,17 +54,22 @@ class GraftworkError(Exception):
 
     @property
     def should_retry(self) -> bool:
-        """Whether sending the same request again may succeed."""
+        """Whether the same request may succeed if the caller sends it again."""
         return self.retry_after_s is not None
 
     def body(self) -> dict[str, Any]:
-        """Returns the error as JSON in OpenAI's form. `details` are added to the four fields of that form."""
+        """Returns the JSON body of the error in OpenAI's form: `error` with message, type, param and code.
+
+        The error's `details` are added as further fields of `error`.
+        """
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error | self.details}
 
     def headers(self) -> dict[str, str]:
-        """Returns the retry headers: `retry-after` if waiting helps, else `x-should-retry: false` for a status 409 or
-        429.
+        """Returns the HTTP headers that tell the client whether to retry.
+
+        If waiting helps, these are `retry-after` and `retry-after-ms`. If not, it is `x-should-retry: false` for a
+        status of 409 or 429, and no header for any other status.
         """
         if self.retry_after_s is not None:
             seconds = max(self.retry_after_s, 0.0)
@@ -118,9 +124,9 @@ class PayloadTooLarge(GraftworkError):
 
 
 class LimitExceeded(GraftworkError):
-    """A limit of the caller is reached.
+    """Raised if a request would exceed a limit of the caller.
 
-    `rate_limit_headers` tell how much of each limit is used. The quota keeper sets them.
+    `rate_limit_headers` are HTTP headers that show each limit and how much of it is left. The quota keeper sets them.
     """
 
     status = 429
@@ -162,7 +168,7 @@ class InternalFailure(GraftworkError):
 
 
 def error_classes() -> dict[str, type[GraftworkError]]:
-    """Returns every error class by its name. gRPC messages name an error by its class."""
+    """Returns a dict that maps the name of each error class to the class. gRPC messages contain such a name."""
     found: dict[str, type[GraftworkError]] = {}
     waiting: list[type[GraftworkError]] = [GraftworkError]
     while waiting:

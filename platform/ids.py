@@ -1,6 +1,7 @@
 """Defines the types of identifiers, and makes new identifiers.
 
-Each new identifier has a prefix. Identifiers sort by the time at which they were made.
+Each new identifier begins with a prefix for its type. Identifiers with the same prefix sort by the time of their
+creation.
 """
 
 import secrets
@@ -18,13 +19,19 @@ CallId = NewType("CallId", str)
 RequestId = NewType("RequestId", str)
 
 IsolationDomain = NewType("IsolationDomain", bytes)
-"""An opaque digest that names who may share cached prefixes. The engine never learns which tenant it stands for."""
+"""A digest that identifies a group of requests that may share cached prefixes (a domain), usually one tenant.
+
+The engine cannot find out from the digest which tenant it is.
+"""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 
 
 def new_id(prefix: str) -> str:
-    """Returns `prefix_` and 26 characters: 48 bits of milliseconds, then 80 random bits (a ULID in lower case)."""
+    """Returns a new identifier: `prefix`, `_` and 26 characters.
+
+    The characters encode the present time in milliseconds (48 bits) and 80 random bits: a ULID in lower case.
+    """
     value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
     characters = [_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5)]
     return f"{prefix}_{''.join(characters)}"

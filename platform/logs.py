@@ -1,6 +1,7 @@
-"""Writes logs: one JSON object per line, without prompts and without keys.
+"""Writes logs: one JSON object per line, without prompts and without API keys.
 
-Owns the form of a line. No code should log a key; as a second protection, text that looks like a key is masked here.
+Owns the form of a log line. No other module should log an API key. If one does, this module still masks the text that
+looks like a key.
 """
 
 import json
@@ -15,7 +16,7 @@ _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a log record as one line: time, level, logger, event, then the fields given as `extra`."""
+    """Writes a log record as one line of JSON: time, level, logger and event, then the fields given as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -31,12 +32,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def redact(text: str) -> str:
-    """Returns `text` with the secret part of every key in it masked."""
+    """Returns `text`, with `…` in place of the secret part of every API key in it."""
     return _KEY.sub(r"\1_…", text)
 
 
 def configure_logging(level: str, stream: TextIO | None = None) -> None:
-    """Sends the records of all loggers of the process to one JSON handler, which writes to stderr by default."""
+    """Makes all loggers of the process write JSON lines to `stream`, by default stderr. `level` is the lowest level
+    that is written.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()

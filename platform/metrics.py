@@ -1,7 +1,7 @@
-"""Defines how a figure is shown to Prometheus: its name, kind, help text and labels.
+"""Defines how a field of a dataclass becomes a Prometheus metric: its name, kind, help text and labels.
 
-Counts nothing itself. Other modules count, and describe their figures with `counter` and `gauge`. EngineCollector shows
-these figures.
+Counts nothing itself. Other modules count, and describe their fields with `counter` and `gauge`. EngineCollector
+exports the fields as metrics.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _KEY = "metrics"
 
 
 class MetricKind(StrEnum):
-    """The kind of a metric. A counter only grows; a gauge goes up and down."""
+    """The kind of a metric. The value of a counter only increases; the value of a gauge can also decrease."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -21,38 +21,40 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of `/metrics`, without its value."""
+    """The description of one Prometheus metric with one set of labels, without its value."""
 
     name: str
     """The full name, without the `_total` at the end of a counter."""
     kind: MetricKind
     help: str
     labels: tuple[tuple[str, str], ...] = ()
-    """Pairs (label, value). Metrics of one name have the same labels in the same order."""
+    """Pairs (label, value). Metrics with the same name have the same labels, in the same order."""
 
 
 class HasFields(Protocol):
-    """Any dataclass."""
+    """The type of any dataclass instance."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
 def counter(name: str, help_text: str, **labels: str) -> dict[str, Any]:
-    """Returns the metadata of a dataclass field that is shown as the counter `graftwork_<name>_total`."""
+    """Returns metadata for a dataclass field, so that Prometheus shows the field as the counter
+    `graftwork_<name>_total`.
+    """
     return {_KEY: (Metric(f"graftwork_{name}", MetricKind.COUNTER, help_text, tuple(labels.items())),)}
 
 
 def gauge(name: str, help_text: str, *, also: str | None = None, **labels: str) -> dict[str, Any]:
-    """Returns the metadata of a dataclass field that is shown as the gauge `graftwork_<name>`.
+    """Returns metadata for a dataclass field, so that Prometheus shows the field as the gauge `graftwork_<name>`.
 
-    If `also` is given, the field is shown under this full name too.
+    If `also` is given, Prometheus shows the field a second time, under the name `also`.
     """
     names = [f"graftwork_{name}", *([] if also is None else [also])]
     return {_KEY: tuple(Metric(one, MetricKind.GAUGE, help_text, tuple(labels.items())) for one in names)}
 
 
 def samples(reading: HasFields) -> Iterator[tuple[Metric, float]]:
-    """Yields each metric of a dataclass with the value of its field, in the order of the fields."""
+    """Yields the metrics of a dataclass instance, each with the value of its field, in the order of the fields."""
     for field in fields(reading):
         for metric in field.metadata.get(_KEY, ()):
             yield metric, getattr(reading, field.name)

@@ -1,6 +1,7 @@
-"""Cuts lists into pages. A page begins after the id of the last item that the caller has seen.
+"""Divides lists into pages. A request names the id of the last item that the caller has seen, and gets the items after
+it.
 
-Ids sort by the time they were made.
+This works because ids sort by the time of their creation.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,34 +21,39 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """The page that a caller asks for."""
+    """The part of a list that a caller asks for: how many items, after which id, and in which order."""
 
     limit: int = 20
     """The most items of a page, from 1 to 100."""
     after: str | None = None
-    """The page begins after this id. None begins at the start."""
+    """The id of the last item that the caller has seen. The page begins with the next item. None begins with the first
+    item.
+    """
     order: Order = Order.DESCENDING
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """One page of a list: items in the order that the caller asked for."""
+    """One page of a list, in the order that the caller asked for. `has_more` tells whether more items follow the page."""
 
     items: tuple[Item, ...]
     has_more: bool
 
 
 def page_of(items: Sequence[Item], request: PageRequest, cursor: Callable[[Item], str]) -> Page[Item]:
-    """Returns a page of a list that is sorted oldest first. If `after` is an unknown id, begins at the start."""
+    """Returns one page of `items`, which must be sorted oldest first. `cursor` returns the id of an item.
+
+    If no item has the id `request.after`, the page begins with the first item.
+    """
     ordered = list(items) if request.order is Order.ASCENDING else list(reversed(items))
     starts = [index + 1 for index, item in enumerate(ordered) if cursor(item) == request.after]
     return cut(ordered[max(starts, default=0) :], request)
 
 
 def cut(found: Sequence[Item], request: PageRequest) -> Page[Item]:
-    """Returns a page with the first items of `found`, up to the limit.
+    """Returns a page with at most `request.limit` items: the first items of `found`.
 
-    The caller asks the database for one item more than the limit. If `found` has that item, more items follow the page.
+    The caller reads one item more than the limit from the database. If `found` has this extra item, `has_more` is true.
     """
     return Page(tuple(found[: request.limit]), has_more=len(found) > request.limit)
 

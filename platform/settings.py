@@ -1,9 +1,9 @@
 """Reads the settings of a process. No other module of the server reads environment variables.
 
-Owns the names, defaults and forms of every setting. Never opens a file or a connection.
+Owns the name, the default and the allowed values of every setting. Never opens a file or a connection.
 
-A value comes from the overrides (the command line), else from the variable `GRAFTWORK_<NAME>`, else from the default.
-Secrets, and addresses that may contain one, are left out of the settings' repr.
+Each value comes from the command line (`overrides`) if it is given there; if not, from the variable `GRAFTWORK_<NAME>`;
+if that is not set, it is the default. The settings' repr does not show secrets, nor addresses that may contain one.
 """
 
 import os
@@ -31,7 +31,7 @@ _BYTES_BY_UNIT = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting of `graftwork serve`, `gateway` and `engine`."""
+    """All settings of the commands `graftwork serve`, `graftwork gateway` and `graftwork engine`."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -106,9 +106,11 @@ class Settings:
 
     @classmethod
     def from_environment(cls, overrides: Mapping[str, object] | None = None) -> "Settings":
-        """Reads the settings: from `overrides` first, then from `GRAFTWORK_*`. An override of None counts as not given.
+        """Reads each setting from `overrides`, or else from the variable `GRAFTWORK_<NAME>`. An override of None counts
+        as missing.
 
-        Raises InvalidRequest with the name of the variable or override whose value cannot be read.
+        Raises InvalidRequest for a value that cannot be read, with the name of its variable or override, and for an
+        override that is no setting.
         """
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         values: dict[str, Any] = {}
@@ -126,26 +128,26 @@ class Settings:
 
     @property
     def resolved_database_url(self) -> str:
-        """The database's address, which names its async driver."""
+        """The address of the database with an async driver: `database_url`, or a SQLite file in `data_dir`."""
         if self.database_url is None:
             return f"sqlite+aiosqlite:///{self.data_dir / 'graftwork.db'}"
         return async_database_url(self.database_url)
 
     @property
     def resolved_engine_address(self) -> str:
-        """The address of the engine: the given address, or the embedded engine's socket."""
+        """The gRPC address of the engine: `engine_address`, or the socket of the engine that this server starts itself."""
         return self.engine_address or f"unix:{self.data_dir.absolute() / 'engine.sock'}"
 
 
 def async_database_url(url: str) -> str:
-    """Returns the same database address with the async driver, the only kind that this code uses."""
+    """Returns the database address `url` with the async driver for its database, such as `postgresql+asyncpg://…`."""
     scheme, separator, rest = url.partition("://")
     drivers = {"postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}
     return f"{drivers.get(scheme, scheme)}{separator}{rest}"
 
 
 def parse_bytes(value: object) -> int:
-    """Returns a size in bytes, given as an integer or as text such as `512MiB`, `2GiB`, `1.5GB`. Raises ValueError."""
+    """Returns a size in bytes. `value` is an integer, or text such as `512MiB`, `2GiB` or `1.5GB`. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     matched = _SIZE.fullmatch(str(value).strip())
@@ -257,5 +259,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a child process: that of this process, plus `defaults` for variables that it lacks."""
+    """Returns the environment variables for a child process: all variables of this process, and `defaults`.
+
+    If a variable is in both, the value of this process is used.
+    """
     return {**defaults, **os.environ}

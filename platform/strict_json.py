@@ -1,7 +1,7 @@
-"""Reads JSON from clients that are not trusted. Refuses text that could be understood in two ways.
+"""Reads JSON from clients that are not trusted.
 
-Refuses more than Python's parser does: repeated keys, NaN and Infinity, numbers of a million digits, and nesting
-that exhausts the stack.
+Refuses text that other JSON readers may refuse or understand differently: repeated keys, NaN and Infinity. Also refuses
+text that costs too much to read: very long numbers and very deep nesting.
 """
 
 import json
@@ -15,7 +15,9 @@ class _Refused(ValueError):
 
 
 def read_object(raw: bytes, param: str) -> dict[str, Any]:
-    """Returns the JSON object in `raw`. Raises ValidationFailed with this `param` for any other text."""
+    """Parses a JSON object. Raises ValidationFailed if `raw` is anything else. `param` is the field that the error
+    names.
+    """
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
     except RecursionError:

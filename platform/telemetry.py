@@ -1,7 +1,8 @@
 """Defines the gateway's metrics, and a fast histogram for values that come thousands of times a second.
 
-Owns the names, labels and buckets of the metrics, in a Prometheus registry of their own. Never sees a prompt.
-Invariant: at most `MAX_TENANT_LABELS` tenants have a label; all other tenants share the label `other`.
+Owns the names, labels and buckets of the metrics. Never sees a prompt.
+Invariant: metrics show at most `MAX_TENANT_LABELS` tenants by their ids. All other tenants are counted together under
+the label `other`.
 """
 
 import time
@@ -22,11 +23,10 @@ from graftwork.platform.logs import JsonFormatter, configure_logging
 
 
 class LocalHistogram(Collector):
-    """Shows the same metrics as prometheus_client's `Histogram` without labels, and takes a quarter of its time for
-    each value.
+    """A histogram without labels, which records a value in a quarter of the time of prometheus_client's `Histogram`.
 
-    There is no lock, so only one thread may record values. Another thread may collect the metrics at any time, and sees
-    each recorded value either completely or not at all.
+    It shows the same metrics as that class. It has no lock, so only one thread may record values. Another thread may
+    read the metrics at the same time.
     """
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
@@ -67,7 +67,7 @@ _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 
 
 class Telemetry:
-    """Owns every metric of one process."""
+    """All metrics of one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -90,23 +90,31 @@ class Telemetry:
         self._requests.labels(self.tenant_label(tenant_id), outcome).inc()
 
     def count_tokens(self, tenant_id: TenantId, prompt_tokens_by_tier: dict[str, int], completion_tokens: int) -> None:
-        """Counts the tokens of one request. Tiers are `device`, `host`, `disk` and `recomputed`."""
+        """Counts the prompt and completion tokens of one request.
+
+        The keys of `prompt_tokens_by_tier` tell where the KV of the prompt came from: `device`, `host` or `disk` for
+        cached tokens, and `recomputed` for the others.
+        """
         tenant = self.tenant_label(tenant_id)
         for tier, num_tokens in prompt_tokens_by_tier.items():
             self._prompt_tokens.labels(tenant, tier).inc(num_tokens)
         self._generated_tokens.labels(tenant).inc(completion_tokens)
 
     def show_sessions(self, count_by_status: Mapping[str, int]) -> None:
-        """Sets the metric that shows how many sessions there are."""
+        """Sets the metric `graftwork_sessions`. `count_by_status` maps each session status to the number of sessions."""
         for status, count in count_by_status.items():
             self._sessions.labels(status).set(count)
 
     def observe_engine(self, reading: EngineReading, at: float) -> None:
-        """Shows the engine's own figures. `at` is the time at which they were read, in unix seconds."""
+        """Stores the engine's latest figures, which the metrics then show. `at` is the time of the figures in unix
+        seconds.
+        """
         self._engine.observe(reading, at)
 
     def tenant_label(self, tenant_id: TenantId) -> str:
-        """Returns the tenant's id as its label, or `other` if too many tenants have a label already."""
+        """Returns the label for a tenant in the metrics: its id, or `other` if `MAX_TENANT_LABELS` other tenants have a
+        label.
+        """
         if tenant_id not in self._labelled_tenants:
             if len(self._labelled_tenants) >= MAX_TENANT_LABELS:
                 return "other"
@@ -114,9 +122,10 @@ class Telemetry:
         return tenant_id
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Returns all metrics as text, and the text's content type.
+        """Returns all metrics as text in bytes, and the content type of this text.
 
-        `accept` is the client's `Accept` header. It can ask for OpenMetrics; the default is Prometheus text.
+        `accept` is the client's `Accept` header. The format is OpenMetrics if the header asks for it, else Prometheus
+        text.
         """
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type

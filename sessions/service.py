@@ -1,8 +1,8 @@
-"""Serves sessions to the routes: one method for each action of a client.
+"""Serves sessions to the HTTP routes: one method for each action of a client.
 
 Owns the order of checks and writes in each action. Never uses HTTP types. AgentSession has the rules, the stores write
 the rows, and TurnLauncher starts turns.
-Invariant: after a `GraftworkError` nothing has changed, unless the method says otherwise.
+Invariant: if a method raises a `GraftworkError`, the session is unchanged, unless the method says otherwise.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -35,21 +35,23 @@ RETENTION_S = 30 * 86_400.0
 _POLL_S = 0.25
 """Seconds between two checks of a turn that runs in another process."""
 _ABANDONED_AFTER_S = 3600.0
-"""An age in seconds. A session that was made for a response, but to which no response refers, is deleted at this age.
-"""
+"""An age in seconds. An internal session of the Responses API to which no response refers is deleted at this age."""
 
 
 class ModelResolver(Protocol):
-    """The interface of the adapter registry. Sessions use only this method."""
+    """The interface of the adapter registry: it finds adapter versions by name. It has only what sessions use."""
 
     async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
-        """Finds the adapter version that `model` names now. Raises NotFound."""
+        """Finds the adapter version to which the name `model` refers now. `base_name` is the name of the base model.
+
+        Raises NotFound if no model or adapter has this name.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """The fields of a session that a client asks for."""
+    """A request for a new session. Its fields are not yet checked."""
 
     model: str
     settings: SessionSettings = field(default_factory=SessionSettings)
@@ -72,17 +74,20 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class SessionChanged:
-    """The result of a PATCH request for a session."""
+    """The result of a PATCH request, which changes the model or the metadata of a session."""
 
     session: AgentSession
     given_up_tokens: int
-    """The tokens of the history whose KV the new adapter version cannot use."""
+    """The number of tokens of the history whose KV the new adapter version cannot use."""
     given_up_bytes: int | None
-    """The size of that KV in bytes; None if the engine does not answer."""
+    """The size in bytes of the KV that the new adapter version cannot use; None if the engine does not answer."""
 
 
 class SessionService:
-    """Serves the sessions of all tenants in one process. Call `recover` first and `close` last."""
+    """Creates, reads, changes and deletes sessions and starts their turns, for all tenants, in one process.
+
+    Call `recover` when the process starts, and `close` before it stops.
+    """
 
     def __init__(
         self,
@@ -112,9 +117,9 @@ class SessionService:
         self.base_name = dependencies.generator.description.model_name
 
     async def recover(self) -> int:
-        """Marks the turns that a crash has interrupted as failed, and returns how many.
+        """Marks turns as failed that a crashed process has left running. Returns the number of these turns.
 
-        May be called at start-up and at any later time.
+        You may call this method at start-up and at any later time.
         """
         interrupted = await self._turns.find_interrupted(lambda: self._running.turn_ids)
         for scope, session_id, turn_id in interrupted:
@@ -123,10 +128,10 @@ class SessionService:
         return len(interrupted)
 
     async def sweep(self) -> int:
-        """Deletes the sessions whose time to live has passed, and returns how many.
+        """Deletes the sessions whose time to live has passed. Returns how many of them are completely deleted.
 
-        Also marks interrupted turns as failed. Also deletes sessions that were made for a response, if no response
-        refers to them any more.
+        Also marks interrupted turns as failed. Also deletes internal sessions of the Responses API to which no response
+        refers any more.
         """
         await self.recover()
         for scope, session_id in await self.store.find_unused(self._clock.now() - _ABANDONED_AFTER_S):
@@ -134,12 +139,15 @@ class SessionService:
         return await self._sweeper.sweep()
 
     async def close(self) -> None:
-        """Ends the turns that run in this process as failed, each with a last event. After this, no turn can start."""
+        """Ends the turns that run in this process as failed, and stores the last event of each turn.
+
+        After this, no turn can start.
+        """
         await self._running.close()
         await self._log.close()
 
     async def create(self, principal: Principal, new: NewSession) -> AgentSession:
-        """Creates a session, and pins it to the adapter version that its model names now.
+        """Creates a session. Finds the adapter version for the model name of `new`, and the session keeps this version.
 
         Can raise ValidationFailed, InvalidRequest, NotFound or LimitExceeded.
         """
@@ -164,15 +172,18 @@ class SessionService:
         return await self.store.create(principal.scope(), session, max_sessions, new.items)
 
     async def resolve(self, principal: Principal, model: str) -> ResolvedModel:
-        """Finds the adapter version that `model` names now. Raises NotFound."""
+        """Finds the adapter version to which the name `model` refers now. Raises NotFound if nothing has this name."""
         return await self._registry.resolve(principal.scope(), model, self.base_name)
 
     async def list_sessions(self, principal: Principal, page: PageRequest) -> Page[AgentSession]:
-        """Reads one page of the tenant's sessions, ordered by creation time."""
+        """Reads one page of a tenant's sessions, ordered by creation time."""
         return await self.store.list_sessions(principal.scope(), _checked(page))
 
     async def items(self, principal: Principal, session_id: str, page: PageRequest) -> Page[Item]:
-        """Reads one page of the session's history, up to its latest checkpoint. Raises NotFound."""
+        """Reads one page of the items of a session's history, up to the latest checkpoint.
+
+        Raises NotFound if the session does not exist.
+        """
         session = await self.loader.load(principal.scope(), session_id)
         return await self.store.list_items(principal.scope(), session, _checked(page))
 
@@ -186,9 +197,11 @@ class SessionService:
         overrides: TurnOverrides = NO_OVERRIDES,
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
-        """Starts a user's turn. `if_head` is the checkpoint that the client expects to continue; None accepts any.
+        """Starts a user's turn in a session, and returns access to the running turn.
 
-        Can raise NotFound, Conflict, ValidationFailed, InvalidRequest, ContextLengthExceeded or LimitExceeded.
+        `if_head` is the id of the checkpoint that the client wants to continue. If this is not the session's latest
+        checkpoint, raises Conflict. If `if_head` is None, continues the latest checkpoint.
+        Can also raise NotFound, ValidationFailed, InvalidRequest, ContextLengthExceeded or LimitExceeded.
         """
         new_items = parse_input(turn_input)
         session = await self.loader.load(principal.scope(), session_id)
@@ -196,14 +209,20 @@ class SessionService:
         return await self.launcher.launch(principal, session, new_items, overrides.over(session.settings), tool_hints)
 
     async def find_turn(self, principal: Principal, turn_id: TurnId) -> TurnHandle:
-        """Finds a turn that was started earlier, in this process or another. Raises NotFound."""
+        """Returns access to a turn that was started earlier, in this process or another. The turn may have ended.
+
+        Raises NotFound if the turn does not exist.
+        """
         turn = await self.reader.find(principal.scope(), turn_id)
         if turn is None:
             raise NotFound("The turn does not exist.", code="turn_not_found")
         return turn
 
     async def find_turn_of(self, principal: Principal, session_id: str, turn_id: str) -> TurnHandle:
-        """Finds a turn of a session or conversation. Raises NotFound."""
+        """Returns access to a turn of the given session or conversation.
+
+        Raises NotFound if the session does not exist, or if the turn is not one of its turns.
+        """
         session = await self.loader.load(principal.scope(), session_id)
         turn = await self.find_turn(principal, TurnId(turn_id))
         if turn.session_id != session.session_id:
@@ -218,9 +237,10 @@ class SessionService:
         count: int = 1,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Creates `count` sessions that share the history up to checkpoint `at`; None means the latest checkpoint.
+        """Creates `count` new sessions that share the history of a session up to one of its checkpoints.
 
-        The new sessions await the outputs of the last tool calls of this history again.
+        `at` is the id of this checkpoint; None means the latest one. If the shared history ends with tool calls, each
+        new session awaits the outputs of these calls.
         Raises Conflict if the session is closed. Can also raise ValidationFailed, NotFound or LimitExceeded.
         """
         if not 1 <= count <= MAX_FORKS:
@@ -233,10 +253,10 @@ class SessionService:
         )
 
     async def rewind(self, principal: Principal, session_id: str, to: str) -> AgentSession:
-        """Moves the session back to one of its checkpoints.
+        """Moves a session back to one of its checkpoints. `to` is the id of this checkpoint.
 
-        The session then awaits the outputs of that checkpoint's tool calls again. Raises Conflict while a turn runs.
-        Can also raise NotFound.
+        If the checkpoint ends with tool calls, the session awaits the outputs of these calls again.
+        Raises Conflict while a turn runs. Can also raise NotFound.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return await self.store.rewind(principal.scope(), session.session_id, _checkpoint_argument(to) or "")
@@ -249,9 +269,10 @@ class SessionService:
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> SessionChanged:
-        """Pins another adapter version, replaces the metadata, or both.
+        """Changes the adapter version of a session, its metadata, or both. A value of None changes nothing.
 
-        Raises Conflict while a turn runs. Can also raise NotFound.
+        Raises Conflict if the session is closed, or if the model is to change while a turn runs. Can also raise
+        NotFound or ValidationFailed.
         """
         scope = principal.scope()
         before = await self.loader.load(scope, session_id)
@@ -269,10 +290,10 @@ class SessionService:
         return SessionChanged(session, head.num_tokens, given_up)
 
     async def cancel(self, principal: Principal, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Cancels the running turn and waits for its end. If `turn_id` is given, cancels only that turn.
+        """Cancels the running turn of a session, and waits for the end of the turn.
 
-        Does nothing if no such turn runs. If another process runs the turn, that process sees the request at its next
-        commit or renewal of the lease.
+        If `turn_id` is given, cancels only that turn. Does nothing if no such turn runs. If another process runs the
+        turn, that process notices the cancellation when it next stores events or renews its lease.
         """
         load = self.loader.load if turn_id is None else self.loader.load_any
         session = await load(principal.scope(), session_id)
@@ -283,7 +304,7 @@ class SessionService:
         return await load(principal.scope(), session_id)
 
     async def suspend(self, principal: Principal, session_id: str) -> AgentSession:
-        """Suspends a session until its next turn or tool output: its KV leaves the device.
+        """Suspends a session: its KV leaves the device until the session's next turn or tool output.
 
         Raises Conflict while a turn runs. Can also raise NotFound.
         """
@@ -303,17 +324,17 @@ class SessionService:
         return Prefetched(session, len(history.token_ids), await self._kv.prefetch(history))
 
     async def read_cache(self, principal: Principal, session_id: str) -> tuple[AgentSession, SessionMemory | None]:
-        """Returns a session, and how much of its KV is on each cache tier.
+        """Returns a session, and the number of its tokens and bytes on each cache tier.
 
-        The second value is None if the engine does not answer. Raises NotFound.
+        The second value is None if the engine does not answer. Raises NotFound if the session does not exist.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return session, await self._kv.read(await self.loader.history(principal.scope(), session))
 
     async def close_session(self, principal: Principal, session_id: str) -> AgentSession:
-        """Cancels the running turn and makes the session read-only.
+        """Cancels the running turn of a session, and makes the session read-only.
 
-        Raises Conflict if another turn starts meanwhile.
+        Raises Conflict if another turn starts in the meantime. Can also raise NotFound.
         """
         session = await self.cancel(principal, session_id)
         closed = await self.store.close(principal.scope(), session.session_id)
@@ -321,9 +342,10 @@ class SessionService:
         return closed
 
     async def hide(self, principal: Principal, session_id: str) -> None:
-        """Cancels the running turn, and deletes the session.
+        """Cancels the running turn of a session, and deletes the session for its clients.
 
-        While responses or forks use the session, hides it instead.
+        If a response or a fork still uses the session, its rows stay in the database, but clients can no longer read
+        it.
         """
         session = await self.cancel(principal, session_id)
         await self._kv.close(await self.loader.history(principal.scope(), session))
@@ -331,9 +353,9 @@ class SessionService:
         await self.store.remove_unused(principal.scope(), session.session_id)
 
     async def events(self, principal: Principal, session_id: str, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """Returns an iterator over the session's events with numbers above `after`.
+        """Returns an iterator over the events of a session whose number is above `after`.
 
-        The iterator ends when no turn runs. Raises NotFound, before the first event.
+        The iterator ends when no turn runs. This method raises NotFound if the session does not exist.
         """
         session = await self.loader.load(principal.scope(), session_id)
         return self.reader.follow(principal.scope(), session.session_id, after)
@@ -341,7 +363,7 @@ class SessionService:
     async def _max_sessions(self, principal: Principal, kind: SessionKind) -> int | None:
         """Returns the tenant's limit of open sessions.
 
-        Returns None (no limit) for conversations and for sessions that only hold responses.
+        Returns None (no limit) for conversations and for internal sessions of the Responses API.
         """
         return (await self._quota_of(principal.tenant_id)).max_sessions if kind is SessionKind.SESSION else None
 

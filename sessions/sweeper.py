@@ -4,7 +4,8 @@
     (no client can read it)               (not checkpoints that forks share)      (once no checkpoint is left)
 
 Owns these transactions, each of a limited size, and frees the KV. AgentSession decides whether a session's time has
-passed. Never changes a session that runs a turn. Keeps the rows that a fork shares until the last fork is deleted.
+passed. Never changes a session that runs a turn. Rows that a session shares with its forks stay until the last fork is
+deleted.
 Invariant: if a crash interrupts a sweep, the next sweep continues it.
 """
 
@@ -31,9 +32,9 @@ DeleteSome = Callable[[WriteSession, TenantScope, SessionId, int], Awaitable[int
 
 
 class SessionSweeper:
-    """Deletes the sessions of all tenants whose time to live has passed.
+    """Deletes the sessions whose time to live has passed, for all tenants.
 
-    Several gateways may sweep the same database at the same time.
+    Several processes may sweep the same database at the same time.
     """
 
     def __init__(self, database: Database, clock: Clock, kv: SessionKvClient, retention_s: float) -> None:
@@ -47,10 +48,10 @@ class SessionSweeper:
         self._retention_s = retention_s
 
     async def sweep(self) -> int:
-        """Deletes the sessions whose time to live has passed, and returns how many are completely deleted.
+        """Deletes the sessions whose time to live has passed. Returns how many of them are completely deleted.
 
-        After a round that deleted a session, searches again: a session can be deleted completely only after its last
-        fork.
+        A session with forks can only be deleted completely after its last fork. So this method searches again after
+        each round that deleted a session.
         """
         num_deleted = 0
         while num_more := await self._round():

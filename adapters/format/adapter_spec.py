@@ -1,7 +1,8 @@
-"""Defines the types of a validated adapter: where each tensor is in the file, and how the tensor is applied.
+"""Defines the types of a validated adapter: where each tensor is in the weights file, and how the tensor is applied.
 
 `module_reader.py` makes these values, and `registry/weights.py` builds matrices from them. Never reads a file.
-Invariant: every tensor of the file is in `AdapterSpec.entries`, as a whole or as all of its rows.
+Invariant: `AdapterSpec.entries` covers every tensor of the file. A fused tensor, such as one matrix for q, k and v, has
+one entry for each of its modules, and these entries together contain all of its rows.
 """
 
 from collections.abc import Iterator
@@ -11,18 +12,23 @@ from graftwork.adapters.format.safetensors_file import TensorEntry
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", EMBEDDING, HEAD)
-"""The targets in the model's order. Lists and hashes keep this order."""
+"""The names of the modules that an adapter can change (targets), in the model's order. Lists and hashes keep this
+order.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleSpec:
     """The LoRA of one module: y += scale * ((x @ A.T) @ B.T + bias).
 
-    If `magnitude` is present (DoRA), each row of the merged matrix is scaled to the trained magnitude.
+    If `magnitude` is present (DoRA), each row of the merged matrix W + scale * B @ A is scaled until its norm is the
+    trained magnitude of this row.
     """
 
     layer: int | None
-    """The index of the layer, from 0; None for the embedding and the head, which are outside the layers."""
+    """The index of the layer, from 0; None for the embedding (embed_tokens) and the output head (lm_head), which are
+    outside the layers.
+    """
     target: str
     rank: int
     scale: float
@@ -38,7 +44,7 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class BiasSpec:
-    """A trained bias that replaces the base model's bias of one module."""
+    """A trained bias of one module. The bias replaces the base model's bias of the same module."""
 
     layer: int
     target: str
@@ -47,7 +53,7 @@ class BiasSpec:
 
 @dataclass(frozen=True, slots=True)
 class SavedSpec:
-    """A whole matrix that replaces the base model's embedding or head."""
+    """A complete trained matrix that replaces the base model's embedding (embed_tokens) or output head (lm_head)."""
 
     target: str
     matrix: TensorEntry  # [vocab, hidden]
@@ -55,30 +61,36 @@ class SavedSpec:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """A validated adapter. Each of its lists is sorted by layer, then by the order of `TARGETS`."""
+    """All parts of a validated adapter: LoRA modules, biases and saved matrices.
+
+    Each of the three lists is sorted by layer, then by the order of `TARGETS`.
+    """
 
     r: int
-    """The rank in the configuration. `rank_pattern` may give a module another rank."""
+    """The field `r` of the configuration, which is the default rank. `rank_pattern` may give a module another rank."""
     modules: tuple[ModuleSpec, ...]
-    """The LoRA of each module that has one; never empty."""
+    """The LoRA of each module that has LoRA. The list is never empty."""
     biases: tuple[BiasSpec, ...] = ()
     saved: tuple[SavedSpec, ...] = ()
 
     @property
     def rank(self) -> int:
-        """The largest rank of any module."""
+        """The largest rank among the modules of the adapter."""
         return max(module.rank for module in self.modules)
 
     @property
     def target_modules(self) -> tuple[str, ...]:
-        """The targets that the adapter changes, by LoRA, by a bias or by a whole matrix."""
+        """The names of the modules that the adapter changes, such as `q_proj`.
+
+        The adapter changes a module by LoRA, by a new bias or by a new matrix.
+        """
         changed = {module.target for module in self.modules} | {part.target for part in self.biases}
         changed |= {part.target for part in self.saved}
         return tuple(target for target in TARGETS if target in changed)
 
     @property
     def entries(self) -> Iterator[TensorEntry]:
-        """Every tensor, in the order in which the digest reads them."""
+        """Every tensor of the adapter, in the order in which the digest of the adapter hashes them."""
         for module in self.modules:
             yield from module.entries
         yield from (part.bias for part in self.biases)

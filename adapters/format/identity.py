@@ -1,11 +1,12 @@
 r"""Computes the digest that identifies an adapter.
 
-The digest depends on what the adapter computes, not on the form of its files. Never reads a file, and never checks an
-adapter.
-Invariant: two uploads have the same digest exactly if they have the same base, modules and scales, and the same bits in
-every factor, magnitude, bias and saved matrix. Caches use the digest as their key, so equal digests must mean equal
-results. Tensor names, the order of keys, padding and metadata have no effect on the digest. It also makes no difference
-whether q, k and v are one tensor or three.
+The digest depends on what the adapter computes, not on the form of its files. Never opens a file: the caller passes the
+content. Never decides whether an adapter is valid: `layout.py` does.
+Invariant: two uploads have the same digest exactly if they have the same base model, the same modules with the same
+scales, and bit-identical tensors. Caches use the digest as their key, so equal digests must mean equal results.
+
+Tensor names, the order of keys, padding and metadata do not change the digest. The digest is also the same whether the
+file has q, k and v as one fused tensor or as three tensors.
 
     sha256( b"graftwork adapter 1\n" ‖ length of table: u64 LE ‖ table: canonical JSON ‖ tensors in the table's order )
 """
@@ -24,31 +25,32 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 def is_digest(text: str) -> bool:
-    """Returns whether `text` has the form of a digest. Such a text is safe as part of a path."""
+    """Returns whether `text` has the form of a digest: `sha256:` and 64 hex digits. Such a text is safe in a file path."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def adapter_digest(spec: AdapterSpec, weights: Readable, base_fingerprint: str) -> str:
-    """Returns the digest of an adapter, as `sha256:…`. `weights` is the whole weights file.
+    """Returns the digest of an adapter, as `sha256:…`. `weights` is the content of the weights file.
 
-    The hashed table contains every length, so two different adapters never hash the same bytes.
+    The hash begins with a table of the shapes of all tensors, so two different adapters never give the hash the same
+    input.
     """
     return digest_behind(digest_prefix(spec, base_fingerprint), spec, weights)
 
 
 def digest_prefix(spec: AdapterSpec, base_fingerprint: str) -> bytes:
-    """Returns the bytes that are hashed before the tensors.
+    """Returns the first part of the hash's input: everything before the tensors.
 
-    They are the same for all adapters that differ only in the values of their tensors.
+    Two adapters have the same prefix if they differ only in the values of their tensors.
     """
     table = json.dumps(_table(spec, base_fingerprint), sort_keys=True, separators=(",", ":")).encode()
     return _DOMAIN + len(table).to_bytes(8, "little") + table
 
 
 def digest_behind(prefix: bytes, spec: AdapterSpec, weights: Readable) -> str:
-    """Hashes the tensors of `spec` after `prefix`, and returns the digest.
+    """Hashes `prefix` and then the tensors of the adapter. Returns the digest, as `sha256:…`.
 
-    `digest_prefix` made the prefix from the same spec.
+    `prefix` is the result of `digest_prefix` for the same `spec`. `weights` is the content of the weights file.
     """
     digest = hashlib.sha256(prefix)
     view = memoryview(weights)
@@ -58,7 +60,10 @@ def digest_behind(prefix: bytes, spec: AdapterSpec, weights: Readable) -> str:
 
 
 def identify_adapter(config: bytes, weights: Readable, description: EngineDescription) -> tuple[AdapterSpec, str]:
-    """Validates the two files of an upload, and computes the adapter's digest. Raises ValidationFailed."""
+    """Validates the two files of an upload. Returns the validated adapter and its digest.
+
+    Raises ValidationFailed if a file is wrong.
+    """
     spec = parse_adapter(config, weights, description)
     return spec, adapter_digest(spec, weights, description.fingerprint)
 

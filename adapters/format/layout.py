@@ -1,8 +1,9 @@
 """Checks an adapter's two files, the configuration and the weights, against the model.
 
-Owns the rule that every tensor is applied at its exact place, with its exact shape and scale. Never imports torch, and
-never opens a file: the caller passes the bytes.
-Invariant: a file is accepted as a whole, or refused with the exact tensor or field. No tensor is skipped or padded.
+Owns the rule that every tensor belongs to a module of the model, and has the right shape and scale for this module.
+Never imports torch, and never opens a file: the caller passes the content.
+Invariant: an adapter is accepted completely, or refused with the name of the wrong tensor or field. No tensor is
+skipped or padded.
 """
 
 from collections.abc import Iterable
@@ -22,9 +23,10 @@ InLayer = TypeVar("InLayer", ModuleSpec, BiasSpec)
 
 
 def parse_adapter(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
-    """Checks the two files of an upload completely, also the values of the tensors, and returns the adapter.
+    """Checks the configuration and the weights file of an upload, and returns the adapter.
 
-    Raises ValidationFailed, which names the wrong tensor or field. NaN and infinity are wrong values.
+    Also checks the values of the tensors: NaN and infinity are refused.
+    Raises ValidationFailed with the name of the wrong tensor or field.
     """
     spec = read_layout(config, weights, description)
     for entry in spec.entries:
@@ -34,9 +36,9 @@ def parse_adapter(config: bytes, weights: Readable, description: EngineDescripti
 
 
 def read_layout(config: bytes, weights: Readable, description: EngineDescription) -> AdapterSpec:
-    """Checks the two files like `parse_adapter`, but not the values of the tensors.
+    """Checks the two files like `parse_adapter`, but does not check the values of the tensors.
 
-    Reads only the header and the length of `weights`. Raises ValidationFailed.
+    Reads only the header of `weights` and the total length, not the tensors. Raises ValidationFailed.
     """
     lora_config = read_lora_config(config, description.max_lora_rank)
     if lora_config.base_fingerprint not in (None, description.fingerprint):

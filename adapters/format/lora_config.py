@@ -1,8 +1,8 @@
 """Reads adapter_config.json, which contains the ranks, scales and target modules of an adapter.
 
 Owns the reading of PEFT's LoraConfig. Never reads the weights.
-Invariant: each field is applied, or is known to have no effect on serving, or is refused with its name
-(unsupported.py).
+Invariant: each field of the file is applied, or has no effect on serving, or makes the server refuse the adapter with
+an error that names the field (see unsupported.py).
 """
 
 import math
@@ -29,9 +29,9 @@ _MAX_WORK = 5_000_000  # states visited: a few seconds at most; real adapters ne
 
 
 class PatternTable:
-    """The field rank_pattern or alpha_pattern of PEFT: a table from patterns of module names to numbers.
+    """PEFT's field rank_pattern or alpha_pattern: a table that maps patterns of module names to numbers.
 
-    The first pattern that matches a module's name decides.
+    If several patterns match the name of a module, the first of them decides.
     """
 
     def __init__(self, field: str, values: Mapping[str, float]) -> None:
@@ -47,10 +47,10 @@ class PatternTable:
         self._work = 0
 
     def value(self, module: str, default: float) -> float:
-        """Returns the table's value for the module, or `default` if no pattern matches.
+        """Returns the number (a rank or an alpha) for the module, or `default` if no pattern matches the module.
 
         `module` is a name as PEFT writes it, such as `model.layers.0.self_attn.q_proj`.
-        Raises ValidationFailed if the patterns take too long to match.
+        Raises ValidationFailed if the matching of the patterns takes too long.
         """
         for pattern, value in self._rows:
             self._work -= pattern.work
@@ -73,7 +73,7 @@ class PatternTable:
 
 
 class ModulePattern:
-    """A target_modules or exclude_modules that is one string: a regular expression over whole module names."""
+    """The value of target_modules or exclude_modules if it is one text: a regular expression for whole module names."""
 
     def __init__(self, field: str, text: str) -> None:
         """Parses the pattern. Raises ValidationFailed if it is not supported."""
@@ -93,7 +93,7 @@ class ModulePattern:
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """The fields of adapter_config.json that determine how tensors are applied."""
+    """The fields of adapter_config.json that decide to which modules the tensors are applied, and with which scale."""
 
     r: int
     lora_alpha: float
@@ -101,7 +101,7 @@ class LoraConfig:
     rank_pattern: PatternTable
     alpha_pattern: PatternTable
     target_modules: tuple[str, ...] | ModulePattern | None
-    """The names of the target modules, or ends of these names, or a pattern.
+    """The names of the target modules, or ends of these names, or a regular expression for whole names.
 
     It is None if the file has "all-linear" or no value.
     """
@@ -119,14 +119,17 @@ class LoraConfig:
         return int(self.rank_pattern.value(module, self.r))
 
     def scale(self, module: str) -> float:
-        """Returns alpha / rank, or alpha / sqrt(rank) for rsLoRA, in double precision as in PEFT."""
+        """Returns the scale of a module: alpha / rank, or alpha / sqrt(rank) for rsLoRA. Computed in double precision,
+        as in PEFT.
+        """
         alpha, rank = self.alpha_pattern.value(module, self.lora_alpha), self.rank(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def targets(self, module: str, layer: int | None) -> bool:
-        """Returns whether PEFT would put LoRA on this module. Only the names in the configuration decide.
+        """Returns whether PEFT would add LoRA to this module. The answer depends only on names and layer numbers in the
+        configuration.
 
-        `layer` is None for modules outside the layers.
+        `layer` is the index of the module's layer, from 0; None for a module outside the layers.
         """
         if self.exclude_modules and _is_chosen(module, self.exclude_modules):
             return False
@@ -141,9 +144,9 @@ class LoraConfig:
 
 
 def read_lora_config(raw: bytes, max_rank: int) -> LoraConfig:
-    """Reads and checks the configuration file. `max_rank` is the highest rank that the server accepts.
+    """Reads and checks adapter_config.json. `max_rank` is the highest rank that the server accepts.
 
-    Raises ValidationFailed, whose `param` is `config` or `config.<field>`.
+    Raises ValidationFailed. The `param` of the error is `config` or `config.<field>`.
     """
     if len(raw) > MAX_CONFIG_BYTES:
         raise _refused("config", f"{len(raw)} bytes are more than the {MAX_CONFIG_BYTES} that are read.")

@@ -1,7 +1,8 @@
 """Checks the tensors of one module against the model and the adapter's configuration.
 
-A module is one projection of a layer, the embedding or the head. Owns the rules for a module: each tensor has the shape
-that the model needs, and PEFT would apply it too. Never reads the values of a tensor.
+A module is one projection of a layer, the embedding (embed_tokens) or the output head (lm_head). Owns two rules for
+each tensor of a module: the shape fits the model, and PEFT would apply the tensor too. Never reads the values of a
+tensor.
 """
 
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from graftwork.platform.errors import ValidationFailed
 
 @dataclass(frozen=True, slots=True)
 class FoundModule:
-    """The tensors of one module that are in the file."""
+    """One module, with those of its tensors that the weights file contains."""
 
     place: Place
-    """The place (module, layer and target) of one of these tensors. All of them have the same module, layer and target.
-"""
+    """The module's name, layer and target, taken from one of the tensors. They are the same for all tensors of the
+    module.
+    """
     entries: dict[Part, TensorEntry]
 
     @property
@@ -31,14 +33,17 @@ class FoundModule:
 
 
 class ModuleReader:
-    """Reads the modules of one adapter. Every method raises ValidationFailed, which names the wrong tensor."""
+    """Reads the modules of one adapter.
+
+    Every method raises ValidationFailed with the name of the tensor that is wrong.
+    """
 
     def __init__(self, config: LoraConfig, description: EngineDescription) -> None:
         self._config = config
         self._description = description
 
     def check_place(self, place: Place, entry: TensorEntry) -> None:
-        """Checks that the model has the module to which this tensor belongs."""
+        """Checks that the model has the module and the layer that the tensor's name contains. Raises ValidationFailed."""
         if place.parent is None or place.layer is None:
             return
         shapes = self._description.target_shapes
@@ -49,9 +54,10 @@ class ModuleReader:
             refuse(entry, f"the model has {self._description.num_layers} layers, counted from 0.")
 
     def read_lora(self, found: FoundModule) -> list[ModuleSpec]:
-        """Returns the LoRA of the module: one entry, or one for each target if the module is fused.
+        """Returns the LoRA of the module.
 
-        The result is empty if the module has no LoRA.
+        A normal module gives one entry. A fused module such as `qkv_proj` gives one entry for each of q, k and v. A
+        module without LoRA gives an empty list.
         """
         place, entries = found.place, found.entries
         if not found.has_lora:
@@ -80,7 +86,9 @@ class ModuleReader:
         return self._split(whole)
 
     def read_bias(self, found: FoundModule) -> BiasSpec | None:
-        """Returns the bias that replaces the base model's bias of this module; None if the file has no such bias."""
+        """Returns the trained bias that replaces the base model's bias of this module; None if the file contains no
+        such bias.
+        """
         entry, place = found.entries.get(Part.BIAS), found.place
         if entry is None or place.layer is None:
             return None
@@ -92,7 +100,9 @@ class ModuleReader:
         return BiasSpec(place.layer, place.target, entry)
 
     def read_saved(self, found: FoundModule) -> SavedSpec | None:
-        """Returns the matrix that replaces the base model's matrix of this module; None if the file has none."""
+        """Returns the trained matrix that replaces the base model's matrix of this module; None if the file contains no
+        such matrix.
+        """
         alone, beneath = found.entries.get(Part.MATRIX), found.entries.get(Part.BASE_MATRIX)
         if alone is not None and (found.has_lora or beneath is not None):
             refuse(alone, "the file changes this module in another way as well, and PEFT would apply only one of them.")
@@ -162,7 +172,7 @@ class ModuleReader:
 
 
 def refuse(entry: TensorEntry, problem: str) -> NoReturn:
-    """Raises ValidationFailed for a tensor. The message begins with the tensor's name."""
+    """Raises ValidationFailed for a wrong tensor. The error message is the tensor's name and then `problem`."""
     raise ValidationFailed(f"{entry.param}: {problem}", param=entry.param)
 
 

@@ -4,9 +4,14 @@ Uploads contain such expressions: PEFT's rank_pattern, alpha_pattern, target_mod
 backtracks, so one hostile pattern could block the process for hours. Invariant: `re` never gets a pattern from an
 upload.
 Owns the automaton of a pattern (Thompson, 1968): a match reads the name once and keeps the set of possible states.
-Supports the part of the language that module names need, and refuses the rest with an error that names it.
-As in PEFT, a pattern of rank_pattern or alpha_pattern matches a whole name, or an end of it that follows a dot:
-re.match(r"(.*\.)?(pattern)$", name). One of target_modules or exclude_modules matches only whole names: re.fullmatch.
+Supports the part of the regular expression language that module names need. Refuses any other feature with an error
+that names the feature.
+
+As in PEFT, a pattern of rank_pattern or alpha_pattern matches a whole name, or the end of a name after one of its dots.
+A pattern of target_modules or exclude_modules matches only whole names:
+
+    re.match(r"(.*\.)?(pattern)$", name)     rank_pattern, alpha_pattern
+    re.fullmatch(pattern, name)              target_modules, exclude_modules
 """
 
 from graftwork.adapters.format.pattern_parser import (
@@ -94,7 +99,10 @@ class _Automaton:
 
 
 class NamePattern:
-    """One pattern of an upload. Raises PatternRefused for a pattern that is not supported."""
+    """One regular expression for module names, from an upload.
+
+    The constructor raises PatternRefused for a pattern that is not supported.
+    """
 
     def __init__(self, text: str, *, is_whole: bool = False) -> None:
         """With `is_whole`, the pattern must match a whole name, not only an end of it."""
@@ -113,7 +121,10 @@ class NamePattern:
         return len(self._automaton.free)
 
     def matches(self, name: str) -> bool:
-        """Returns whether the pattern matches `name`, or, unless it is whole, an end of `name` that follows a dot."""
+        """Returns whether the pattern matches the whole `name`.
+
+        If the pattern was made without `is_whole`, it may also match the end of `name` after one of its dots.
+        """
         states = self._reach({self._start}, at_start=True, at_end=not name)
         for character in name:
             states = self._step(states, character)

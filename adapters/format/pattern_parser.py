@@ -1,7 +1,8 @@
-r"""Parses patterns of module names into nodes.
+r"""Parses a pattern of module names (a regular expression) into a syntax tree.
 
 Owns the supported part of the regular expression language: characters, classes, groups, alternatives, repeats and
-anchors. Refuses the rest (look-around, back-references, flags, \b) with an error that names it. Never matches a name.
+anchors. Refuses any other feature (look-around, back-references, flags, \b) with an error that names the feature. Never
+matches a name.
 """
 
 import string
@@ -20,9 +21,8 @@ _QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None
 
 
 class PatternRefused(ValueError):
-    """Raised for a pattern with a feature that is not supported, or with wrong syntax.
-
-    The message names the problem.
+    """Raised for a pattern that has a syntax error, or that uses a feature that is not supported. The message says
+    which.
     """
 
 
@@ -57,7 +57,7 @@ Node = Characters | Anchor | Sequence | Choice | Repeat
 
 
 class PatternParser:
-    """Parses one pattern. Decides each step by the next character."""
+    """Parses one pattern. Looks only at the next character to decide what to parse."""
 
     def __init__(self, text: str) -> None:
         self._text = text

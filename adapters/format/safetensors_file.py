@@ -48,14 +48,14 @@ _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """The bits of a floating point format. A value whose exponent bits are all set is NaN or infinite."""
+    """The bit layout of a floating point format. A value is NaN or infinite if all bits of its exponent are 1."""
 
     item_bytes: int
     exponent_mask: int
 
     @property
     def numpy_bits(self) -> str:
-        """The NumPy name of the little-endian unsigned integer that has the size of one element."""
+        """The NumPy dtype, as text, of a little-endian unsigned integer with the size of one element."""
         return f"<u{self.item_bytes}"
 
 
@@ -68,7 +68,9 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of the file. `start` and `end` are byte offsets into the whole file, as [start, end)."""
+    """One tensor of a safetensors file. Its data is at the byte offsets [start, end), counted from the start of the
+    file.
+    """
 
     name: str
     dtype: str
@@ -78,25 +80,27 @@ class TensorEntry:
 
     @property
     def param(self) -> str:
-        """The tensor's name in the form for the `param` of an error."""
+        """The name of the tensor as the field `param` of an error shows it: `weights.<name>`."""
         return f"weights.{shown(self.name)}"
 
     def bits(self, weights: Readable) -> npt.NDArray[Any]:
-        """Returns the elements as a flat array of unsigned integers, [num_elements].
+        """Returns the bits of the elements as unsigned integers, [num_elements]. `weights` is the content of the file.
 
-        The array shares the memory of `weights`, and may be unaligned.
+        The array shares the memory of `weights`, and its start may be unaligned.
         """
         number = math.prod(self.shape)
         return np.frombuffer(weights, dtype=FORMATS[self.dtype].numpy_bits, count=number, offset=self.start)
 
     def rows(self, first: int, end: int) -> "TensorEntry":
-        """Returns rows [first, end) of this tensor as a separate tensor."""
+        """Returns an entry that describes rows [first, end) of this tensor. Copies no data."""
         row_bytes = (self.end - self.start) // self.shape[0]
         shape = (end - first, *self.shape[1:])
         return replace(self, shape=shape, start=self.start + first * row_bytes, end=self.start + end * row_bytes)
 
     def is_finite(self, weights: Readable) -> bool:
-        """Returns True if all elements are finite, and False if an element is NaN or infinite."""
+        """Returns True if all elements are finite, and False if an element is NaN or infinite. `weights` is the content
+        of the file.
+        """
         mask = FORMATS[self.dtype].exponent_mask
         bits = self.bits(weights)
         chunks = (bits[start : start + _CHUNK_ELEMENTS] for start in range(0, bits.size, _CHUNK_ELEMENTS))
@@ -104,9 +108,9 @@ class TensorEntry:
 
 
 def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
-    """Returns every tensor of the file, sorted by offset.
+    """Returns all tensors of the file, sorted by their offset in the file. `weights` is the content of the file.
 
-    Raises ValidationFailed, whose `param` names the file or the wrong tensor.
+    Raises ValidationFailed. The `param` of the error names the file or the wrong tensor.
     """
     data_start = _LENGTH_BYTES + _header_bytes(weights)
     header = read_object(bytes(weights[_LENGTH_BYTES:data_start]), "weights")
@@ -119,7 +123,10 @@ def read_entries(weights: Readable) -> tuple[TensorEntry, ...]:
 
 
 def header_of(weights: Readable) -> bytes:
-    """Returns the bytes before the tensors. Returns at most 1 MiB of header, also if the file claims a longer one."""
+    """Returns everything in the file before the tensors: the 8 length bytes and the header.
+
+    Returns at most 1 MiB of the header, even if the length bytes say that the header is longer.
+    """
     length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
     return bytes(weights[: _LENGTH_BYTES + min(length, MAX_HEADER_BYTES)])
 

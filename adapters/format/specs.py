@@ -1,8 +1,8 @@
-"""Defines the data types of the registry (adapters, their versions and aliases), and parses the names of models.
+"""Defines the data types of the adapter registry (adapters, versions and aliases), and parses the names of models.
 
-Owns the rules that keep `name`, `name@3` and `name@alias` in a request's `model` distinct from each other and from a
-path. Never reads a file or a database row.
-Invariant: a version never changes once it exists; an alias can be set to another version.
+A request's `model` can be `name`, `name@3` (a version) or `name@alias`. Owns the rules for these names, so that no two
+of the three forms look the same, and none looks like a path. Never reads a file or a database row.
+Invariant: a version never changes after it was created. An alias can be set to another version.
 """
 
 import random
@@ -24,7 +24,10 @@ _SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class ModelReference:
-    """An adapter as a request names it. At most one of `version` and `alias` is set."""
+    """The adapter that a request names in `model`.
+
+    At most one of `version` and `alias` is set. If neither is set, the request gave only the name.
+    """
 
     name: str
     version: int | None = None
@@ -32,22 +35,26 @@ class ModelReference:
 
 
 def shown(text: str) -> str:
-    """Returns a caller's text in a form that is safe to show in an answer: printable ASCII of limited length."""
+    """Returns text from a client in a form that is safe in an answer: printable ASCII, at most 200 characters of the
+    original.
+    """
     escaped = text[:_SHOWN_CHARACTERS].encode("ascii", "backslashreplace").decode("ascii")
     printable = "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in escaped)
     return printable if len(text) <= _SHOWN_CHARACTERS else f"{printable}…"
 
 
 def is_adapter_name(name: str) -> bool:
-    """Returns whether an adapter may have this name.
+    """Returns whether `name` has the form of an adapter's name.
 
-    If False, no adapter has the name, so the caller can skip a lookup.
+    If the result is False, no adapter can have this name, so the caller need not ask the database.
     """
     return _NAME.fullmatch(name) is not None
 
 
 def check_adapter_name(name: str, base_name: str) -> None:
-    """Checks that `name` is allowed as the name of an adapter. Raises ValidationFailed if not."""
+    """Raises ValidationFailed if no adapter may have this name, because of its form or because it is the base model's
+    name.
+    """
     if not is_adapter_name(name):
         message = (
             f"'{shown(name)}' cannot be an adapter's name: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
@@ -59,7 +66,7 @@ def check_adapter_name(name: str, base_name: str) -> None:
 
 
 def check_alias(alias: str) -> None:
-    """Checks that `alias` is allowed as the name of an alias. Raises ValidationFailed if not, also for a number."""
+    """Raises ValidationFailed if `alias` does not have the form of an alias. A text of digits is refused too."""
     if not _NAME.fullmatch(alias) or alias.isdecimal():
         message = (
             f"'{shown(alias)}' cannot be an alias: use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
@@ -69,7 +76,7 @@ def check_alias(alias: str) -> None:
 
 
 def parse_reference(model: str) -> ModelReference | None:
-    """Parses `name`, `name@3` or `name@alias`. Returns None for any other text."""
+    """Parses a request's `model`: `name`, `name@3` or `name@alias`. Returns None for a text of any other form."""
     name, at, rest = model.partition("@")
     if not _NAME.fullmatch(name):
         return None
@@ -83,16 +90,17 @@ def parse_reference(model: str) -> ModelReference | None:
 
 
 def unknown_model(model: str) -> NotFound:
-    """Returns the error for a model that this tenant cannot use.
+    """Returns the error for a model that the tenant cannot use.
 
-    It is the same error for an unknown model, a malformed name and another tenant's model, so it reveals nothing.
+    The error is the same for an unknown name, a malformed name and the name of another tenant's adapter. So it does not
+    tell whether another tenant has an adapter with this name.
     """
     message = f"The model '{shown(model)}' does not exist: GET /v1/models lists those that this key can use."
     return NotFound(message, param="model", code="model_not_found")
 
 
 def unknown_adapter(name: str) -> NotFound:
-    """Returns the error for an adapter that this tenant does not have, for the routes that manage adapters."""
+    """Returns the error that the routes of `/v1/adapters` use if the tenant has no adapter with this name."""
     message = f"The adapter '{shown(name)}' does not exist: GET /v1/adapters lists yours."
     return NotFound(message, param="name", code="adapter_not_found")
 
@@ -105,7 +113,7 @@ _MAX_WEIGHT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
-    """One immutable set of adapter weights. The engine knows the weights by their `digest`."""
+    """One version of an adapter, which never changes. The engine identifies the weights of the version by `digest`."""
 
     adapter_id: AdapterId
     name: str
@@ -129,12 +137,12 @@ class AdapterVersion:
 
 @dataclass(frozen=True, slots=True)
 class AliasTarget:
-    """The target of an alias: one version, or several that share the traffic by weight."""
+    """The target of an alias: one version, or several versions that share the alias's requests by weight."""
 
     weights: tuple[tuple[int, float], ...]
-    """Pairs of (version, weight), sorted by version.
+    """Pairs of (version, weight), sorted by version. All weights are positive.
 
-    A version gets its weight's share of the traffic; weights are positive.
+    A version gets the fraction weight / (sum of all weights) of the requests.
     """
 
     @classmethod
@@ -143,9 +151,10 @@ class AliasTarget:
 
     @classmethod
     def from_json(cls, body: object) -> "AliasTarget":
-        """Reads `{"version": 2}`, or several versions with weights, `{"weights": {"2": 0.9, "3": 0.1}}`.
+        """Reads the target of an alias from JSON: `{"version": 2}`, or `{"weights": {"2": 0.9, "3": 0.1}}` for several
+        versions.
 
-        Raises ValidationFailed for any other value.
+        Raises ValidationFailed if `body` has another form.
         """
         match body:
             case {"version": int(version), **rest} if not rest and version > 0 and version is not True:
@@ -162,14 +171,18 @@ class AliasTarget:
         return tuple(version for version, _ in self.weights)
 
     def choose(self, generator: random.Random) -> int:
-        """Returns the version for one request. Draws it at random by weight if there are several versions."""
+        """Returns the version that one request uses. If there are several versions, draws one at random by their
+        weights.
+        """
         if len(self.weights) == 1:
             return self.weights[0][0]
         shares = [share for _, share in self.weights]
         return generator.choices(self.versions, weights=shares)[0]
 
     def to_json(self) -> dict[str, object]:
-        """Returns the form that `from_json` reads: `{"version": 2}`, or `{"weights": {"2": 0.9, "3": 0.1}}`."""
+        """Returns the target in the JSON form that `from_json` reads: `{"version": 2}`, or `{"weights": {"2": 0.9, "3":
+        0.1}}`.
+        """
         if len(self.weights) == 1:
             return {"version": self.weights[0][0]}
         return {"weights": {str(version): share for version, share in self.weights}}
@@ -187,7 +200,7 @@ def _read_weight(key: object, weight: object) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter of a tenant: a name, with all its versions and aliases."""
+    """An adapter of one tenant, with all its versions and aliases."""
 
     id: AdapterId
     name: str
@@ -202,7 +215,7 @@ class Adapter:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names that a request may send as `model`: `name`, then `name@alias` for each alias."""
+        """The texts that select this adapter in a request's `model`: `name`, and `name@alias` for each alias."""
         return (self.name, *(f"{self.name}@{alias}" for alias in self.aliases))
 
     def version(self, number: int) -> AdapterVersion | None:
@@ -211,9 +224,9 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AliasChange:
-    """The effect of setting or removing an alias.
+    """The old and the new target of an alias that was set or removed.
 
-    `target` is None if the alias was removed, `previous` if it was new.
+    `target` is the new target; None if the alias was removed. `previous` is the old target; None if the alias is new.
     """
 
     adapter: str
@@ -224,7 +237,7 @@ class AliasChange:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """The weights that the `model` of a request stands for."""
+    """The weights that a request's `model` selects: the base model, one adapter version, or a mixture of versions."""
 
     requested: str
     version: AdapterVersion | None
@@ -238,7 +251,7 @@ class ResolvedModel:
 
     @property
     def adapters(self) -> tuple[AdapterUse, ...]:
-        """The adapters that the engine must apply, with their weights."""
+        """The digests of the adapters that the engine must apply for this model, each with its weight in the mixture."""
         if self.version is not None:
             return (AdapterUse(self.version.digest),)
         weights: dict[str, float] = {}
@@ -248,12 +261,19 @@ class ResolvedModel:
 
     @property
     def adapter_label(self) -> str | None:
-        """The label for usage rows and logs: `name@3`, or `name@3*0.5+other@1*0.5`; None for the base model."""
+        """The name of the adapter version for usage records and logs, such as `name@3`; None for the base model.
+
+        A mixture has a label such as `name@3*0.5+other@1*0.5`.
+        """
         if self.version is not None:
             return self.version.label
         return "+".join(f"{version.label}*{weight:g}" for version, weight in self.mixture) or None
 
     @property
     def label(self) -> str:
-        """The label of the adapters, or the base model's name as the request gave it."""
+        """A text that names the model: the adapter version, such as `name@3`, or the base model's name as the request
+        gave it.
+
+        A mixture has a label such as `name@3*0.5+other@1*0.5`.
+        """
         return self.adapter_label or self.requested

@@ -1,7 +1,7 @@
-"""Finds the place of a tensor (its module and its role there) from the tensor's name.
+"""Finds the module to which a tensor belongs, and the tensor's role in this module, from the tensor's name.
 
-Owns the spellings of names that the versions of PEFT have written. Never checks that a model has the place: other
-modules do that.
+Owns the forms of tensor names that the versions of PEFT write. Never checks that a model has the module:
+`module_reader.py` does.
 
     base_model.model.model.layers.3.self_attn.q_proj.lora_A.default.weight
     └── may be missing ──┘ └───────── module ───────┘└─── part ────────┘
@@ -25,7 +25,7 @@ PARENTS = {
 
 
 class Part(StrEnum):
-    """The role of a tensor in its module, such as LoRA's A or a bias."""
+    """The role of a tensor in its module, such as LoRA's matrix A or a bias."""
 
     A = "lora_A"
     B = "lora_B"
@@ -76,7 +76,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a tensor: a module, and the role of the tensor in it."""
+    """The information in a tensor's name: the module to which the tensor belongs, and the tensor's role in this module."""
 
     module: str
     """The module's name as PEFT's patterns match it, such as `model.layers.3.self_attn.q_proj`."""
@@ -87,7 +87,7 @@ class Place:
 
 
 def find_place(name: str) -> Place | None:
-    """Returns the place that a tensor's name means; None for a name that is not supported."""
+    """Returns the module and the role that a tensor's name contains; None for a name that is not supported."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None

@@ -1,8 +1,10 @@
-"""Lists the features of PEFT that this server does not apply yet, and refuses an adapter that uses one.
+"""Lists the features of PEFT that this server does not support, and refuses an adapter that uses one of them.
 
-Owns two tables: one of configuration fields and one of tensors. Each row describes its field or tensor, for the error.
-To support a feature, remove its row here, and read it in tensor_names.py and module_reader.py.
-Invariant: a field or tensor that is in no table is refused as well, so an adapter is applied whole or not at all.
+Owns two tables: fields of adapter_config.json, and names of tensors. Each row describes one feature, and an error shows
+the description. To support a feature, remove its row here, and read its field or tensor in lora_config.py,
+tensor_names.py and module_reader.py.
+Invariant: an unknown field that may switch on a feature, and an unknown tensor, are refused too. So every adapter is
+applied completely or refused.
 """
 
 import re
@@ -31,9 +33,9 @@ _INITIALISATIONS_THAT_KEEP_THE_BASE = ("gaussian", "eva", "orthogonal", "mica")
 
 @dataclass(frozen=True, slots=True)
 class UnservedSetting:
-    """A field of adapter_config.json that changes how an adapter is applied, but is not supported.
+    """A field of adapter_config.json that changes how PEFT applies an adapter, and that this server does not support.
 
-    `what` describes it.
+    `what` describes the feature. The error for the field shows it.
     """
 
     field: str
@@ -43,7 +45,10 @@ class UnservedSetting:
 
 @dataclass(frozen=True, slots=True)
 class UnservedTensor:
-    """Tensors that are not supported. `pattern` matches their names, and `what` describes them."""
+    """A kind of tensor that this server does not support. `pattern` matches the names of such tensors.
+
+    `what` describes the feature. The error for such a tensor shows it.
+    """
 
     pattern: re.Pattern[str]
     what: str
@@ -127,9 +132,8 @@ UNSERVED_TENSORS = (
 
 
 def refuse_unserved_settings(config: dict[str, Any]) -> None:
-    """Checks that the configuration uses no unsupported field.
-
-    Raises ValidationFailed with the name of the first such field.
+    """Raises ValidationFailed if adapter_config.json uses a field that is not supported. The error names the first such
+    field.
     """
     for setting in UNSERVED_SETTINGS:
         if setting.in_use(config.get(setting.field)):
@@ -141,11 +145,14 @@ def refuse_unserved_settings(config: dict[str, Any]) -> None:
 
 
 def describe_unserved_tensor(name: str) -> str | None:
-    """Returns a description of the tensor if it is known but not supported; None if its name is unknown."""
+    """Returns a description of the unsupported feature that uses tensors with this name; None if the name is unknown."""
     return next((row.what for row in UNSERVED_TENSORS if row.pattern.search(name)), None)
 
 
 def unserved(param: str, what: str) -> ValidationFailed:
-    """Returns the error for a feature that is known but not supported. `what` describes the feature."""
+    """Returns the error for a feature of PEFT that is not supported.
+
+    `param` is the field or tensor that uses the feature, and `what` is a description of the feature.
+    """
     message = f"{param}: not served: {what}. The adapter would not behave as trained, so it is refused."
     return ValidationFailed(message, param=param, code="unsupported_feature")

@@ -1,9 +1,9 @@
-"""Sends and receives the messages between the gateway and a process that inspects uploads.
+"""Sends and receives the messages between the gateway and a worker process that inspects uploaded adapters.
 
-    length: u32 LE ‖ JSON          a file descriptor, if there is one, is sent with the length
+    length: u32 LE ‖ JSON          if the message has a file, its descriptor is sent together with the length
 
-Owns the form of a message on the socket: a JSON object, and sometimes a file.
-Never executes or unpickles received data, so neither side has to trust the other.
+Owns the form of a message on the socket: a JSON object, and sometimes the descriptor of an open file. Never executes or
+unpickles received data, so neither side has to trust the other.
 """
 
 import json
@@ -16,7 +16,10 @@ _MAX_FRAME_BYTES = 1024 * 1024
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptor: int | None = None) -> None:
-    """Sends one message, with an open file if `descriptor` is given. Raises OSError if the other side has ended."""
+    """Sends one message, and with it the file descriptor `descriptor` if it is given.
+
+    Raises OSError if the process on the other side has ended.
+    """
     body = json.dumps(message).encode()
     frame = len(body).to_bytes(_LENGTH_BYTES, "little")
     if descriptor is None:
@@ -27,9 +30,10 @@ def send(connection: socket.socket, message: dict[str, Any], descriptor: int | N
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """Returns the next message, and the descriptor of its file if it has one. The caller must close the descriptor.
+    """Returns the next message, and the file descriptor that came with it (None without a file).
 
-    Raises EOFError if the other side has ended, TimeoutError if nothing arrives in time, ValueError for invalid data.
+    The caller must close the descriptor. Raises EOFError if the process on the other side has ended, TimeoutError if
+    nothing arrives within the socket's timeout, and ValueError if the message is not a JSON object or is too long.
     """
     frame, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 1)
     descriptor = descriptors[0] if descriptors else None

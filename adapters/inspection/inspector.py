@@ -1,8 +1,8 @@
-"""Inspects uploads in separate worker processes, so that a harmful file cannot break the gateway.
+"""Inspects uploaded adapters in separate worker processes, so that a harmful file cannot break the gateway.
 
-Owns these processes, and the limits of what one file may cost: address space, processor time and elapsed time.
-A worker gets only the bytes of the file and the shape of the model. A worker that exceeds a limit is killed and
-replaced. Never blocks the gateway's event loop.
+Owns the worker processes, and the limits for the inspection of one file: address space, processor time and elapsed
+time. A worker gets only the content of the uploaded files and the description of the model (such as its shapes). A
+worker that exceeds a limit is killed, and a new worker replaces it. Never blocks the gateway's event loop.
 """
 
 import asyncio
@@ -26,31 +26,36 @@ _ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class InspectionLimits:
-    """The limits of what the inspection of one upload may cost. An upload that exceeds a limit is refused."""
+    """The most time and memory that the inspection of one uploaded adapter may use. Above a limit, the upload is
+    refused.
+    """
 
     deadline_s: float = 30.0
-    """The most elapsed time in seconds, from the moment when a worker begins to read the file."""
+    """The most elapsed time in seconds. It is counted from the moment when the worker gets the file."""
     cpu_s: float = 20.0
     memory_bytes: int = 1024 * 1024 * 1024
-    """The most bytes of address space, in addition to the size of the file. An idle worker uses about 110 MB."""
+    """The most address space of the worker in bytes, in addition to the size of the file. An idle worker uses about 110
+    MB.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class IdentifiedAdapter:
-    """The digest, the ranks and the targets of a validated upload."""
+    """The result of inspecting an uploaded adapter: its digest, its ranks and the names of the modules that it changes."""
 
     digest: str
     r: int
-    """The rank in the configuration. `rank_pattern` may give a module another rank."""
+    """The field `r` of the configuration, which is the default rank. `rank_pattern` may give a module another rank."""
     rank: int
     """The largest rank among the modules of the adapter."""
     target_modules: tuple[str, ...]
 
 
 class AdapterInspector:
-    """Validates uploads, and computes their digests. Checks as many uploads at once as it has workers.
+    """Validates uploaded adapters in worker processes, and computes their digests.
 
-    A worker starts when it is first needed.
+    Each worker inspects one upload at a time, and further uploads wait. A worker process starts when it is first
+    needed.
     """
 
     def __init__(self, limits: InspectionLimits | None = None, num_workers: int = 2) -> None:
@@ -69,10 +74,10 @@ class AdapterInspector:
             return tuple(sorted(worker.pid for worker in self._live))
 
     async def identify(self, config: bytes, weights: bytes, description: EngineDescription) -> IdentifiedAdapter:
-        """Validates the two files of an upload, and returns the adapter's digest and ranks.
+        """Validates the two files of an uploaded adapter, and returns the adapter's digest and ranks.
 
-        Raises ValidationFailed for wrong files, and for files that exceed a limit. Raises Unavailable if no worker
-        starts.
+        Raises ValidationFailed if a file is wrong, or if the inspection exceeds a limit. Raises Unavailable if no
+        worker process can be started, or after `close`.
         """
         if self._is_closed:
             raise _closing()
@@ -80,7 +85,7 @@ class AdapterInspector:
         return await loop.run_in_executor(self._threads, self._identify, config, weights, description)
 
     async def close(self) -> None:
-        """Stops the workers. An inspection that still runs fails. May be called again."""
+        """Stops all workers. Inspections that are still running fail. A second call does nothing."""
         with self._lock:
             self._is_closed = True
             live = list(self._live)

@@ -1,7 +1,8 @@
-"""Starts, asks and stops one process that inspects uploads. Runs in the parent process.
+"""Starts a worker process that inspects uploaded adapters, sends it the uploads, and stops it. Runs in the parent
+process.
 
-Owns the process, its socket and its time limit. Never reads the upload itself.
-Calls block, so use them on a thread and never on an event loop.
+Owns the worker process, its socket and its time limit. Never reads the uploaded files itself: the worker does. The
+calls block, so use them on a thread and never on an event loop.
 """
 
 import signal
@@ -21,9 +22,9 @@ _MODULE = "graftwork.adapters.inspection.worker"
 
 
 class WorkerEnded(Exception):
-    """Raised if the worker died or sent an invalid answer.
+    """Raised if the worker process died, or sent an answer that cannot be read.
 
-    `reason` says which of the two, as text for an error message.
+    `reason` is text for an error message. It tells which of the two happened.
     """
 
     def __init__(self, reason: str) -> None:
@@ -32,11 +33,11 @@ class WorkerEnded(Exception):
 
 
 class WorkerTooSlow(Exception):
-    """Raised if the worker did not answer in time, or used up its processor time."""
+    """Raised if the worker process did not answer in time, or reached its limit of processor time."""
 
 
 class InspectionProcess:
-    """One worker process that inspects uploads."""
+    """One worker process that inspects uploaded adapters, and the socket through which the parent process talks to it."""
 
     def __init__(self, command: tuple[str, ...] = (sys.executable, "-P", "-s", "-m", _MODULE)) -> None:
         """Starts the worker, and waits until it is ready. Raises Unavailable if the worker does not start."""
@@ -66,9 +67,12 @@ class InspectionProcess:
         return self._process.pid
 
     def ask(self, order: dict[str, Any], descriptor: int, within_s: float) -> dict[str, Any]:
-        """Sends one order with the file, and returns the answer. `within_s` limits the time in seconds.
+        """Sends the worker one upload, and returns the worker's answer.
 
-        Raises WorkerEnded or WorkerTooSlow. After such an error, do not use the worker again.
+        `order` has the limits, the lengths of the two files and the description of the model. `descriptor` is an open
+        file that contains both files. `within_s` is the most time in seconds that the worker may take.
+        Raises WorkerEnded if the worker dies, and WorkerTooSlow if it takes too long. After an error, call `kill` and
+        do not use this worker again.
         """
         deadline = time.monotonic() + within_s
         self._connection.settimeout(within_s)
@@ -81,11 +85,14 @@ class InspectionProcess:
         return self._receive(deadline)
 
     def interrupt(self) -> None:
-        """Stops the worker from another thread. The thread that called `ask` must still call `kill`."""
+        """Kills the worker process. Another thread may call this while one thread waits in `ask`.
+
+        The thread that called `ask` must still call `kill`, which closes the socket.
+        """
         self._process.kill()
 
     def kill(self) -> None:
-        """Kills the worker if it still runs, and closes the socket. May be called again."""
+        """Kills the worker process if it still runs, and closes the socket. A second call does nothing."""
         self._process.kill()
         self._process.wait()
         self._connection.close()

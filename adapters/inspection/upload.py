@@ -1,6 +1,7 @@
-"""Defines a validated upload, and checks it against the limits of its tenant: number of adapters, bytes and rank.
+"""Defines a validated upload of an adapter, and checks it against the limits of its tenant.
 
-Never reads a file, and never stores anything: the caller passes the tenant's present usage.
+The limits are the number of adapters, their total size in bytes, and the rank. Never reads a file, and never stores
+anything: the caller passes the number and size of the tenant's present adapters.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from graftwork.platform.quotas.quota import Quota
 
 @dataclass(frozen=True, slots=True)
 class AdapterUsage:
-    """How many adapters a tenant has, and how many bytes their stored weights need."""
+    """The number of adapters that a tenant has, and the total size of their weights files in bytes."""
 
     adapters: int
     stored_bytes: int
@@ -21,7 +22,7 @@ class AdapterUsage:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A validated upload that is not stored yet."""
+    """An uploaded adapter that was validated, but is not stored yet."""
 
     name: str
     config: bytes

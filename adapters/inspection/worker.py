@@ -1,10 +1,11 @@
-"""Reads uploaded files in a process of its own: `python -m graftwork.adapters.inspection.worker <socket>`.
+"""Validates uploaded adapters in a process of its own: `python -m graftwork.adapters.inspection.worker <socket>`.
 
     {"ready"}  →  {limits, lengths, description} + file  →  {"identified"} or {"refused"} or {"exceeded"}  →  …
 
-The process gets the files and the shape of the model. It has no torch, no database, no keys, and no connection except
-the socket to its parent. It limits its own address space and processor time for each file, and ends when its parent
-ends. If a file breaks the process, the parent kills and replaces it.
+For each upload, the parent process sends one message: the limits, the lengths of the two uploaded files, a description
+of the model, and an open file that contains both files. The worker has no torch, no database, no keys, and no
+connection except the socket to its parent. It sets its own limits of address space and processor time for each upload,
+and ends when its parent ends. If an upload breaks the worker, the parent kills it and starts a new one.
 """
 
 import errno
@@ -26,7 +27,7 @@ _MOST_FILES = 32
 
 
 def main() -> None:
-    """Inspects one file after another until the parent closes the socket."""
+    """Validates the adapters that the parent process sends, one after another, until the parent closes the socket."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, _MOST_FILES)

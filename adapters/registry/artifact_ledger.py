@@ -1,11 +1,16 @@
-"""Keeps an artifact (an adapter's files) as long as a version needs it, also while uploads and deletes run at once.
+"""Keeps the stored files of an adapter as long as a version needs them, even if uploads and deletes run at the same
+time.
 
-    keep     claim digest → write files → (the caller records its version)
-    free     [lock digest → no version of any tenant refers to it → remove files → forget digest]    one transaction
+The two files of an adapter are called an artifact. The digest of the adapter identifies the artifact.
 
-Owns the table of digests next to the artifact store. Never decides which versions exist: the registry does.
-Invariant: every file has a row. A row is written before its files and deleted after them, and files are removed only
-under the row's lock. A crash between two steps leaves at most an unused row, which `sweep` finds.
+    keep     insert and lock the digest's row → write files → (the caller records its version)
+    free     [lock the row → check that no version of any tenant has the digest → remove files → delete the row]
+             in one transaction
+
+Owns the table of the digests whose files are stored. Never decides which versions exist: the registry does.
+Invariant: every stored file has a row in this table. The row is written before the files and deleted after them, and
+files are removed only under the lock of the row. A crash between two steps leaves at most a row (and files) that no
+version needs, which `sweep` removes.
 """
 
 import asyncio
@@ -21,7 +26,7 @@ from graftwork.platform.errors import Unavailable
 
 
 class ArtifactKeeper:
-    """The artifact store, together with its table of digests."""
+    """Writes and removes the stored files of adapters, and lists the digests of these adapters in a table."""
 
     def __init__(
         self,
@@ -37,9 +42,9 @@ class ArtifactKeeper:
 
     @asynccontextmanager
     async def keeping(self, upload: Upload) -> AsyncGenerator[None]:
-        """Stores the upload's files, then runs the block.
+        """Stores the upload's files, then runs the `async with` block, which records a version.
 
-        If the block fails, removes the files unless another version needs them.
+        If the block fails, removes the files again, unless another version has the same digest.
         """
         kept = False
         try:
@@ -51,28 +56,36 @@ class ArtifactKeeper:
                 await self.free((upload.digest,))
 
     async def store(self, upload: Upload) -> None:
-        """Writes the upload's files, and records their digest. Does nothing to files that are stored already."""
+        """Adds the digest of the upload to the table of stored files, then writes the files.
+
+        Does not change files that are stored already.
+        """
         async with self._database.write() as session:
             await ArtifactLedger(session).claim(upload.digest, self._clock.now())
         await self._put(upload)
 
     async def claim(self, session: WriteSession, upload: Upload) -> None:
-        """Locks the digest until the end of the transaction, which records a version with this digest.
+        """Locks the digest of the upload in the table of stored files until the transaction of `session` ends.
 
-        Writes the files again if another tenant's delete has removed them meanwhile.
+        While it is locked, nobody removes the files. The caller records a version with this digest in the same
+        transaction. If a delete has removed the files before the lock, writes them again.
         """
         await ArtifactLedger(session).claim(upload.digest, self._clock.now())
         if not await asyncio.to_thread(self._artifacts.exists, upload.digest):
             await self._put(upload)  # a delete by another tenant removed it after it was written
 
     async def free(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Removes those of the artifacts that no version refers to. Returns the digests of the removed artifacts."""
+        """Removes the stored files of these digests. Files stay if an adapter version (of any tenant) still needs them.
+
+        Returns the digests whose files were removed.
+        """
         return tuple([digest for digest in sorted(digests) if await self._free_one(digest)])
 
     async def sweep(self) -> tuple[str, ...]:
-        """Removes the artifacts that a crash has left without a version, and returns their digests.
+        """Removes all stored files that no version of any tenant needs, such as files left by a crash. Returns their
+        digests.
 
-        May be called at any time, because a running upload writes its files again.
+        Safe at any time, because an upload writes its files again if they were removed while it runs.
         """
         async with self._database.read() as session:
             digests = await unreferenced_digests(session)

@@ -1,7 +1,9 @@
-"""Stores the files of adapters by digest. The two files of one digest are an artifact.
+"""Stores the two files of each adapter, the configuration and the weights, under the adapter's digest.
 
-Owns the folders and the writing of files. Never decides whether an artifact is still needed: the registry does.
-Invariant: the bytes never change. A digest has both files or none, also after a crash during a write.
+The two files together are called an artifact. Owns the folders and the writing of the files. Never decides whether the
+files are still needed: the registry does.
+Invariant: a stored file never changes. For each digest, both files are stored or none, even after a crash during a
+write.
 """
 
 import os
@@ -21,37 +23,41 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class ArtifactPaths:
-    """The paths of the two files of an artifact."""
+    """The paths of the two stored files of an adapter."""
 
     config: Path
     weights: Path
 
 
 class ArtifactStore(Protocol):
-    """The interface of a store of adapter files. Its calls block.
+    """The interface of a store for the files of adapters.
 
-    A call may be repeated, and any number may run at once. Every call raises Unavailable if the storage fails.
+    Every call blocks its thread. A call may be repeated, and several threads may call at the same time. Every call
+    raises Unavailable if the storage fails.
     """
 
     def put(self, digest: str, config: bytes, weights: bytes) -> None:
-        """Stores the two files durably. If files of this digest are stored already, keeps those."""
+        """Stores the two files so that they survive a crash. If files are stored under this digest already, changes
+        nothing.
+        """
         ...
 
     def open(self, digest: str) -> ArtifactPaths:
-        """Returns the paths of the files of `digest`. Raises NotFound if no files are stored under it."""
+        """Returns the paths of the two files of `digest`. Raises NotFound if no files are stored under this digest."""
         ...
 
     def exists(self, digest: str) -> bool: ...
 
     def delete(self, digest: str) -> None:
-        """Deletes the files of `digest` if they exist. A reader that has opened a file can still read it."""
+        """Deletes the files of `digest` if they exist. A process that has opened a file before can still read it."""
         ...
 
 
 class LocalArtifacts:
-    """An `ArtifactStore` in a folder. The folder `sha256/ab/cdef…/` has one artifact.
+    """An `ArtifactStore` in a local folder. The files of one adapter are in a subfolder `sha256/ab/cdef…/`, named by
+    the digest.
 
-    The files are written to a temporary folder first, which is then moved to its place.
+    `put` writes the files into a temporary folder first, and then renames this folder.
     """
 
     def __init__(self, root: Path) -> None:

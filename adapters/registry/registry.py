@@ -1,8 +1,9 @@
-"""Keeps the adapters of every tenant, and finds the weights that the `model` of a request stands for.
+"""Keeps the adapters of every tenant, and finds the weights that the `model` of a request selects.
 
-Owns names, versions and aliases. ArtifactKeeper owns the files. Never applies an adapter: the engine does.
-Invariants: a tenant sees only its own adapters, and another tenant's adapter looks like one that does not exist. A
-version never changes, and its number is never used again.
+Owns the names, versions and aliases of adapters. ArtifactKeeper owns their files. Never applies an adapter: the engine
+does.
+Invariants: a tenant sees only its own adapters; for another tenant's adapter it gets the same error as for an unknown
+name. A version never changes, and the number of a deleted version is never used again.
 """
 
 import random
@@ -42,7 +43,7 @@ _PROBE_ATTEMPTS = 3
 
 
 class AdapterRegistry:
-    """The adapters of all tenants. Each call reads or changes the adapters of one tenant."""
+    """The adapters of all tenants. Each call except `sweep` reads or changes the adapters of one tenant."""
 
     def __init__(
         self,
@@ -77,11 +78,14 @@ class AdapterRegistry:
         description: EngineDescription,
         limits: Quota,
     ) -> Adapter:
-        """Adds a version to the adapter `name`, and creates the adapter if it is new.
+        """Validates and stores an uploaded adapter as a new version of `name`. Creates the adapter `name` if it does
+        not exist.
 
-        If the adapter already has an equal version, adds no version.
-        Raises ValidationFailed with the exact tensor or field, or if the engine cannot apply the adapter.
-        Raises BudgetSpent above a limit, and Unavailable while no engine answers. After an error nothing is kept.
+        If the adapter already has a version with the same digest, changes nothing and returns the adapter.
+        Raises ValidationFailed for a wrong tensor or field, for a rank above the tenant's limit, and if the engine
+        cannot apply the adapter.
+        Raises BudgetSpent if the tenant would have more adapters or bytes than its limits allow, and Unavailable if the
+        engine or the storage does not answer. After an error, the upload is not stored.
         """
         check_adapter_name(name, description.model_name)
         identified = await self._inspector.identify(config, weights, description)
@@ -109,9 +113,9 @@ class AdapterRegistry:
         return found
 
     async def list(self, scope: TenantScope, request: PageRequest | None = None) -> Page[Adapter]:
-        """Returns one page of the tenant's adapters, sorted by age.
+        """Returns one page of the tenant's adapters, sorted by the time of their creation.
 
-        Raises NotFound if `after` of the request is not an adapter of this tenant.
+        Raises NotFound if `request.after` is not the id of an adapter of this tenant.
         """
         request = request or PageRequest()
         async with self._database.read() as session:
@@ -121,9 +125,10 @@ class AdapterRegistry:
         return page
 
     async def model_names(self, scope: TenantScope) -> tuple[str, ...]:
-        """Returns the names that this tenant may send as `model`, except for the base model's name.
+        """Returns the adapter names that this tenant may send as a request's `model`. The base model's name is not
+        among them.
 
-        They are `name`, and `name@alias` for each alias, of every adapter with a version.
+        For every adapter that has a version, the names are `name`, and `name@alias` for each alias.
         """
         async with self._database.read() as session:
             adapters = await AdapterReader(session, scope).all()
@@ -131,9 +136,10 @@ class AdapterRegistry:
         return tuple(name for adapter in served for name in adapter.model_names)
 
     async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
-        """Returns the weights that `model` stands for now. Raises NotFound (code model_not_found) for an unknown name.
+        """Returns the weights that a request's `model` selects at present.
 
-        If an alias has several versions, each call draws one of them. Keep the result if the choice must not change.
+        Raises NotFound (code model_not_found) if the tenant has no such adapter, version or alias. If an alias has
+        several versions, each call draws one of them, so keep the result if the version must stay the same.
         """
         if model == base_name:
             return ResolvedModel(model, None)
@@ -150,9 +156,10 @@ class AdapterRegistry:
         return ResolvedModel(model, version)
 
     async def set_alias(self, scope: TenantScope, name: str, alias: str, target: AliasTarget) -> AliasChange:
-        """Sets `alias` to `target`. All later requests use the new target.
+        """Sets `alias` of the adapter to `target`, and creates the alias if it is new. Later requests use the new
+        target.
 
-        Raises ValidationFailed for an invalid alias, and NotFound if the adapter or a version does not exist.
+        Raises ValidationFailed if the alias has a wrong form, and NotFound if the adapter or a version does not exist.
         """
         check_alias(alias)
         async with self._database.write() as session:
@@ -166,7 +173,7 @@ class AdapterRegistry:
         return AliasChange(name, alias, target, adapter.aliases.get(alias))
 
     async def remove_alias(self, scope: TenantScope, name: str, alias: str) -> AliasChange:
-        """Removes the alias. Raises NotFound if the adapter or the alias does not exist."""
+        """Removes an alias of the adapter `name`. Raises NotFound if the adapter or the alias does not exist."""
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             adapter = await writer.lock(name)
@@ -178,9 +185,10 @@ class AdapterRegistry:
         return AliasChange(name, alias, None, adapter.aliases[alias])
 
     async def delete(self, scope: TenantScope, name: str) -> tuple[str, ...]:
-        """Removes the adapter with its versions and aliases. Returns the digests of the files that were removed.
+        """Deletes the adapter with its versions and aliases. Returns the digests whose files were removed.
 
-        Keeps files that another version still needs. Raises NotFound.
+        The files of a digest are not removed if another version (of any tenant) has the same digest. Raises NotFound if
+        the adapter does not exist.
         """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
@@ -191,10 +199,14 @@ class AdapterRegistry:
         return await self._keeper.free({version.digest for version in adapter.versions})
 
     async def delete_version(self, scope: TenantScope, name: str, version: int) -> tuple[str, ...]:
-        """Removes one version. Returns the digests of the files that were removed.
+        """Deletes one version of an adapter. Returns the version's digest if its files were removed, else an empty
+        tuple.
 
-        Raises Conflict while an alias points to the version. Can also raise NotFound.
-        With its last version, the adapter is gone. If its name is used again, the numbers of versions go on.
+        The files are not removed if another version (of any tenant) has the same digest. Raises Conflict if an alias
+        has the version as a target, and NotFound if the adapter or the version does not exist.
+
+        If this was the last version, the adapter no longer exists. If a new adapter gets the same name, its version
+        numbers continue after the old ones.
         """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
@@ -207,7 +219,10 @@ class AdapterRegistry:
         return await self._keeper.free({found.digest})
 
     async def delete_all(self, scope: TenantScope) -> tuple[str, ...]:
-        """Removes all adapters of a tenant. Returns the digests of the files that were removed."""
+        """Deletes all adapters of a tenant. Returns the digests whose files were removed.
+
+        The files of a digest are not removed if a version of another tenant has the same digest.
+        """
         async with self._database.write() as session:
             writer = AdapterWriter(session, scope)
             await writer.lock_tenant()
@@ -216,9 +231,10 @@ class AdapterRegistry:
         return await self._keeper.free({version.digest for adapter in adapters for version in adapter.versions})
 
     async def sweep(self) -> tuple[str, ...]:
-        """Removes the files that a crash has left without a version, and returns their digests.
+        """Removes all stored files that no version of any tenant needs, such as files left by a crash. Returns their
+        digests.
 
-        May be called at any time.
+        Safe at any time, because an upload writes its files again if they were removed while it runs.
         """
         return await self._keeper.sweep()
 

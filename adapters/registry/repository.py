@@ -1,7 +1,7 @@
-"""Contains the SQL statements of the registry. Never opens or commits a transaction: the caller does.
+"""Contains the SQL statements of the adapter registry. Never opens or commits a transaction: the caller does.
 
-Invariant: every statement is limited to one tenant, except those about artifacts. Versions of several tenants can have
-the same digest, so these statements ask whether any version uses a digest.
+Invariant: every statement reads or changes rows of one tenant only, except the statements about stored files. Versions
+of several tenants can share the same files, so these statements ask whether a version of any tenant has a digest.
 """
 
 import re
@@ -24,7 +24,7 @@ _ID = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
 
 
 class AdapterReader:
-    """Reads one tenant's adapters, in one transaction."""
+    """Reads the adapters of one tenant, inside the transaction of the caller's database session."""
 
     def __init__(self, session: ReadSession, scope: TenantScope) -> None:
         self._session = session
@@ -38,9 +38,9 @@ class AdapterReader:
         return await self._load(self._with_versions().order_by(AdapterRow.name))
 
     async def page(self, request: PageRequest) -> Page[Adapter] | None:
-        """Returns one page of adapters, sorted by age.
+        """Returns one page of the tenant's adapters, sorted by the time of their creation.
 
-        Returns None if `request.after` is not an adapter of this tenant.
+        Returns None if `request.after` is not the id of an adapter of this tenant.
         """
         statement = self._with_versions()
         if request.after is not None:
@@ -103,18 +103,21 @@ class AdapterReader:
 
 
 class AdapterWriter(AdapterReader):
-    """Reads and changes one tenant's adapters, in one transaction."""
+    """Reads and changes the adapters of one tenant, inside the transaction of the caller's database session."""
 
     def __init__(self, session: WriteSession, scope: TenantScope) -> None:
         super().__init__(session, scope)
 
     async def lock_tenant(self) -> None:
-        """Locks the tenant's row, so that the tenant's uploads run one at a time and its limits are exact."""
+        """Locks the tenant's row until the end of the transaction.
+
+        So the uploads of one tenant are recorded one after another, and none can exceed the tenant's limits.
+        """
         statement = select(TenantRow.id).where(TenantRow.id == self._scope)
         await self._session.execute(statement.with_for_update(key_share=True))
 
     async def lock(self, name: str) -> Adapter | None:
-        """Locks the adapter until the end of the transaction, and returns it with its versions and aliases.
+        """Locks the adapter's row until the end of the transaction. Returns the adapter with its versions and aliases.
 
         Also returns an adapter whose versions were all deleted. Returns None if the adapter does not exist.
         """
@@ -133,7 +136,7 @@ class AdapterWriter(AdapterReader):
         await self._session.flush()
 
     async def take_version_number(self, adapter_id: AdapterId) -> int:
-        """Returns the number of the next version, and reserves it. No later call returns this number again."""
+        """Reserves and returns the number for the adapter's next version. No later call returns the same number."""
         row = (await self._session.scalars(self._own_adapters().where(AdapterRow.id == adapter_id))).one()
         number = row.next_version
         row.next_version = number + 1
@@ -156,13 +159,13 @@ class AdapterWriter(AdapterReader):
         await self._session.flush()
 
     async def delete_adapter(self, adapter_id: AdapterId) -> None:
-        """Deletes an adapter. The database then deletes its versions and aliases."""
+        """Deletes an adapter's row. The database then deletes the rows of the adapter's versions and aliases."""
         await self._session.execute(
             delete(AdapterRow).where(AdapterRow.tenant_id == self._scope, AdapterRow.id == adapter_id)
         )
 
     async def delete_all_adapters(self) -> None:
-        """Deletes all adapters of the tenant, also those without versions."""
+        """Deletes all adapters of the tenant, including those whose versions were all deleted."""
         await self._session.execute(delete(AdapterRow).where(AdapterRow.tenant_id == self._scope))
 
     async def delete_version(self, adapter_id: AdapterId, version: int) -> None:
@@ -193,16 +196,19 @@ class AdapterWriter(AdapterReader):
 
 
 class ArtifactLedger:
-    """The table of digests whose files are in the artifact store.
+    """The table that lists the digest of every adapter whose files are stored.
 
-    A row is written before its files, and deleted after them.
+    The row of a digest is written before the files, and deleted after them.
     """
 
     def __init__(self, session: WriteSession) -> None:
         self._session = session
 
     async def claim(self, digest: str, at: float) -> None:
-        """Inserts the row of a digest if it is missing, and locks the row. `at` is the present time in Unix seconds."""
+        """Inserts the row of a digest if it is missing, and locks the row until the end of the transaction.
+
+        `at` is the present time in Unix seconds.
+        """
         is_postgresql = self._session.get_bind().dialect.name == "postgresql"
         insert = postgresql_insert if is_postgresql else sqlite_insert
         statement = insert(ArtifactRow).values(digest=digest, claimed_at=at)
@@ -211,9 +217,9 @@ class ArtifactLedger:
         )
 
     async def lock_unreferenced(self, digest: str) -> bool:
-        """Locks the row of a digest.
+        """Locks the row of a digest until the end of the transaction.
 
-        Returns whether the row exists and no version of any tenant refers to the digest.
+        Returns True if the row exists and no version of any tenant has the digest, so that the files may be removed.
         """
         statement = select(ArtifactRow.digest).where(ArtifactRow.digest == digest).with_for_update()
         if (await self._session.execute(statement)).first() is None:
@@ -225,13 +231,13 @@ class ArtifactLedger:
 
 
 async def is_referenced(session: ReadSession, digest: str) -> bool:
-    """Returns whether a version of any tenant has this digest."""
+    """Returns whether at least one adapter version, of any tenant, has this digest."""
     statement = select(exists().where(AdapterVersionRow.digest == digest))
     return bool((await session.execute(statement)).scalar_one())
 
 
 async def unreferenced_digests(session: ReadSession) -> tuple[str, ...]:
-    """Returns the digests in the artifact table that no version of any tenant uses."""
+    """Returns the digests whose files are stored although no version of any tenant has the digest."""
     statement = select(ArtifactRow.digest).where(~exists().where(AdapterVersionRow.digest == ArtifactRow.digest))
     return tuple((await session.scalars(statement)).all())
 

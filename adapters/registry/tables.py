@@ -1,7 +1,8 @@
-"""Defines the tables of the registry. Owns the columns. Never contains rules about adapters.
+"""Defines the SQL tables of the adapter registry. Owns the columns. Never contains rules about adapters.
 
-Every table has a tenant column, which every statement uses, except `adapter_artifacts`. That table lists the digests
-whose files the artifact store may have. Its rows are the locks for writing and removing these files.
+Every table except `adapter_artifacts` has a column for the tenant, and every statement over it names the tenant.
+`adapter_artifacts` lists the digests whose files may be stored. A transaction locks the row of a digest before it
+writes or removes the files.
 """
 
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Integer, String, UniqueConstraint
@@ -11,7 +12,7 @@ from graftwork.platform.database import Base
 
 
 class AdapterRow(Base):
-    """An adapter of a tenant. Its versions and aliases are in other tables."""
+    """An adapter of one tenant. Other tables contain its versions and aliases."""
 
     __tablename__ = "adapters"
     __table_args__ = (UniqueConstraint("tenant_id", "name"),)
@@ -20,12 +21,12 @@ class AdapterRow(Base):
     tenant_id: Mapped[str] = mapped_column(String(64), ForeignKey("tenants.id", ondelete="CASCADE"))
     name: Mapped[str] = mapped_column(String(63))
     next_version: Mapped[int] = mapped_column(Integer)
-    """The number of the next version. It only rises, so that a number always means the same weights."""
+    """The number of the next version. It only increases, so the number of a deleted version is never used again."""
     created_at: Mapped[float] = mapped_column(Float)
 
 
 class ArtifactRow(Base):
-    """A digest whose files are in the artifact store, or are about to be written."""
+    """The digest of an adapter whose files are stored, or will be written next."""
 
     __tablename__ = "adapter_artifacts"
 
@@ -35,7 +36,7 @@ class ArtifactRow(Base):
 
 
 class AdapterVersionRow(Base):
-    """One immutable version of an adapter."""
+    """One version of an adapter. Its row never changes."""
 
     __tablename__ = "adapter_versions"
     __table_args__ = (UniqueConstraint("adapter_id", "digest"),)
@@ -52,7 +53,7 @@ class AdapterVersionRow(Base):
 
 
 class AdapterAliasRow(Base):
-    """An alias of an adapter, and the versions to which it points."""
+    """An alias of an adapter, with the versions that are its target."""
 
     __tablename__ = "adapter_aliases"
 

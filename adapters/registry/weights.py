@@ -1,7 +1,8 @@
-"""Turns the stored files of an adapter into the engine's tensors.
+"""Makes the engine's tensors from the stored files of an adapter.
 
-Owns the last check before weights are used. Never checks the values for NaN: the upload did.
-Invariant: the bytes that become tensors match the adapter's digest.
+Owns the last check before the weights are used: the digest. Never checks the values for NaN, because the upload was
+checked before it was stored.
+Invariant: every tensor comes from file content that has the adapter's digest.
 """
 
 from collections import OrderedDict
@@ -38,7 +39,7 @@ class _Layout:
 
 
 class ArtifactAdapterSource:
-    """Loads adapters for the engine from a folder of artifacts. Implements the engine's `AdapterSource`."""
+    """Loads adapters for the engine from the folder of stored adapter files. Implements the engine's `AdapterSource`."""
 
     def __init__(self, root: Path, description: EngineDescription) -> None:
         self._artifacts: ArtifactStore = LocalArtifacts(root)
@@ -47,11 +48,11 @@ class ArtifactAdapterSource:
         self._lock = Lock()
 
     def load(self, digest: str) -> AdapterWeights:
-        """Reads an artifact, checks its digest and builds its tensors, all from the same bytes.
+        """Reads the stored files of an adapter, checks that they have this digest, and returns their tensors.
 
-        The tensors are views of these bytes. The upload has checked the values for NaN, and an equal digest means equal
-        values. Raises NotFound without an artifact, and ValidationFailed if the bytes do not match `digest`. Can raise
-        Unavailable.
+        Each file is read once, so the check and the tensors use the same content. Most tensors are views of this
+        content. Values are not checked for NaN, because the upload was checked. Raises NotFound if no files are stored
+        under `digest`, ValidationFailed if the content has another digest, and Unavailable if the files cannot be read.
         """
         config, weights = _read(digest, self._artifacts.open(digest))
         spec = self._verify(digest, config, weights.data)

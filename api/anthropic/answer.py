@@ -37,7 +37,7 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class ContentBlocks:
-    """Builds the content blocks of one answer from its events."""
+    """Builds the content blocks of one answer from the generation events of the engine."""
 
     def __init__(self) -> None:
         self.content: list[dict[str, Any]] = []
@@ -45,7 +45,10 @@ class ContentBlocks:
         self._is_open = False
 
     def take(self, event: GenerationEvent) -> Iterator[Event]:
-        """Adds an event of the engine's output to the blocks, and yields the stream's events for it."""
+        """Adds one generation event to the content blocks.
+
+        Yields the events that Anthropic's stream sends for this change.
+        """
         match event:
             case TextDelta(text):
                 if not (self._is_open and self.content[-1]["type"] == "text"):
@@ -78,7 +81,10 @@ class ContentBlocks:
 
 
 async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, Any]:
-    """Waits for the whole answer, and returns it as a message. Raises the job's error."""
+    """Waits until the job has ended, and returns its answer as one message of Anthropic's API.
+
+    Raises the job's error.
+    """
     blocks = ContentBlocks()
     ending: dict[str, Any] = {}
 
@@ -95,8 +101,10 @@ async def anthropic_message(head: ResponseHead, job: InferenceJob) -> dict[str, 
 async def write_anthropic_events(
     head: ResponseHead, job: InferenceJob, write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
-    """Writes the events of the whole stream with `write`, and pings after `ping_after_s` seconds of silence.
+    """Writes all events of Anthropic's stream with `write`, until the job ends.
 
+    After each `ping_after_s` seconds without an event, writes a `ping` event. If the job fails, the last event is an
+    `error`.
     If the client leaves, the server cancels this function, and the job stops.
     """
     blocks = ContentBlocks()
@@ -140,7 +148,7 @@ def _message(head: ResponseHead, usage: Usage) -> dict[str, Any]:
 
 
 def _ending(finished: GenerationFinished) -> dict[str, Any]:
-    """Returns the fields that say why the answer ended. They name the stop string only if it was the reason."""
+    """Returns the fields that say why the answer ended. Names the stop string only if that string ended the answer."""
     was_stopped = finished.reason == "stop" and finished.stop_string is not None
     reason = "stop_sequence" if was_stopped else _REASONS[finished.reason]
     return {"stop_reason": reason, "stop_sequence": finished.stop_string if was_stopped else None, "stop_details": None}

@@ -27,18 +27,21 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Maps a status to an error type. Any other status has the type `api_error`."""
+"""Maps an HTTP status to Anthropic's type of error. Any other status has the type `api_error`."""
 
 
 def anthropic_error(error: GraftworkError) -> dict[str, Any]:
-    """Returns the body of an error. The `error` event of a stream has the same body as its data."""
+    """Converts an error to Anthropic's JSON form.
+
+    This form is the body of an error response, and the data of an `error` event in a stream.
+    """
     return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": error.message}}
 
 
 class AnthropicRoute(OpenAiRoute):
-    """A tenant's route that follows Anthropic's API.
+    """A tenant's route that follows Anthropic's API. Its errors have Anthropic's form.
 
-    It accepts the same keys as OpenAiRoute, and uses the same statuses.
+    Like an OpenAiRoute, it accepts a tenant's API key, and it answers an invalid body with the status 400.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -18,9 +18,10 @@ ChatMessage = dict[str, Any]
 
 
 def chat_messages(system: str | Sequence[Block] | None, messages: Sequence[ConversationMessage]) -> list[ChatMessage]:
-    """Translates a whole conversation.
+    """Translates the messages of a request in Anthropic's form to chat messages in OpenAI's form.
 
-    Raises InvalidRequest, which names the block, for a block that the model cannot read.
+    `system` is the text of the system message before the conversation.
+    Raises InvalidRequest if the model cannot read a content block. The error names this block.
     """
     found = [] if system is None else [{"role": "system", "content": _texts(system, "system")}]
     for index, message in enumerate(messages):

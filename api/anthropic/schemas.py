@@ -1,7 +1,9 @@
 """Defines the bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
 Owns the names of Anthropic's fields, and the list of fields that this server does not support. Never reads messages and
-their blocks: `messages.py` does. After the translation, the checks of chat completions apply to the values.
+their blocks: `messages.py` does.
+`translate.py` converts a body to a chat completion request, and then the checks of chat completions apply to its
+values.
 """
 
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ Block = dict[str, Any]
 
 
 class TextBlockParam(Shape):
-    """A piece of text."""
+    """A piece of the text of a message or of a tool result."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "How is the weather?"}]})
 
@@ -27,11 +29,11 @@ class TextBlockParam(Shape):
 
 
 class ToolUseBlockParam(Shape):
-    """A tool call in an earlier answer of the assistant."""
+    """A tool call in an earlier message of the assistant."""
 
     type: Literal["tool_use"]
     id: str
-    """The id of the tool call."""
+    """The id of this tool call."""
     name: Annotated[str, Field(min_length=1)]
     """The tool's name."""
     input: dict[str, Any]
@@ -43,14 +45,14 @@ class ToolResultBlockParam(Shape):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    """The id of the tool call."""
+    """The id of the tool call that had this result."""
     content: str | list[TextBlockParam] | None = None
     is_error: bool | None = None
     """Whether the tool failed."""
 
 
 class ThinkingBlockParam(Shape):
-    """The reasoning in an earlier answer of the assistant."""
+    """The model's reasoning in an earlier message of the assistant."""
 
     type: Literal["thinking"]
     thinking: str
@@ -58,7 +60,7 @@ class ThinkingBlockParam(Shape):
 
 
 class ThinkingParam(Shape):
-    """Thinking is not supported, so it can only be disabled."""
+    """The request field `thinking`. This server does not support thinking, so the only allowed type is `disabled`."""
 
     type: Literal["disabled"]
 
@@ -71,7 +73,7 @@ class SystemMessageParam(Shape):
 
 
 class UserMessageParam(Shape):
-    """A user's message, or the results of tools."""
+    """A message of the user. It can contain text, results of tool calls, or both."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "How is the weather?"}]})
 
@@ -80,7 +82,7 @@ class UserMessageParam(Shape):
 
 
 class AssistantMessageParam(Shape):
-    """An earlier answer."""
+    """An earlier message of the assistant, with text, reasoning or tool calls."""
 
     role: Literal["assistant"]
     content: str | list[TextBlockParam | ToolUseBlockParam | ThinkingBlockParam]
@@ -97,15 +99,15 @@ _UNSUPPORTED: Mapping[str, IsNeutral] = {
     "mcp_servers": lambda value: not value,
     "speed": lambda value: value in (None, "standard"),
 }
-"""The fields that this server does not support.
+"""The fields that this server does not support. A request may have such a field only with a value that has no effect.
 
-Each function returns whether a value has no effect and is thus accepted.
+Each function returns whether a value has no effect.
 The server ignores `metadata` and `cache_control`, because they do not change the answer. It caches every prefix anyway.
 """
 
 
 class ConversationMessage(OpenAiBody):
-    """One message. A `system` message may be at any place in the conversation."""
+    """One message of the conversation. A `system` message may be at any place in the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
@@ -132,7 +134,11 @@ class CustomTool(OpenAiBody):
 
 
 class ToolChoice(OpenAiBody):
-    """Which tools the answer may call: `any` must call one, and `tool` must call the named one."""
+    """Which tools the answer may call.
+
+    With `auto`, the model decides. With `any`, the answer must call at least one tool. With `tool`, it must call the
+    tool `name`. With `none`, it calls no tool.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -162,7 +168,7 @@ class OutputFormat(OpenAiBody):
 
 
 class OutputConfig(OpenAiBody):
-    """Settings of the answer's text."""
+    """The output settings of a request. Only the format of the answer can be set."""
 
     format: OutputFormat | None = None
     """The format of the answer. By default the answer is free text."""
@@ -178,7 +184,7 @@ class OutputConfig(OpenAiBody):
 
 
 class CountTokensRequest(OpenAiBody):
-    """The fields of a prompt. A null field counts as missing."""
+    """The body of a request to count the tokens of a prompt. A null field counts as missing."""
 
     model: str
     messages: Annotated[
@@ -192,9 +198,9 @@ class CountTokensRequest(OpenAiBody):
     tool_choice: ToolChoice | None = None
     """Which tools the answer may call. By default it may call all of them."""
     thinking: Annotated[dict[str, Any] | None, DocumentedAs(ThinkingParam | None)] = None
-    """Thinking is not supported, so it can only be disabled."""
+    """This server does not support thinking, so the only allowed type is `disabled`."""
     output_config: OutputConfig | None = None
-    """Settings of the answer's text."""
+    """The output settings, such as the format of the answer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -210,7 +216,7 @@ class CountTokensRequest(OpenAiBody):
 
 
 class MessagesRequest(CountTokensRequest):
-    """The fields of a prompt, and the settings of its answer."""
+    """The body of a request for a message: the prompt, and the settings of the answer."""
 
     max_tokens: Annotated[int, described_number("max_tokens")]
     stream: bool | None = None

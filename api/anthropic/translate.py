@@ -1,7 +1,8 @@
-"""Translates bodies of Anthropic's API to chat completion requests, and the field names in errors back.
+"""Translates requests of Anthropic's API to chat completion requests.
 
-Never generates an answer. The same code then serves both APIs, so each feature of chat completions also works in
-Anthropic's API.
+Also translates the field names in errors back to Anthropic's names. Never generates an answer.
+After the translation, the same code serves both APIs. So each feature of chat completions also works in Anthropic's
+API.
 """
 
 import re
@@ -31,9 +32,9 @@ _RENAMED = (
 
 
 def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
-    """Translates a body to a chat completion request.
+    """Translates the body of a request in Anthropic's form to a chat completion request.
 
-    Raises InvalidRequest for an invalid field. The error has Anthropic's name of the field.
+    Raises InvalidRequest for an invalid field. The error names the field as in Anthropic's API.
     """
     translated = chat_body(body)
     try:
@@ -44,7 +45,10 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
 
 
 def chat_body(body: CountTokensRequest) -> dict[str, Any]:
-    """Returns the fields of a chat completion request for the fields that the body sets."""
+    """Returns the body of a chat completion request, as a dict, for a body in Anthropic's form.
+
+    Leaves out the fields that the client did not set.
+    """
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
     if body.tools is not None:
         fields["tools"] = [_tool(tool) for tool in body.tools]
@@ -88,14 +92,17 @@ def _response_format(wanted: OutputFormat) -> dict[str, Any]:
 
 
 def anthropic_names(field: str) -> str:
-    """Replaces the name of a chat completions field with Anthropic's name. Other text stays unchanged."""
+    """Converts the name of a field of chat completions, such as `stop`, to Anthropic's name, such as `stop_sequences`.
+
+    Returns a name unchanged if both APIs use the same name.
+    """
     for pattern, name in _RENAMED:
         field = pattern.sub(name, field)
     return field
 
 
 def with_anthropic_fields(error: InvalidRequest) -> InvalidRequest:
-    """Returns the same error with Anthropic's name of the wrong field."""
+    """Returns the same error, but with Anthropic's name of the wrong field."""
     if error.param is None:
         return error
     theirs = anthropic_names(error.param)

@@ -1,4 +1,4 @@
-"""Runs the server's own tasks, and tasks that repeat.
+"""Runs background tasks: tasks that must continue when a client leaves, and tasks that repeat.
 
 When a client leaves, the server cancels the handler of the client's request and everything that the handler awaits.
 Work that must finish, such as settling a quota reservation, runs here instead. Never knows what a task does.
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerTasks:
-    """Starts the server's background tasks and owns them. `close` waits for them."""
+    """Starts background tasks of the server, and keeps them until they end. `close` waits for the running tasks."""
 
     def __init__(self, patience_s: float = 5.0) -> None:
         self._patience_s = patience_s
@@ -28,9 +28,9 @@ class ServerTasks:
         return task
 
     async def close(self) -> None:
-        """Waits at most `patience_s` seconds for running tasks.
+        """Waits at most `patience_s` seconds until the running tasks end.
 
-        Then cancels the remaining tasks, and waits once more.
+        Then cancels the tasks that still run, and waits at most `patience_s` seconds again.
         """
         if not self._running:
             return

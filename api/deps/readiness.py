@@ -23,7 +23,7 @@ _ISOLATION = IsolationDomain(b"graftwork readiness")
 
 
 class Readiness:
-    """Checks the parts of the server, and remembers the latest result."""
+    """Checks whether the database and the engine work, and keeps the latest result for one second."""
 
     def __init__(self, resources: ServerResources) -> None:
         self._resources = resources

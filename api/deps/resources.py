@@ -1,8 +1,8 @@
-"""Groups the services of one process by the routes that use them, and gives each route its group.
+"""Groups the services of one process, such as the adapter registry, by the routes that use them.
 
-Owns the types of handler parameters: a group of services, the request's id, or the principal, which is the owner of the
-request's key. FastAPI fills in a parameter by its type. Never builds or closes a service (`wiring` does), and never
-authenticates a request (the route's class does). Only checks that the key has the scope that a route needs.
+Owns the types of the parameters that FastAPI passes to a handler: a group of services, the request's id, or the
+principal, which is the owner of the request's API key. Checks that this key has the scope that a route needs.
+Never builds or closes a service (`wiring` does), and never authenticates a request (the route's class does).
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -42,7 +42,7 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class InferenceResources:
-    """The services of the routes that generate text, and facts about the served model."""
+    """The services that the routes for text generation use, such as the generator, and the description of the model."""
 
     clock: Clock
     pepper: bytes
@@ -68,7 +68,10 @@ class InferenceResources:
         return self.description.model_name
 
     def chat_prompts(self) -> PromptEncoder:
-        """Returns the encoder for chats. Raises InvalidRequest if the model has no chat template."""
+        """Returns the encoder that turns the messages of a chat into token ids.
+
+        Raises InvalidRequest if the model has no chat template.
+        """
         if self.prompts is None:
             raise InvalidRequest(
                 "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
@@ -78,9 +81,10 @@ class InferenceResources:
     async def resolve(
         self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
     ) -> ResolvedModel:
-        """Finds the base model or adapter version with the name `model`.
+        """Finds the base model or the adapter version with the name `model`.
 
-        If `parts` is given, returns a mixture of adapters.
+        If `parts` is given, returns the mixture of these adapters on the base model. Then `model` must be the base
+        model.
         Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture if `model` is not
         the base model, or if the mixture contains the base model.
         """
@@ -110,7 +114,7 @@ class InferenceResources:
 
 @dataclass(frozen=True, slots=True)
 class SessionResources:
-    """The services of the routes for sessions, responses and conversations."""
+    """The services that the routes for sessions, responses and conversations use, such as the session service."""
 
     clock: Clock
     base_name: str
@@ -123,7 +127,7 @@ class SessionResources:
 
 @dataclass(frozen=True, slots=True)
 class AccountResources:
-    """The services of the routes for a tenant's adapters, usage and limits."""
+    """The services that the routes for a tenant's adapters, usage and limits use, such as the adapter registry."""
 
     clock: Clock
     tenancy: Tenancy
@@ -134,7 +138,7 @@ class AccountResources:
 
 @dataclass(frozen=True, slots=True)
 class AdminResources:
-    """The services of the operator's routes."""
+    """The services that the operator's routes use, such as the adapter registry and the client of the engine."""
 
     settings: Settings
     clock: Clock
@@ -148,7 +152,7 @@ class AdminResources:
 
 @dataclass(frozen=True, slots=True)
 class ServerResources:
-    """The services for authentication, idempotency keys, readiness and metrics."""
+    """The services for authentication, idempotency keys, readiness and metrics, such as the database."""
 
     settings: Settings
     clock: Clock
@@ -162,7 +166,7 @@ class ServerResources:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """All groups of services of one process."""
+    """All services of one process, in one group for each kind of route."""
 
     inference: InferenceResources
     sessions: SessionResources

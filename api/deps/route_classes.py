@@ -35,15 +35,15 @@ HEADER = "idempotency-key"
 
 @dataclass(frozen=True, slots=True)
 class ReplayRules:
-    """How one kind of route stores its answers, and how it sends a stored answer again."""
+    """How the routes of one class store an answer, and how they send a stored answer again, for `Idempotency-Key`."""
 
     kept: Callable[[bytes], bytes]
-    """Returns the part of an answer's body that the server may store, without secrets."""
+    """Takes the body of an answer, and returns the part that the server may store, without secrets."""
     replay: Callable[[StoredReply], Awaitable[Response]]
 
 
 class IdempotencyClaim:
-    """The idempotency key that a running request has reserved. Stores the request's answer, or frees the key."""
+    """The idempotency key that one running request has reserved. Stores the request's answer, or frees the key."""
 
     def __init__(self, store: IdempotencyStore, attempt: Attempt, kept: Callable[[bytes], bytes]) -> None:
         self._store = store
@@ -62,8 +62,10 @@ class IdempotencyClaim:
 
 
 async def keep_started(request: Request, status: int, body: bytes) -> None:
-    """Stores `body` as the answer while the work still runs. `replay` needs this body to find the work again.
+    """Stores `body` as the answer to this request, before the work of the request has ended.
 
+    `body` identifies the work. If the client sends the request again, the route's `replay` uses `body` to find the
+    work.
     Does nothing for a request without an idempotency key.
     """
     claimed: IdempotencyClaim | None = getattr(request.state, "claimed_key", None)
@@ -78,9 +80,11 @@ async def answer_once(
     handle: Callable[[], Awaitable[Response]],
     replays: ReplayRules,
 ) -> Response:
-    """Returns the answer of `handle`. If the server has already answered this request, returns the stored answer.
+    """Calls `handle` and returns its answer.
 
-    Raises Conflict if the key belongs to a different request, or if the first request with this key still runs.
+    If the server has already answered the same request, returns the stored answer instead. Two requests are the same if
+    they have the same `Idempotency-Key`, path and body, and API keys of the same `owner`.
+    Raises Conflict if a different request used this idempotency key, or if the first request with this key still runs.
     """
     key = request.headers.get(HEADER)
     if key is None or request.method != "POST":
@@ -115,7 +119,10 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class AuthenticatedRoute(APIRoute):
-    """Authenticates a request, limits its body, runs the handler, and converts the framework's errors to ours."""
+    """A route that authenticates each request before it reads the body.
+
+    It also limits the size of the body, and converts FastAPI's errors to errors of Graftwork.
+    """
 
     takes_files = False
     is_idempotent = True
@@ -151,9 +158,9 @@ class AuthenticatedRoute(APIRoute):
         raise NotImplementedError
 
     async def run(self, request: Request, handle: Handler) -> Response:
-        """Runs the handler.
+        """Runs the handler and returns its answer.
 
-        If the request's `Idempotency-Key` already has an answer, sends that answer again instead.
+        If the server has already answered a request with this `Idempotency-Key`, returns the stored answer instead.
         """
         if not self.is_idempotent:
             return await handle(request)
@@ -164,15 +171,15 @@ class AuthenticatedRoute(APIRoute):
         return await answer_once(request, store, owner, lambda: handle(request), replays)
 
     def storable_body(self, body: bytes) -> bytes:
-        """Returns the part of an answer's body that the server may store."""
+        """Takes the body of an answer, and returns the part that the server may store for `Idempotency-Key`."""
         return body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """Returns a response that repeats the stored answer."""
+        """Returns the response to a repeated request: the answer that the server stored for the first request."""
         return Response(reply.body, status_code=reply.status, media_type="application/json")
 
     def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
-        """Returns the same error with the status that this kind of route uses."""
+        """Returns the same error with the HTTP status that routes of this class use for an invalid request."""
         return as_validation_failed(error)
 
     def _body_error(self, error: HTTPException) -> Exception:
@@ -193,7 +200,7 @@ class NativeRoute(AuthenticatedRoute):
 
 
 class UploadRoute(NativeRoute):
-    """A tenant's route that receives files."""
+    """A tenant's route that receives files. Its bodies may be larger than JSON bodies."""
 
     takes_files = True
 

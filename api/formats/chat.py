@@ -40,9 +40,10 @@ def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
 
 
 async def write_chat_chunks(head: ResponseHead, job: InferenceJob, write: Write, *, include_usage: bool) -> None:
-    """Writes the chunks of the whole answer with `write`.
+    """Writes the chunks of all answers of a chat completion with `write`, until the job ends.
 
-    If the client leaves, the server cancels this function and the job.
+    With `include_usage`, one more chunk at the end has the usage. If the client leaves, the server cancels this
+    function and the job.
     """
     shell = head.fields("chat.completion.chunk")
     await write_chunks(job, write, shell, _chunk_choice, include_usage=include_usage)

@@ -1,8 +1,8 @@
-"""Writes the stream of chunks for chat and text completions: one event for each new piece of a choice, then `[DONE]`.
+"""Writes the stream of chunks for chat and text completions: one event for each new piece of an answer, then `[DONE]`.
 
+A request can have several answers, which OpenAI's API calls choices.
 Owns the order and the encoding of the events. Never knows the fields of a choice: the caller passes a function for
 them.
-A choice is one of the request's answers.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,10 @@ ChoiceOf = Callable[[ChoiceEvent], Mapping[str, Any] | None]
 async def write_chunks(
     job: InferenceJob, write: Write, shell: Mapping[str, Any], choice_of: ChoiceOf, *, include_usage: bool
 ) -> None:
-    """Writes the chunks of the whole answer with `write`. `shell` has the fields that are equal in every chunk.
+    """Writes the chunks of all choices with `write`, until the job ends. A choice is one of the request's answers.
 
-    If the client leaves, the server cancels this function.
+    `shell` has the fields that are equal in every chunk. `choice_of` converts an event to the entry in `choices`.
+    If the job fails, the last event is an `error`. If the client leaves, the server cancels this function.
     """
     chunks = _Chunks({**shell, "usage": None} if include_usage else shell, choice_of)
 

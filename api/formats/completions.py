@@ -19,7 +19,7 @@ _OBJECT = "text_completion"
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """What each choice of a completion shows besides its text. A choice is one of the request's answers."""
+    """What each answer (choice) of a text completion shows besides its text: token ids, and the repeated prompt."""
 
     prompt_token_ids: tuple[tuple[int, ...], ...]
     """The token ids of each choice's prompt."""
@@ -56,9 +56,9 @@ def completion(
 async def write_completion_chunks(
     head: ResponseHead, form: CompletionForm, job: InferenceJob, write: Write, *, include_usage: bool
 ) -> None:
-    """Writes the chunks of the whole answer with `write`.
+    """Writes the chunks of all answers of a text completion with `write`, until the job ends.
 
-    If the request asks for token ids, the last chunk of a choice has all token ids of that choice.
+    If the request asks for token ids, the last chunk of each answer has all token ids of that answer.
     """
     choice_of = partial(_chunk_choice, form)
     await write_chunks(job, write, head.fields(_OBJECT), choice_of, include_usage=include_usage)

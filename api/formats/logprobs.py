@@ -11,14 +11,17 @@ _IMPOSSIBLE = -9999.0
 
 
 def new_logprobs(event: GenerationEvent) -> Sequence[OutputTokenLogprobs]:
-    """Returns the log-probabilities of the event's tokens that no earlier event contained."""
+    """Returns the log-probabilities of those tokens in the event that were in no earlier event of the answer.
+
+    The last event of an answer has the log-probabilities of all tokens. Only those that were not sent yet are returned.
+    """
     if isinstance(event, GenerationFinished):
         return event.unsent_logprobs
     return event.logprobs if isinstance(event, TextDelta) else ()
 
 
 def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
-    """Builds the log-probabilities of a chat answer.
+    """Converts the log-probabilities of output tokens to the form of chat completions.
 
     The `bytes` of all tokens together are the answer's text. The bytes of one token may be only a part of a character.
     """
@@ -27,9 +30,9 @@ def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
 
 
 def completion_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
-    """Builds the log-probabilities of a text completion.
+    """Converts the log-probabilities of output tokens to the form of text completions.
 
-    The top tokens always include the chosen token. So they can be one more than the client asked for.
+    The top tokens always include the chosen token. So a position can have one top token more than the client asked for.
     """
     return {
         "tokens": [_key(score.token) for score in scores],

@@ -1,9 +1,9 @@
 """Defines what the routes of the Responses API share: field names in errors, idempotency, and the event stream.
 
-Owns the translation of the names of session settings to this API's field names. Never runs a response.
-For an `Idempotency-Key`, the server stores only the id of the response. With `store: false` it stores nothing. For a
-streamed answer, it stores the id only if the response runs in the background, because the server cancels any other
-response when its connection breaks.
+Owns the translation of the names of session settings to the field names of the Responses API. Never runs a response.
+For an `Idempotency-Key`, the server stores only the id of the response. With `store: false` it stores nothing.
+For a streamed response, the server stores the id only if the response runs in the background. Any other streamed
+response is cancelled when its connection breaks.
 """
 
 import json
@@ -33,7 +33,7 @@ _NAMES = (
 
 
 class ResponsesRoute(OpenAiRoute):
-    """A route of the Responses API. Its POSTs create something, so they support `Idempotency-Key`."""
+    """A route of the Responses API. POST requests support `Idempotency-Key`, because they create something."""
 
     is_idempotent = True
 
@@ -48,7 +48,10 @@ class ResponsesRoute(OpenAiRoute):
         return json.dumps(kept).encode() if _is_response(answer) else body
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """Returns the current state of a stored response, or its events if the first request was a stream."""
+        """Answers a repeated request with the response that the first request created, in its current state.
+
+        If the first request asked for a stream, answers with the response's events, from the first event.
+        """
         kept, responses, principal = (
             json.loads(reply.body),
             resources_of(request).sessions.responses,
@@ -84,7 +87,7 @@ def _is_response(answer: object) -> bool:
 
 
 def responses_names(text: str) -> str:
-    """Replaces names of session settings in a text with the names of the Responses API."""
+    """Replaces the names of session settings in an error's text with the field names of the Responses API."""
     for pattern, name in _NAMES:
         text = pattern.sub(name, text)
     return text
@@ -96,9 +99,11 @@ _COMMENT = b": still here\n\n"
 async def write_response_events(
     events: AsyncGenerator[dict[str, Any], None], write: Write, silence_s: float = PING_AFTER_S
 ) -> None:
-    """Writes all events of the response with `write`.
+    """Writes all events of one response of the Responses API with `write`.
 
-    The stream ends with the response's last event, without `[DONE]`.
+    The last event of the response ends the stream, without `[DONE]`. If `events` raises an error, the last event is an
+    `error`.
+    After each `silence_s` seconds without an event, writes a comment, which clients ignore.
     """
     async with heartbeats(write, _COMMENT, silence_s) as write_event, aclosing(events):
         try:

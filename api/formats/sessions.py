@@ -16,7 +16,10 @@ _PING = named_event("ping", {"type": "ping"})
 async def write_session_events(
     events: AsyncGenerator[SessionEvent, None], write: Write, ping_after_s: float = PING_AFTER_S
 ) -> None:
-    """Writes all events of the session to the stream. If reading the events fails, the last event is an `error`."""
+    """Writes all events of the session with `write`. If `events` raises an error, the last event is an `error`.
+
+    After each `ping_after_s` seconds without an event, writes a `ping` event.
+    """
     async with heartbeats(write, _PING, ping_after_s) as write_event, aclosing(events):
         try:
             async for event in events:

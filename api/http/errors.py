@@ -1,6 +1,6 @@
-"""Turns errors into HTTP responses. Invariant: all these responses have the same JSON shape.
+"""Turns errors into HTTP responses. Invariant: the bodies of all these responses have the same JSON fields.
 
-Never adds `x-request-id`: the middleware adds it to every response.
+Never adds `x-request-id`: the middleware adds this header to every response.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, NotAuthen
 def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     """Makes the application answer each expected error with JSON. The middleware answers unexpected errors.
 
-    `routes` are all routes of the application. They are needed for the `Allow` header of a 405.
+    `routes` are all routes of the application. They supply the `Allow` header of a 405.
     """
 
     async def answer_http_exception(request: Request, error: Exception) -> JSONResponse:
@@ -45,14 +45,14 @@ def error_response(error: GraftworkError) -> JSONResponse:
 
 
 def error_headers(error: GraftworkError) -> dict[str, str]:
-    """Returns the headers for an error. They are the same for every shape of the body."""
+    """Returns the HTTP headers of an error response. OpenAI's and Anthropic's form have the same headers."""
     return error.headers() | ({"www-authenticate": "Bearer"} if isinstance(error, NotAuthenticated) else {})
 
 
 def internal_failure(request_id: str) -> InternalFailure:
     """Returns the error for an unexpected failure.
 
-    The client learns only the request's id, under which the log has the cause.
+    Its message has only the request's id. The log has the cause of the failure, with the same id.
     """
     return InternalFailure(f"The server failed on this request. Report it with the request id {request_id}.")
 

@@ -1,10 +1,8 @@
 """Gives each request an id, and answers a request whose handler crashes.
 
-This is the outermost layer of the application.
-Never tells the client more about an unexpected exception than the request's id; the log has the exception under this
-id.
-Invariant: clients cannot choose the id, because usage records use it. Only an outermost layer like this one may catch
-every exception.
+This is the outermost layer of the application. Only this layer may catch every exception.
+Never tells the client more about an unexpected exception than the request's id. The log has the exception and the id.
+Invariant: clients cannot choose the id, because usage records use the id.
 """
 
 import logging
@@ -24,9 +22,10 @@ QUIET_PATHS = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
 CLIENT_CLOSED_REQUEST = 499
 
 SEND_BODY = "send_body"
-"""The key in a request's state for the function that sends the body of a response that has begun.
+"""The key in a request's state for the function that sends the rest of a response that has begun.
 
-Layers between the route and this layer look only at the beginning of a response, so the parts of a body can skip them.
+Layers between the route and this layer look only at the beginning of a response. So the rest of the body can go
+directly to this function.
 """
 
 

@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 
 class HasId(Protocol):
-    """An entry of a list that has an id. A client sends the id as `after` to get the next page."""
+    """An entry of a list, with an id. To get the next page, a client sends the id of the last entry as `after`."""
 
     @property
     def id(self) -> str: ...
@@ -54,11 +54,14 @@ HistoryPageQuery = Annotated[PageRequest, Depends(_page_of_a_history)]
 
 
 def page_answer(page: Page[Item], show: Callable[[Item], Shown]) -> answers.Page[Shown]:
-    """Converts a page to an answer. `show` converts each item."""
+    """Converts a page of stored items to the body of an answer. `show` converts each item."""
     return list_answer([show(item) for item in page.items], has_more=page.has_more)
 
 
 def list_answer(entries: Sequence[Shown], *, has_more: bool = False) -> answers.Page[Shown]:
-    """Returns a page with these entries, and with the ids of its first and last entry."""
+    """Returns a page for an answer: these entries, and the ids of the first and the last entry.
+
+    `has_more` says whether another page follows.
+    """
     ends = [str(entry.id) for entry in (entries[0], entries[-1])] if entries else [None, None]
     return answers.Page(data=tuple(entries), has_more=has_more, first_id=ends[0], last_id=ends[1])

@@ -1,12 +1,13 @@
-"""Reads a request's body and API key, and names the parts of its schemas that the server does not enforce.
+"""Reads a request's body and API key, and builds the header that names parts of JSON Schemas that are not enforced.
 
 Owns the limit of the body in bytes. Counts the bytes as they arrive, so a false `content-length` has no effect.
 Refuses a body that is not UTF-8 JSON, or that nests deeper than `MAX_DEPTH`. Refuses NaN, Infinity, half of a surrogate
 pair, and integers with thousands of digits. Python could parse most of these, but a database or a tokenizer would fail.
 Never checks a schema.
 
-Each part that is not enforced is a field of the body and a JSON pointer into the field's schema. A header of at most
-2000 characters, which every client and proxy accepts, lists these parts:
+A client sends JSON Schemas in fields such as `tools`. Each part of a schema that the server does not enforce is written
+as the field's name and a JSON pointer into the schema. A header of at most 2000 characters, which every client and
+proxy accepts, lists these parts:
 
     x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
 """
@@ -31,10 +32,11 @@ _READABLE = "/#[]$~:@!*+=-._"
 
 
 def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str) -> Mapping[str, str]:
-    """Returns the header that lists the parts of schemas that the server ignores; empty if there are none.
+    """Returns a response header that lists the parts of the client's JSON Schemas that the server does not enforce.
 
-    `places` are fields of the body, with JSON pointers into their schemas. `rename` converts the names of fields to the
-    names of the route's API.
+    If `places` is empty, returns an empty mapping. Each place is the name of a body field and a JSON pointer into its
+    schema.
+    `rename` converts the field names of chat completions to the names of the route's API.
     """
     shown: list[str] = []
     length = 0
@@ -111,7 +113,7 @@ UPLOAD_BODY_BYTES = 256 * 1024 * 1024
 
 
 class BoundedRequest(Request):
-    """A request whose body has a limit in bytes. `wants_json` is False for uploads."""
+    """A request whose body may have at most `limit_bytes` bytes. `wants_json` is False for uploads of files."""
 
     def __init__(self, scope: Scope, receive: Receive, *, limit_bytes: int, wants_json: bool) -> None:
         super().__init__(scope, receive)

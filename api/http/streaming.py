@@ -1,8 +1,8 @@
 """Streams server-sent events to clients.
 
-Owns the encoding of events, the pings while there are no events, and what happens when a client disconnects. Never
-knows the meaning of an event. A source is a function that writes the events of one stream in order, and returns when
-the stream ends.
+Owns the encoding of events, the pings while there are no events, and what happens when a client disconnects.
+Never knows the meaning of an event: the caller passes a function that writes the events of one stream in order, and
+returns when the stream ends.
 """
 
 import asyncio
@@ -22,9 +22,10 @@ Result = TypeVar("Result")
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result], abandon: Callable[[], None]) -> Result:
-    """Returns the result of `work`. If `work` fails or the client leaves first, calls `abandon`.
+    """Waits for `work` and returns its result. If `work` fails or the client leaves first, calls `abandon`.
 
-    Raises the error of `work`, or ClientDisconnect. The caller must have read the request's body to its end.
+    Raises the error of `work`. Raises ClientDisconnect if the client leaves first.
+    The caller must have read the request's body to its end.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(request))
@@ -78,12 +79,15 @@ No other field has a control character.
 
 
 def data_event(data: Mapping[str, Any]) -> bytes:
-    """Encodes an event without a name, as in OpenAI's streams."""
+    """Encodes a server-sent event that has no name, as in OpenAI's streams."""
     return b"data: " + _json(data) + b"\n\n"
 
 
 def named_event(name: str, data: Mapping[str, Any], event_id: int | None = None) -> bytes:
-    """Encodes an event with a name. After the connection breaks, clients send `event_id` back as `Last-Event-ID`."""
+    """Encodes a server-sent event that has a name.
+
+    After the connection breaks, clients send the last `event_id` back as `Last-Event-ID`.
+    """
     identity = b"" if event_id is None else f"id: {event_id}\n".encode()
     return identity + f"event: {name}\n".encode() + b"data: " + _json(data) + b"\n\n"
 
@@ -94,14 +98,14 @@ def error_event(error: GraftworkError) -> bytes:
 
 
 class TextEvents:
-    """Encodes events that differ in only one text. The rest of the event is encoded only once."""
+    """Encodes many events that differ only in one piece of text. Encodes all other fields of the events only once."""
 
     def __init__(self, event_of: Callable[[str], bytes]) -> None:
         """`event_of` encodes the event for a text. The event must contain the text exactly once."""
         self._before, self._after = event_of(_PLACEHOLDER).split(_ENCODER.encode(_PLACEHOLDER).encode())
 
     def of(self, text: str) -> bytes:
-        """Returns the encoded event for this text: the same bytes that `event_of` returns."""
+        """Returns the encoded event that contains `text`. These are the same bytes that `event_of(text)` returns."""
         return self._before + _ENCODER.encode(text).encode() + self._after
 
 
@@ -145,7 +149,10 @@ class EventStream(StreamingResponse):
 
 @asynccontextmanager
 async def heartbeats(write: Write, ping: bytes, silence_s: float = PING_AFTER_S) -> AsyncGenerator[Write]:
-    """Yields a function that writes events. Sends `ping` after each `silence_s` seconds without an event."""
+    """Yields a function that writes events, and pings the client while the `async with` block runs.
+
+    Writes the bytes `ping` after each `silence_s` seconds without an event.
+    """
     now = asyncio.get_running_loop().time
     written_at = now()
 

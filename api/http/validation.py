@@ -12,11 +12,14 @@ from graftwork.api.schemas.base import FieldError
 from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, InvalidRequest, ValidationFailed
 
 _MOST_NAMED = 5
-"""The most problems that one message lists."""
+"""The most problems that one error message lists."""
 
 
 def invalid_body(error: RequestValidationError) -> InvalidRequest:
-    """Joins all problems of a body in one error. `param` of the error names the first wrong field."""
+    """Converts all problems that pydantic found in a body to one error.
+
+    `param` of the error names the first wrong field.
+    """
     complaints = _complaints(error)
     return InvalidRequest(_message(complaints), param=complaints[0][0])
 
@@ -30,7 +33,7 @@ def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidReque
 
 
 def as_validation_failed(error: InvalidRequest | ValidationFailed) -> GraftworkError:
-    """Returns the same error with the status 422, for native and admin routes.
+    """Returns the same error with the status 422, for the routes of Graftwork's own API.
 
     The error of a prompt that is too long keeps the status 400.
     """

@@ -1,9 +1,9 @@
 """Defines `InferenceJob`, a task of the server that generates the answers to one inference request.
 
-Owns the request's generations and its account. Never knows the form of the answer: the route gives the job a function
-that takes the events. Each generation calls this function in its own task, so an event wakes no other task. If the
-client reads slowly, the generation waits. When the client leaves, the route calls `abandon`, which cancels the engine's
-work at once.
+Owns the request's generations, and the account that has the request's usage and its quota reservation.
+Never knows the form of the answer: the route gives the job a function that takes the events. Each generation calls this
+function in its own task, so an event wakes no other task. If the client reads slowly, the generation waits.
+When the client leaves, the route calls `abandon`, which cancels the engine's work at once.
 Invariant: at the end of every job, with or without an error, the job writes its usage row and settles its quota
 reservation.
 """
@@ -50,7 +50,7 @@ async def start_inference(
 
 
 class ChoiceEvent(NamedTuple):
-    """An event of the engine's output, with the answer to which the event belongs."""
+    """One generation event, and the index of the answer to which the event belongs."""
 
     choice: int
     """The index of the answer, from 0."""
@@ -63,7 +63,7 @@ Take = Callable[[ChoiceEvent], Awaitable[None]]
 
 
 class InferenceJob:
-    """Generates all answers to one request. Each answer is one generation of the engine."""
+    """Generates all answers to one inference request. Each answer is one generation of the engine."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class InferenceJob:
 
     @property
     def usage(self) -> Usage:
-        """The usage so far. A prompt with several answers counts only once."""
+        """The tokens that all answers have used so far. A prompt counts only once, even if it has several answers."""
         prompts = self._generations[:: self._choices_per_prompt]
         return Usage(
             cache=CacheReport.sum_of(prompt.cache for prompt in prompts if prompt.cache is not None),
@@ -116,9 +116,9 @@ class InferenceJob:
             raise self._failure
 
     async def deliver(self, take: Take) -> None:
-        """Calls `take` with every event until the job ends. Until this call, the events wait.
+        """Calls `take` with every event of every answer, until the job ends.
 
-        Raises the job's error.
+        Until this call, each generation waits with its first event. Raises the job's error.
         """
         self._reader.set_result(take)
         await self._has_ended.wait()
@@ -126,7 +126,7 @@ class InferenceJob:
             raise self._failure
 
     async def answers(self) -> list[GenerationFinished]:
-        """Waits for all answers, and returns the last event of each answer, in order of index.
+        """Waits for all answers, and returns the last event of each answer, in the order of the answers.
 
         Raises the job's error.
         """
@@ -140,9 +140,10 @@ class InferenceJob:
         return [finished[choice] for choice in sorted(finished)]
 
     def abandon(self) -> None:
-        """Cancels the job if it still runs.
+        """Cancels the job if it still runs. Call this when the client has left.
 
-        Later calls do nothing, because a second cancel could interrupt the job while it settles its account.
+        Further calls do nothing, because a second cancel could interrupt the job while it settles its quota
+        reservation.
         """
         if self._task is not None and not self._is_abandoned:
             self._is_abandoned = True

@@ -36,7 +36,7 @@ class InferenceRequest:
     resolved: ResolvedModel
     prompts: tuple[tuple[int, ...], ...]
     samplings: tuple[SamplingParams, ...]
-    """The sampling parameters of each answer to a prompt."""
+    """The sampling parameters of the answers to each prompt: one entry for each answer."""
     stop: tuple[str, ...]
     tier: str
     output: OutputPlan = FREE_OUTPUT
@@ -48,7 +48,11 @@ class InferenceRequest:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """The parts of the request's schemas that the server does not enforce. Each is a field with a JSON pointer."""
+        """The parts of the client's JSON Schemas that the server does not enforce.
+
+        Each part is the name of a request field and a JSON pointer into its schema, such as
+        `tools[0].function.parameters#/properties/id/format`.
+        """
         return () if self.output.grammar is None else self.output.grammar.unenforced
 
     @property
@@ -93,7 +97,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """The first fields of an answer, such as its id and model. All chunks of a stream have the same values."""
+    """The first fields of an answer, such as the id and the model. All chunks of one stream have the same values."""
 
     answer_id: str
     created: int
@@ -106,7 +110,10 @@ class ResponseHead:
 
     @classmethod
     def of(cls, prefix: str, inference: InferenceRequest, resources: InferenceResources) -> "ResponseHead":
-        """Makes the head of one answer. The answer's id is `prefix`, such as `chatcmpl-`, and then the request's id."""
+        """Makes the first fields of one answer.
+
+        The answer's id is `prefix`, such as `chatcmpl-`, followed by the request's id without `req_`.
+        """
         digest = inference.resolved.digest or resources.description.fingerprint
         return cls(
             answer_id=prefix + inference.request_id.removeprefix("req_"),

@@ -1,7 +1,7 @@
-"""Lets routes declare error statuses and the events of a stream, for the OpenAPI document.
+"""Lets routes declare error statuses and streams for the OpenAPI document.
 
-Owns the list of streams. Never changes how a route behaves. A route's class already implies most statuses, which
-`document.py` adds.
+Owns the list of streams, with the events of each stream. Never changes how a route behaves.
+A route's class already implies most error statuses. `document.py` adds these statuses.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ STREAMS: dict[str, tuple[type[Answer], ...]] = {
 """Maps each kind of stream to the classes of the events in that stream."""
 
 EVENT_CLASSES = tuple(event for events in STREAMS.values() for event in events)
-"""The classes of all events in streams. No other answer uses these classes."""
+"""The classes of the events in all streams. No answer outside a stream has one of these classes."""
 
 Responses = dict[int | str, dict[str, Any]]
 
 
 def also(*statuses: int, stream: str | None = None) -> Responses:
-    """Declares error statuses that the route's class does not imply.
+    """Declares error statuses that the route's class does not imply. Returns the value for the route's `responses`.
 
-    `stream`, a key of STREAMS, declares that the route can also answer with this stream.
+    `stream` is a key of STREAMS. It declares that the route can also answer with this stream.
     """
     declared: Responses = {status: {} for status in statuses}
     if stream is not None:

@@ -1,4 +1,4 @@
-"""Completes FastAPI's OpenAPI document with errors, streams, headers, keys, examples and descriptions.
+"""Completes FastAPI's OpenAPI document with errors, streams, headers, API keys, examples and descriptions.
 
 Owns all parts of the document that FastAPI cannot derive from the types of a route. Never changes how a route behaves.
 Invariant: each operation lists every status that it can return.
@@ -47,7 +47,10 @@ _METERED = ("inference", "responses", "sessions")
 
 
 def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, Any]:
-    """Completes FastAPI's document for these routes, and returns the result. Changes `document` itself."""
+    """Adds to FastAPI's OpenAPI document what FastAPI cannot derive, such as errors, streams and examples.
+
+    `routes` are the routes that the document describes. Changes `document` itself, and returns it.
+    """
     by_operation = {route.operation_id or route.name: route for route in routes}
     document["info"] |= {
         "description": DESCRIPTION,
@@ -102,7 +105,7 @@ def _drop_null(schema: dict[str, Any]) -> None:
 
 
 def statuses_of(route: APIRoute, operation: Mapping[str, Any]) -> set[int]:
-    """Returns every error status of a route. The route declares some, and its class implies the others."""
+    """Returns every error status that a route can answer. The route declares some, and its class implies the others."""
     declared = {int(status) for status in route.responses if int(status) >= 400}
     if not isinstance(route, AuthenticatedRoute):
         return declared | {500}

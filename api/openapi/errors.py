@@ -1,4 +1,4 @@
-"""Describes errors and headers for the OpenAPI document. Never raises or answers an error.
+"""Describes error responses and headers for the OpenAPI document. Never raises an error and never sends a response.
 
 Each error status has one response in OpenAI's form, and one in Anthropic's form.
 """
@@ -64,7 +64,7 @@ ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
 
 
 def header_components() -> dict[str, Any]:
-    """Returns the definition of every header, for `#/components/headers`."""
+    """Returns the definition of every response header, for `#/components/headers`."""
     return {
         name: {"description": description, "schema": schema, "example": example}
         for name, (description, schema, example) in HEADERS.items()
@@ -72,14 +72,14 @@ def header_components() -> dict[str, Any]:
 
 
 def header_references(*names: str) -> dict[str, Any]:
-    """Returns references to the definitions of these headers, for one answer."""
+    """Returns references to the definitions of the headers `names`, for one response in the document."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
 def error_components() -> dict[str, Any]:
-    """Returns the definition of every error, for `#/components/responses`.
+    """Returns the definitions of all error responses, for `#/components/responses`.
 
-    The names of errors in Anthropic's form begin with `Anthropic`.
+    The names of responses in Anthropic's form begin with `Anthropic`.
     """
     found: dict[str, Any] = {}
     for name, meaning, kind, code, headers in ERRORS.values():
@@ -93,7 +93,7 @@ def error_components() -> dict[str, Any]:
 
 
 def error_reference(status: int, *, is_anthropic: bool = False) -> dict[str, str]:
-    """Returns the reference to the definition of the error with this status."""
+    """Returns the reference to the definition of the error response with this status."""
     prefix = "Anthropic" if is_anthropic else ""
     return {"$ref": f"#/components/responses/{prefix}{ERRORS[status][0]}"}
 

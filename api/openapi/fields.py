@@ -1,7 +1,7 @@
 """Describes the fields of the OpenAPI document's schemas.
 
-The description of a field is the docstring below the field in its class. A field that means the same in several bodies
-has its one description here.
+The description of a field is the docstring below the field in its class. If a field means the same in several bodies,
+this module has the one description for all of them.
 """
 
 import ast
@@ -40,11 +40,14 @@ SHARED_FIELDS = {
     "name": "A name of the client's choice.",
     "service_tier_ceiling": "The highest priority that the tenant's requests may have.",
 }
-"""The description of each field that means the same in several bodies. A docstring in a class has priority."""
+"""Maps the name of a field that means the same in several bodies to its description.
+
+If a class has a docstring for the field, that docstring is used instead.
+"""
 
 
 def describe_fields(schemas: Mapping[str, dict[str, Any]]) -> None:
-    """Add a description to each property of the schemas that has none. Changes `schemas` itself."""
+    """Adds a description to each property of the schemas that has none. Changes `schemas` itself."""
     for model in _subclasses(Answer, NativeBody, OpenAiBody, Shape):
         properties = schemas.get(model.__name__, {}).get("properties", {})
         for base in model.__mro__:

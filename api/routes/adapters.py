@@ -41,7 +41,7 @@ async def create_version(
     resources: ForAccounts,
     principal: AdapterKey,
 ) -> Adapter:
-    """Upload a new version of an adapter. If a version has the same files, the server makes no new version."""
+    """Upload a new version of an adapter. If a version already has the same files, the server makes no new version."""
     await resources.registry.get(principal.scope(), name)
     return await _publish(name, config, weights, resources, principal)
 

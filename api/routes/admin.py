@@ -102,13 +102,13 @@ async def get_tenants_usage(
 
 @reports_router.get("/audit")
 async def list_audit_entries(resources: ForAdmin, _: Admin, page: PageQuery) -> Page[answers.AuditEntry]:
-    """List what administrators did. By default the newest entry comes first."""
+    """List the audit entries: who changed what, and when. By default the newest entry comes first."""
     return page_answer(await resources.tenancy.audit(page), audit_answer)
 
 
 @reports_router.get("/replicas")
 async def list_replicas(resources: ForAdmin, _: Admin) -> Page[answers.Replica]:
-    """List the engines and their load."""
+    """List the engines with figures of their load, such as the numbers of running and waiting requests."""
     return list_answer([await _only_replica(resources)])
 
 

@@ -82,7 +82,7 @@ def _read(
 
 
 def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
-    """Encodes the messages and tools of a chat as a prompt."""
+    """Returns the token ids of the prompt for a chat, with its messages and tools."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
 

@@ -1,6 +1,7 @@
-"""Defines the route for metrics: with the operator's key on the server's port, without a key on the port for metrics.
+"""Defines the two routes for metrics.
 
-Metrics name every tenant, so no other key can read them.
+The route on the server's port needs the operator's key. The route on the metrics port needs no key.
+Metrics name every tenant. So a tenant's key cannot read them.
 """
 
 from contextlib import suppress
@@ -18,7 +19,7 @@ _SHOWN_STATUSES = [status for status in SessionStatus if status is not SessionSt
 router = APIRouter(tags=["operations"], route_class=AdminRoute)
 
 open_router = APIRouter()
-"""The same route without a key. Only the application on the port for metrics includes it."""
+"""The metrics route that needs no key. Only the application on the metrics port includes it."""
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
@@ -26,7 +27,7 @@ open_router = APIRouter()
 async def get_metrics(request: Request, resources: ForServer, sessions: ForSessions) -> Response:
     """Get the metrics as Prometheus text, or as OpenMetrics if the client asks for it. Needs the admin key.
 
-    If the engine or the database does not answer, its figures are those of its last answer.
+    If the engine or the database does not answer, the metrics have the last figures that the server got from it.
     """
     with suppress(Unavailable):
         counts = await sessions.sessions.store.count_by_status()

@@ -26,7 +26,7 @@ async def list_models(resources: ForInference, principal: AnyTenantKey) -> Page[
 
 @router.get("/{model:path}")
 async def get_model(model: str, resources: ForInference, principal: AnyTenantKey) -> Model:
-    """Get one model. Its name can have any form, such as `name`, `name@3` or `name@alias`."""
+    """Get one model by name: the base model, or an adapter as `name`, `name@3` or `name@alias`."""
     resolved = await resources.resolve(principal, model)
     if resolved.version is None:
         return _base_model(resources)

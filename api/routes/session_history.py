@@ -48,6 +48,9 @@ async def follow_session_events(
 
 @router.get("/cache")
 async def get_session_cache(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionCache:
-    """Get where the server caches the session's history, and what the latest turn found in the cache."""
+    """Get how much of the session's history each cache tier has.
+
+    Also get the number of prompt tokens that the latest turn had to compute, because the cache did not have them.
+    """
     session, memory = await resources.sessions.read_cache(principal, session_id)
     return session_cache_answer(session, memory, resources.clock.now())

@@ -31,7 +31,10 @@ _BEGUN = "turn.begun"
 
 
 class TurnRoute(NativeRoute):
-    """A route that starts a turn. A repeated request gets the same turn again, also while the turn still runs."""
+    """A route that starts a turn, and supports `Idempotency-Key`.
+
+    A repeated request gets the turn that the first request started, even if that turn still runs.
+    """
 
     async def replay(self, request: Request, reply: StoredReply) -> Response:
         kept = json.loads(reply.body)
@@ -67,7 +70,7 @@ async def create_turn(
 async def send_tool_outputs(
     session_id: str, body: ToolOutputsBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
-    """Send tool outputs. When no output is missing, the next turn starts, and the answer is that turn."""
+    """Send tool outputs. If every call then has an output, the next turn starts, and the answer is that turn."""
     outputs = [output.model_dump() for output in body.outputs]
     answer = await resources.sessions.tool_outputs.send(principal, session_id, outputs)
     if answer.turn is None:
@@ -77,9 +80,10 @@ async def send_tool_outputs(
 
 @router.get("/tool_outputs")
 async def get_tool_outputs(session_id: str, resources: ForSessions, principal: InferenceKey) -> GivenOutputs:
-    """Get the stored outputs of the history's last tool calls, and the calls that still need an output.
+    """Get the stored outputs of the session's last tool calls, and the calls that still need an output.
 
-    If no call needs an output and no turn runs, the turn has failed. Then send an output again to start a new turn.
+    If no call needs an output and no turn runs, the turn after these calls has failed. Then send an output again to
+    start a new turn.
     """
     return _outputs_answer(await resources.sessions.tool_outputs.read(principal, session_id))
 

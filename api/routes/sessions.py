@@ -54,7 +54,7 @@ async def close_session(session_id: str, resources: ForSessions, principal: Infe
 async def fork_session(
     session_id: str, body: ForkBody, resources: ForSessions, principal: InferenceKey
 ) -> Page[SessionState]:
-    """Create sessions that share the history up to the checkpoint `at`. By default this is the latest checkpoint."""
+    """Create sessions that share this session's history up to the checkpoint `at`, by default the latest one."""
     forks = await resources.sessions.fork(principal, session_id, body.at, body.count)
     return list_answer([session_answer(fork, resources.base_name) for fork in forks])
 

@@ -1,6 +1,6 @@
-"""Defines the body of the alias route, and converts adapters and aliases to answers.
+"""Defines the body of the route that changes an alias, and converts adapters and aliases to bodies of answers.
 
-Owns these shapes. Never changes an adapter: the registry does.
+Never changes an adapter: the registry does.
 """
 
 import math
@@ -22,17 +22,17 @@ Weight = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class AliasBody(NativeBody):
-    """The new target of an alias: one version, or several versions with weights."""
+    """The new target of an adapter's alias: one version, or several versions with weights."""
 
     model_config = ConfigDict(json_schema_extra=exactly_one("version", "weights"))
 
     version: VersionNumber | None = None
-    """The only version behind the alias."""
+    """The version that gets all requests to the alias."""
     weights: Annotated[
         dict[VersionText, Weight] | None,
         Field(min_length=1, max_length=MAX_CANARIES, json_schema_extra={"propertyNames": {"pattern": _VERSION}}),
     ] = None
-    """The weights of several versions, by version number. A version gets its share of the requests."""
+    """The weight of each version, by version number. A version gets its share of the requests to the alias."""
 
     @model_validator(mode="after")
     def require_one_of_both(self) -> Self:
@@ -61,7 +61,7 @@ def adapter_answer(adapter: Adapter) -> answers.Adapter:
 
 
 def alias_answer(change: AliasChange) -> answers.AliasChange:
-    """Converts the change of an alias to the body of an answer, with the new and the old target."""
+    """Converts the change of an alias to the body of an answer, which has the new and the old target of the alias."""
     return answers.AliasChange(
         adapter=change.adapter,
         alias=change.alias,

@@ -36,7 +36,7 @@ Time = Annotated[float, Field(ge=0, le=1e12), BeforeValidator(unix_seconds)]
 
 
 class TenantBody(NativeBody):
-    """A new tenant."""
+    """The body of a request that creates a tenant."""
 
     name: Name
     weight: TenantWeight = 1.0
@@ -45,7 +45,7 @@ class TenantBody(NativeBody):
 
 
 class TenantPatch(NativeBody):
-    """The changes to a tenant. Missing and null fields change nothing."""
+    """The body of a request that changes a tenant. Missing and null fields change nothing."""
 
     name: Name | None = None
     weight: TenantWeight | None = None
@@ -54,13 +54,13 @@ class TenantPatch(NativeBody):
 
 
 class KeyBody(NativeBody):
-    """A new key of a tenant."""
+    """The body of a request that creates an API key of a tenant."""
 
     name: Name
     scopes: list[Annotated[str, Field(json_schema_extra={"enum": sorted(ALL_SCOPES)})]] | None = None
     """The scopes of the key. If this field is null or missing, the key gets all scopes."""
     expires_at: Time | None = None
-    """The time after which the server refuses the key: unix seconds, or ISO 8601 text. By default there is none."""
+    """The time after which the server refuses the key: unix seconds, or ISO 8601 text. The default is no such time."""
 
 
 QuotaBody = Annotated[
@@ -73,7 +73,7 @@ QuotaBody = Annotated[
 
 
 def tenant_answer(tenant: Tenant) -> answers.Tenant:
-    """Converts a tenant to the body of an answer for the operator."""
+    """Converts a tenant to the body of an answer on the operator's routes."""
     return answers.Tenant(
         id=tenant.id,
         name=tenant.name,
@@ -85,7 +85,10 @@ def tenant_answer(tenant: Tenant) -> answers.Tenant:
 
 
 def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
-    """Converts a key to the body of an answer. `plaintext` is the secret key, and is given only for a new key."""
+    """Converts an API key to the body of an answer.
+
+    `plaintext` is the key's secret text, or None if the key is not new.
+    """
     return answers.TenantKey(
         id=key.id,
         tenant_id=key.tenant_id,
@@ -101,7 +104,7 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
 
 
 def audit_answer(entry: AuditEntry) -> answers.AuditEntry:
-    """Converts an audit entry to the body of an answer."""
+    """Converts an entry of the audit log, which says who changed what, to the body of an answer."""
     return answers.AuditEntry(
         id=entry.id,
         at=entry.at,

@@ -5,7 +5,7 @@ Owns the lists of known fields that this server does not support. The server ref
 no effect, such as null. The lists leave out fields that never change the answer (`user`, `metadata`, `store`,
 `prompt_cache_key`), because the server ignores them.
 Invariant: all bodies are strict. They refuse NaN, and text where a number must be. Bodies of OpenAI-compatible routes
-ignore unknown fields; bodies of native and admin routes refuse them.
+ignore unknown fields; bodies of Graftwork's own (native) routes and of admin routes refuse them.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME, tool_for_
 
 
 class RequestBody(BaseModel):
-    """The base of all request bodies.
+    """The base class of all request bodies.
 
     JSON has only one type of number, so an integer field accepts 5.0, but not 5.5.
     """
@@ -43,7 +43,7 @@ class OpenAiBody(RequestBody):
 
 
 class NativeBody(RequestBody):
-    """A body of a native or admin route. It refuses unknown fields, because they may be spelling mistakes."""
+    """A body of a route of Graftwork's own API. It refuses unknown fields, because they may be spelling mistakes."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,10 @@ def with_integers(value: Any) -> Any:
 
 
 class ResponseFormatBody(OpenAiBody):
-    """The format of the answer. A client may set only one of these fields. A null or empty value counts as missing."""
+    """The fields that fix the format of the answer. A client may set only one of them.
+
+    A null or empty value counts as missing.
+    """
 
     response_format: ResponseFormatJson = None
     regex: str | None = None
@@ -105,33 +108,33 @@ class MixturePart(NativeBody):
     model: str
     """The adapter's name in the same form as in the request's `model`: `name`, `name@3` or `name@alias`."""
     weight: Annotated[float, Field(ge=-MAX_MIXTURE_WEIGHT, le=MAX_MIXTURE_WEIGHT)] = 1.0
-    """Multiplies the adapter's weight changes."""
+    """The factor by which the adapter's weight changes are multiplied."""
 
 
 MixtureParts = Annotated[list[MixturePart], Field(min_length=1, max_length=MAX_MIXTURE)]
 
 
 class PredictionPart(OpenAiBody):
-    """One part of the text that the client expects."""
+    """One part of a prediction. A prediction is the text that the client expects in the answer."""
 
     type: Literal["text"]
     text: str
 
 
 class Prediction(OpenAiBody):
-    """The text that the client expects in the answer. It can make the answer faster, but never changes the answer."""
+    """The text that the client expects in the answer. A prediction can save time, but never changes the answer."""
 
     type: Literal["content"]
     content: str | Annotated[list[PredictionPart], Field(min_length=1)]
 
     @property
     def text(self) -> str:
-        """The whole expected text. Parts are joined without separators."""
+        """The whole text that the client expects. Parts are joined without separators."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class FunctionDefinition(OpenAiBody):
-    """The function of a tool."""
+    """The name, the description and the parameters of a function that the model may call."""
 
     name: Annotated[str, Field(pattern=TOOL_NAME)]
     """The name that the model calls. No two tools of a request have the same name."""
@@ -147,7 +150,7 @@ class FunctionDefinition(OpenAiBody):
 
 
 class FunctionTool(OpenAiBody):
-    """A tool that the client itself runs."""
+    """A function that the client itself runs, described as a tool for the model."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -168,7 +171,7 @@ class FunctionTool(OpenAiBody):
     """The function that the model may call."""
 
     def as_template_input(self) -> dict[str, Any]:
-        """Returns the tool in the form that chat templates expect, without missing fields."""
+        """Returns the tool in the form that chat templates expect, without the fields that the client did not set."""
         return tool_for_prompt(self.model_dump(exclude_none=True))
 
 
@@ -244,9 +247,10 @@ CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
 
 
 def refuse_unsupported(body: Any, unserved: Mapping[str, IsNeutral]) -> Any:
-    """Returns the body unchanged. Raises FieldError for the first unsupported field whose value would have an effect.
+    """Returns the body unchanged. Raises FieldError for an unsupported field that would change the answer.
 
-    `unserved` maps each field to a function that returns whether a value has no effect.
+    `unserved` maps each unsupported field to a function. The function returns whether a value has no effect, such as
+    null.
     """
     if isinstance(body, Mapping):
         for field, is_neutral in unserved.items():

@@ -25,14 +25,14 @@ TierName = Literal["auto", "priority", "default", "flex"]
 
 
 class StreamOptions(OpenAiBody):
-    """Options of a stream."""
+    """The options of a streamed answer."""
 
     include_usage: bool | None = None
     """If true, the last chunk has the usage of the request."""
 
 
 class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
-    """A conversation and the settings of its answer. Known fields that this server does not support are refused."""
+    """A conversation and the settings of its answer. The server refuses fields that it knows but does not support."""
 
     model: str
     adapters: MixtureParts | None = None
@@ -44,7 +44,7 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
     logprobs: bool | None = None
     """If true, the answer has the log-probability of each token."""
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
-    """How many likely tokens to report beside each token. It needs `logprobs`."""
+    """How many likely tokens to report beside each token, with log-probabilities. This field needs `logprobs`."""
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     tools: ToolList | None = None
     tool_choice: ToolChoiceJson = None
@@ -69,9 +69,9 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
 
     @property
     def token_limit(self) -> int | None:
-        """The longest answer in tokens; None if the request sets no limit.
+        """The most tokens that the answer may have. It is None if the request sets no limit.
 
-        `max_completion_tokens` is the newer name of `max_tokens` and has priority.
+        The field `max_completion_tokens` is the newer name of `max_tokens`, and has priority.
         """
         return self.max_completion_tokens or self.max_tokens
 

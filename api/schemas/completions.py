@@ -63,14 +63,17 @@ class CompletionRequest(SamplingBody, ResponseFormatBody):
     @field_validator("prompt", mode="before")
     @classmethod
     def wrap_single_prompt(cls, value: object) -> object:
-        """Puts a single prompt in a list. A single prompt is a text or a list of token ids."""
+        """Puts a single prompt into a list, so that `prompt` is always a list of prompts.
+
+        A single prompt is a text or a list of token ids.
+        """
         is_ids = isinstance(value, list) and value and all(type(entry) is int for entry in value)
         return [value] if isinstance(value, str) or is_ids else value
 
     @field_validator("logprobs", mode="before")
     @classmethod
     def treat_false_as_none(cls, value: object) -> object:
-        """Converts false to None. Some clients send false, as in chat completions."""
+        """Converts `logprobs: false` to None. Some clients send false, as they do for chat completions."""
         return None if value is False else value
 
     @model_validator(mode="after")

@@ -32,14 +32,14 @@ _TOOL_FIELDS = ("name", "description", "parameters", "strict")
 
 
 class ConversationReference(OpenAiBody):
-    """Names a conversation."""
+    """An object that names a conversation by its id."""
 
     id: str
     """The id of the conversation."""
 
 
 class ResponseTool(OpenAiBody):
-    """A function tool. The server refuses OpenAI's built-in tools, which have other types."""
+    """A tool that the client itself runs. The server refuses OpenAI's built-in tools, which have other types."""
 
     type: Literal["function"]
     name: Annotated[str, Field(pattern=TOOL_NAME)]
@@ -51,7 +51,10 @@ class ResponseTool(OpenAiBody):
     strict: bool | None = None
 
     def chat_form(self) -> dict[str, Any]:
-        """Returns the tool in the form of chat completions. Leaves out `strict: false`, because it changes nothing."""
+        """Returns the tool in the form of chat completions.
+
+        Leaves out `strict: false`, which means the same as a missing `strict`.
+        """
         given = {field: getattr(self, field) for field in _TOOL_FIELDS}
         function = {field: value for field, value in given.items() if value is not None and value is not False}
         return {"type": "function", "function": function}
@@ -61,12 +64,15 @@ class ResponseTool(OpenAiBody):
 
 
 class TextOptions(OpenAiBody):
-    """Options of the answer's text."""
+    """The settings of the answer's text. Only the format can be set."""
 
     format: TextFormatJson = None
 
     def chat_form(self) -> dict[str, Any] | None:
-        """Returns the format in the form of chat completions, which puts a schema in an object `json_schema`."""
+        """Returns the answer format in the form of chat completions, where a schema is in an object `json_schema`.
+
+        Returns None if the request sets no format.
+        """
         if self.format is None or self.format.get("type") != "json_schema":
             return self.format
         return {
@@ -76,7 +82,7 @@ class TextOptions(OpenAiBody):
 
 
 class ResponseRequest(SamplingBody):
-    """The request for a new response. A null field counts as missing.
+    """The body of a request that creates a response. A null field counts as missing.
 
     The server ignores fields that do not change the answer, such as `user` and `reasoning`.
     """
@@ -85,7 +91,7 @@ class ResponseRequest(SamplingBody):
     input: str | Annotated[list[InputItemJson], Field(json_schema_extra={"minItems": 1, "maxItems": MAX_INPUT_ITEMS})]
     instructions: str | None = None
     previous_response_id: str | None = None
-    """The response from which this one continues. It excludes `conversation`."""
+    """The response that this one continues. A request with this field cannot have `conversation`."""
     conversation: str | ConversationReference | None = None
     """The conversation that gets this response, as an id or an object."""
     store: bool | None = None
@@ -134,7 +140,10 @@ class ResponseRequest(SamplingBody):
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
     def order(self, service_tier: str) -> NewResponse:
-        """Converts the request to the form for the response service. Raises ValidationFailed if `input` is invalid."""
+        """Converts the request to a NewResponse, which the response service takes.
+
+        `service_tier` is the tier that the answer reports. Raises ValidationFailed if `input` is invalid.
+        """
         return NewResponse(
             model=self.model,
             items=read_input(self.input),
@@ -187,19 +196,19 @@ class ResponseRequest(SamplingBody):
 
 
 class ConversationBody(OpenAiBody):
-    """A new conversation."""
+    """The body of a request that creates a conversation."""
 
     items: Annotated[list[InputItemJson], Field(json_schema_extra={"maxItems": MAX_INPUT_ITEMS})] | None = None
     """The first items of the conversation, oldest first."""
     metadata: Metadata | None = None
 
     def first_items(self) -> tuple[Item, ...]:
-        """Returns the conversation's first items. Raises ValidationFailed for invalid items."""
+        """Returns the items with which the new conversation starts. Raises ValidationFailed for invalid items."""
         return read_input(self.items, "items") if self.items else ()
 
 
 class ConversationPatch(OpenAiBody):
-    """The change to a conversation."""
+    """The body of a request that changes a conversation. Only the metadata can change."""
 
     metadata: Metadata
 

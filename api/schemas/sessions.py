@@ -23,17 +23,18 @@ Metadata = Annotated[
 
 
 class RetentionBody(NativeBody):
-    """How long the server keeps the session.
-
-    `ttl_s` is the time in seconds since the session's last change or its close.
-    """
+    """How long the server keeps a session after its last change."""
 
     ttl_s: Annotated[float | None, Field(ge=0, le=10 * 365 * 86_400)] = None
-    """The time in seconds. With null, the server keeps an open session, and applies its own limit to a closed one."""
+    """The time in seconds. For an open session it starts at the last change, and for a closed session at the close.
+
+    If it is null, the server keeps an open session without limit, and a closed session as long as the server's own
+    limit.
+    """
 
 
 class SessionBody(NativeBody):
-    """The settings of a new session. A null field counts as missing."""
+    """The body of a request that creates a session. A null field counts as missing."""
 
     model: str
     instructions: str | None = None
@@ -44,7 +45,7 @@ class SessionBody(NativeBody):
     sampling: SamplingJson = None
     metadata: Metadata | None = None
     retention: RetentionBody | None = None
-    """How long the server keeps the session after its last change."""
+    """How long the server keeps the session."""
 
     def new_session(self) -> NewSession:
         settings = SessionSettings(
@@ -60,7 +61,7 @@ class SessionBody(NativeBody):
 
 
 class SessionPatch(NativeBody):
-    """The changes to a session. Missing and null fields change nothing."""
+    """The body of a request that changes a session. Missing and null fields change nothing."""
 
     model: str | None = None
     metadata: Metadata | None = None
@@ -69,7 +70,7 @@ class SessionPatch(NativeBody):
 class ToolHintBody(NativeBody):
     """What the client knows about a tool: how long the tool takes, and when its output is due.
 
-    The server only stores the deadline. It still accepts an output that comes later.
+    The server only stores the deadline. It also accepts an output that comes after the deadline.
     """
 
     expected_ms: Annotated[float, Field(ge=0, le=_LONGEST_MS)]
@@ -79,7 +80,10 @@ class ToolHintBody(NativeBody):
 
 
 class TurnOptions(NativeBody):
-    """How the server answers a turn. By default the turn continues when the client leaves."""
+    """The options of a turn: whether to stream it, and what happens when the client leaves.
+
+    By default the turn continues when the client leaves.
+    """
 
     stream: bool | None = None
     cancel_on_disconnect: bool | None = None
@@ -93,7 +97,7 @@ class TurnBody(TurnOptions):
 
     input: SessionInput
     if_head: str | None = None
-    """The checkpoint that must be the session's head. If another one is, the server answers with a 409."""
+    """The checkpoint that must be the session's latest one. If it is not, the server answers with a 409."""
     tool_hints: dict[str, ToolHintBody] | None = None
     """What the client knows about tools, by tool name."""
     tool_choice: ToolChoiceJson = None
@@ -101,7 +105,7 @@ class TurnBody(TurnOptions):
     sampling: SamplingJson = None
 
     def hints(self) -> dict[str, ToolHint]:
-        """Returns the hints by the names of the tools."""
+        """Returns the tool hints in the form of the turn runner, by the name of the tool."""
         given = (self.tool_hints or {}).items()
         return {name: ToolHint(hint.expected_ms, hint.deadline_ms) for name, hint in given}
 
@@ -114,27 +118,27 @@ class GivenOutput(NativeBody):
 
     call_id: str
     output: Any
-    """A text. Other JSON becomes JSON text."""
+    """The output as text. The server converts other JSON to JSON text."""
 
 
 class ToolOutputsBody(TurnOptions):
-    """The outputs of tool calls. The session continues when every call has an output."""
+    """Outputs of a session's tool calls. The session continues when every call has an output."""
 
     outputs: Annotated[list[GivenOutput], Field(min_length=1, max_length=1024)]
     """The outputs, in any order."""
 
 
 class ForkBody(NativeBody):
-    """Where to fork a session, and how often."""
+    """At which checkpoint to fork a session, and how many forks to create."""
 
     at: str | None = None
-    """The checkpoint from which the forks continue. By default it is the head."""
+    """The checkpoint from which the forks continue. By default it is the session's latest checkpoint."""
     count: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_FORKS})] = 1
     """How many forks to create."""
 
 
 class RewindBody(NativeBody):
-    """Where to rewind a session."""
+    """The checkpoint to which a session moves back."""
 
     to: str
-    """The checkpoint that becomes the head."""
+    """The id of the checkpoint. The next turn continues from this checkpoint."""

@@ -1,10 +1,10 @@
-"""Describes the fields that sessions read themselves: messages, items, tool choices and answer formats.
+"""Describes messages, items, tool choices and answer formats for the OpenAPI document. Never checks a request.
 
-The bodies take these fields as plain JSON, and the readers in sessions check them. The readers know the roles, the
-tools and the calls of a history, and their errors name the field as the client wrote it.
-So these models only describe the fields in the OpenAPI document. They never check a request.
-Invariant: a value that its model refuses is refused by its reader. `tests/api/openapi/test_shapes.py` checks this.
-The test names the few fields whose readers are more lenient.
+The request bodies take these fields as plain JSON. Functions in the package `sessions`, called readers, check them.
+The readers know the roles, the tools and the calls of a history, and their errors name the field as the client wrote
+it.
+Invariant: if a class of this file refuses a value, the reader of that field also refuses the value.
+`tests/api/openapi/test_shapes.py` checks this, and names the few fields whose readers are more lenient.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ from graftwork.sessions.text.messages import ROLES
 
 @dataclass(frozen=True, slots=True)
 class DocumentedAs:
-    """Gives a field of a body the JSON Schema of another type. The field's own type still checks the requests."""
+    """Gives a field of a request body the JSON Schema of the type `type` in the OpenAPI document.
+
+    The field's own type still checks the requests.
+    """
 
     type: Any
 
@@ -31,20 +34,24 @@ class DocumentedAs:
 
 
 class Shape(BaseModel):
-    """The base of all shapes. A shape has only the fields that the server reads, and allows more."""
+    """The base class of the classes here, which only describe JSON objects for the OpenAPI document.
+
+    Such a class has only the fields that the server reads. An object may have more fields.
+    """
 
     model_config = ConfigDict(protected_namespaces=())
 
 
 def given(field: str) -> dict[str, Any]:
-    """Return the JSON Schema of an object that has this field with a value other than null."""
+    """Returns the JSON Schema of an object in which the field `field` is not missing and not null."""
     return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
 
 
 def exactly_one(field: str, other: str) -> dict[str, Any]:
-    """Return the JSON Schema of an object that has one of two fields. Generators of clients ignore these keywords.
+    """Returns the JSON Schema of an object that has exactly one of two fields.
 
-    From `oneOf` they would make two classes, each without the fields.
+    The schema uses `if` and `else`, because generators of clients ignore these keywords. For `oneOf`, a generator would
+    make two classes, and neither class would have the fields.
     """
     return {"if": given(field), "then": {"not": given(other)}, "else": given(other)}
 
@@ -53,7 +60,7 @@ def exactly_one(field: str, other: str) -> dict[str, Any]:
 
 
 class TextPart(Shape):
-    """A piece of a message's text. The names of the type have the same meaning."""
+    """A piece of a message's text. All values of `type` mean the same."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "How is the weather?"}]})
 
@@ -62,11 +69,11 @@ class TextPart(Shape):
 
 
 class RefusalPart(Shape):
-    """The text of an earlier answer in which the assistant refused a request."""
+    """A piece of an earlier assistant message, in which the assistant refused a request."""
 
     type: Literal["refusal"]
     refusal: str
-    """The text itself."""
+    """The text of the refusal."""
 
 
 ContentParts = list[TextPart | RefusalPart]
@@ -75,7 +82,7 @@ ContentParts = list[TextPart | RefusalPart]
 
 
 class FunctionCallParam(Shape):
-    """The function that the assistant called."""
+    """The function that the assistant called in an earlier message, and the arguments."""
 
     name: Annotated[str, Field(min_length=1)]
     """The function's name."""
@@ -84,18 +91,18 @@ class FunctionCallParam(Shape):
 
 
 class ToolCallParam(Shape):
-    """A tool call in an earlier answer of the assistant."""
+    """A tool call in an earlier message of the assistant."""
 
     id: str | None = None
-    """The id that the tool's message names as `tool_call_id`."""
+    """The id of this tool call. The message with the result has the same id in `tool_call_id`."""
     type: Annotated[Any, Field(examples=["function"])] = "function"
-    """Always `function`. The server does not read it."""
+    """Always `function`. The server does not read this field."""
     function: FunctionCallParam
     """The function and its arguments."""
 
 
 class ChatMessageParam(Shape):
-    """One message of a chat. It needs `content` or `tool_calls`."""
+    """One message of a chat. It must have `content` or `tool_calls`."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -113,9 +120,9 @@ class ChatMessageParam(Shape):
     content: str | list[TextPart | RefusalPart | str] | None = None
     """A text, or its parts. The server joins parts with line breaks."""
     tool_calls: list[ToolCallParam] | None = None
-    """The calls in an assistant's message."""
+    """The tool calls in a message of the assistant."""
     tool_call_id: str | None = None
-    """The call that a tool's message answers."""
+    """The id of the tool call whose result this message has."""
     name: str | None = None
     """The name of the author or of the tool, for models whose template shows it."""
     reasoning_content: str | None = None
@@ -135,7 +142,10 @@ CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_CHARACTERS)]
 
 
 class SessionMessage(Shape):
-    """A message in the input of a turn. Unknown fields are refused. The server does not read `id` and `status`."""
+    """A message in the input of a session's turn.
+
+    The server refuses unknown fields. It accepts `id` and `status`, but does not read them.
+    """
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"role": "user", "content": "How is the weather?"}]}
@@ -145,9 +155,9 @@ class SessionMessage(Shape):
     role: InputRole
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     id: Any = None
-    """The server does not read it."""
+    """The server does not read this field."""
     status: Any = None
-    """The server does not read it."""
+    """The server does not read this field."""
 
 
 class InputMessage(Shape):
@@ -172,7 +182,7 @@ class FunctionCallItem(Shape):
 
 
 class FunctionCallOutputItem(Shape):
-    """The output of a tool call."""
+    """The output of a tool call that the model made earlier."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"type": "function_call_output", "call_id": "call_1", "output": "sunny"}]}
@@ -194,23 +204,23 @@ InputItemJson = Annotated[Any, DocumentedAs(InputMessage | FunctionCallItem | Fu
 
 
 class FunctionName(Shape):
-    """The name of a function."""
+    """The name of the function of a tool in the request."""
 
     name: str
     """The name of one of the request's tools."""
 
 
 class NamedTool(Shape):
-    """Names one of the request's tools."""
+    """One of the tools in the request, by name."""
 
     type: Annotated[Any, Field(examples=["function"])] = "function"
-    """Always `function`. The server does not read it."""
+    """Always `function`. The server does not read this field."""
     function: FunctionName
-    """The tool's function."""
+    """The function of the tool."""
 
 
 class ToolChoiceFunction(Shape):
-    """The answer must call this tool exactly once."""
+    """A tool choice with which the answer must call one named tool exactly once."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"type": "function", "function": {"name": "get_weather"}}]}
@@ -218,24 +228,24 @@ class ToolChoiceFunction(Shape):
 
     type: Literal["function"]
     function: FunctionName
-    """The tool's function."""
+    """The function of the tool that the answer must call."""
 
 
 class AllowedTools(Shape):
-    """Some of the request's tools."""
+    """The tools in the request that the answer may call, and whether the answer must call one of them."""
 
     mode: Literal["auto", "required"]
-    """Whether the answer must call one of the tools."""
+    """With `required`, the answer must call one of these tools. With `auto`, the model decides."""
     tools: list[NamedTool]
     """The tools that the answer may call."""
 
 
 class ToolChoiceAllowed(Shape):
-    """The answer may call only these tools. With the mode `required` it must call one."""
+    """A tool choice with which the answer may call only some of the tools in the request."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
-    """The tools that the answer may call."""
+    """The tools that the answer may call, and whether it must call one."""
 
 
 ToolChoiceJson = Annotated[
@@ -247,20 +257,20 @@ ToolChoiceJson = Annotated[
 
 
 class ResponseNamedTool(FunctionName):
-    """Names one of the request's tools, in the form of the Responses API."""
+    """One of the tools in the request, by name, in the form of the Responses API."""
 
     type: Annotated[Any, Field(examples=["function"])] = "function"
-    """Always `function`. The server does not read it."""
+    """Always `function`. The server does not read this field."""
 
 
 class ResponseToolChoiceFunction(FunctionName):
-    """The answer must call this tool exactly once."""
+    """A tool choice with which the answer must call one named tool exactly once, in the form of the Responses API."""
 
     type: Literal["function"]
 
 
 class ResponseToolChoiceAllowed(AllowedTools):
-    """The answer may call only these tools. With the mode `required` it must call one."""
+    """A tool choice with which the answer may call only some of the tools, in the form of the Responses API."""
 
     type: Literal["allowed_tools"]
     tools: list[ResponseNamedTool]  # type: ignore[assignment]
@@ -277,29 +287,29 @@ ResponseToolChoiceJson = Annotated[
 
 
 class JsonSchemaFormat(Shape):
-    """A JSON Schema for the whole answer."""
+    """A JSON Schema for the answer, and its options. The whole answer is JSON that fits the schema."""
 
     name: Any = None
-    """A name for the schema. The server does not read it."""
+    """A name for the schema. The server does not read this field."""
     schema_: Annotated[dict[str, Any] | bool, Field(alias="schema", description="The JSON Schema.")]
     strict: bool | None = None
     """If true, the server refuses a schema that it cannot fully enforce."""
 
 
 class ResponseFormatText(Shape):
-    """The answer is free text."""
+    """An answer format: the answer is free text."""
 
     type: Literal["text"]
 
 
 class ResponseFormatJsonObject(Shape):
-    """The answer is any JSON object."""
+    """An answer format: the answer is any JSON object."""
 
     type: Literal["json_object"]
 
 
 class ResponseFormatJsonSchema(Shape):
-    """The answer is JSON that fits a schema."""
+    """An answer format: the answer is JSON that fits a schema."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -313,7 +323,10 @@ class ResponseFormatJsonSchema(Shape):
 
 
 class TextFormatJsonSchema(JsonSchemaFormat):
-    """The answer is JSON that fits a schema. The Responses API has the schema's fields beside the type."""
+    """An answer format: the answer is JSON that fits a schema.
+
+    In the Responses API, `schema` and its options stand beside `type`, and not in an object `json_schema`.
+    """
 
     type: Literal["json_schema"]
 

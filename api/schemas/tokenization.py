@@ -9,7 +9,7 @@ from graftwork.api.schemas.shapes import MessageList, exactly_one
 
 
 class TokenizeRequest(OpenAiBody):
-    """The text to tokenize: a prompt or messages, but not both."""
+    """The text to convert to token ids: a prompt or messages, but not both."""
 
     model_config = ConfigDict(json_schema_extra=exactly_one("prompt", "messages"))
 
@@ -20,7 +20,7 @@ class TokenizeRequest(OpenAiBody):
     tools: ToolList | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-    """If false, the tokens of the messages do not end with the beginning of an answer."""
+    """If false, the prompt ends after the last message. Otherwise it ends with the tokens that begin an answer."""
 
     @model_validator(mode="after")
     def require_one_of_both(self) -> Self:
@@ -30,8 +30,8 @@ class TokenizeRequest(OpenAiBody):
 
 
 class DetokenizeRequest(OpenAiBody):
-    """Token ids that the server converts to text."""
+    """The token ids that the server converts to text."""
 
     model: str
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 20)]
-    """The token ids, in their order."""
+    """The token ids, in the order of the text."""

@@ -1,4 +1,7 @@
-"""Reads the time range of a usage request, and converts sums of usage to answers. Never reads the database."""
+"""Reads the time range of a request for usage, and converts the sums from the database to answers.
+
+Never reads the database.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -34,7 +37,7 @@ TimeText = Annotated[
 
 
 def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
-    """Returns the time range [start, end) in Unix seconds. By default it covers the 30 days before `now`.
+    """Returns the time range [start, end) in Unix seconds. By default the range covers the 30 days before `now`.
 
     Raises InvalidRequest for an invalid time, and for a start after the end.
     """
@@ -47,9 +50,10 @@ def span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
 
 
 def usage_answer(summaries: Sequence[UsageSummary], group_by: UsageGroup, base_name: str) -> Page[UsageRow]:
-    """Converts sums of usage to the body of an answer, with one row for each group.
+    """Converts sums of usage to the body of an answer. Each row is the sum of one group, such as a day or an adapter.
 
-    Rows have no ids, so `first_id` is None. By adapter, the requests without one are the group `base_name`.
+    Rows have no ids, so `first_id` and `last_id` are None. If the groups are adapters, the row of requests without an
+    adapter has the name `base_name`.
     """
     unnamed = base_name if group_by is UsageGroup.ADAPTER else None
     rows = [

@@ -20,8 +20,8 @@ class Adapters(Resource[R]):
     def push(self, folder: str | Path, *, name: str | None = None) -> Steps[Adapter]:
         """Uploads a PEFT folder as the next version of the adapter `name`. By default `name` is the folder's name.
 
-        If a version has the same files already, the server makes no new version.
-        Raises ConfigurationError if a file is missing, and ValidationError, which names the wrong tensor or field.
+        If a version already has the same files, the server makes no new version.
+        Raises ConfigurationError if a file is missing. Raises ValidationError, which names the wrong tensor or field.
         """
         path = Path(folder)
         for required in (CONFIG_FILE, WEIGHTS_FILE):
@@ -49,20 +49,23 @@ class Adapters(Resource[R]):
 
     @operation
     def delete(self, name: str, version: int | None = None) -> Steps[Deleted]:
-        """Deletes the adapter, or only the version `version` of it. Running requests still finish."""
+        """Deletes the adapter `name`, or only its version `version`. Running requests still finish."""
         path = f"/v1/adapters/{path_segment(name)}" + (f"/versions/{version}" if version is not None else "")
         return (yield from self._read(Deleted, Call("DELETE", path)))
 
     @operation
     def promote(self, name: str, version: int, *, alias: str = "prod") -> Steps[AliasChange]:
-        """Points the alias at one version. A request for `name` without an alias uses the alias `prod`."""
+        """Points the alias at one version of the adapter `name`.
+
+        A request for `name` without an alias uses the alias `prod`.
+        """
         return (yield from self._point(name, alias, version))
 
     @operation
     def canary(self, name: str, weights: dict[int, float], *, alias: str = "prod") -> Steps[AliasChange]:
-        """Splits the alias's requests among several versions. `weights` maps versions to shares, as in `{2: 0.9, 3:
+        """Splits the requests to an adapter's alias among several versions.
 
-        0.1}`.
+        `weights` maps version numbers to shares of the requests, such as `{2: 0.9, 3: 0.1}`.
         """
         shares = {str(version): share for version, share in weights.items()}
         call = Call("PUT", self._alias_path(name, alias), json={"weights": shares})
@@ -70,8 +73,9 @@ class Adapters(Resource[R]):
 
     @operation
     def rollback(self, name: str, *, alias: str = "prod") -> Steps[AliasChange]:
-        """Points the alias at the newest version that is older than its current versions.
+        """Points the alias back at an older version of the adapter.
 
+        This is the newest version that is older than the alias's current versions.
         Raises ConfigurationError if the alias does not exist, or if no older version exists.
         """
         adapter = yield from self._get(name)

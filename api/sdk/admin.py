@@ -22,7 +22,7 @@ def _tenant_path(tenant_id: str) -> str:
 
 
 class Tenants(Resource[R]):
-    """Manages tenants. Sends requests to `/v1/admin/tenants`."""
+    """Creates, changes and deletes tenants. Sends requests to `/v1/admin/tenants`."""
 
     @operation
     def create(
@@ -68,13 +68,13 @@ class Tenants(Resource[R]):
 
 
 class Keys(Resource[R]):
-    """Manages the keys of a tenant. Sends requests to `/v1/admin/tenants/{id}/keys`."""
+    """Creates, lists, rotates and revokes the API keys of a tenant. Sends requests to `/v1/admin/tenants/{id}/keys`."""
 
     @operation
     def create(
         self, tenant_id: str, *, name: str, scopes: tuple[str, ...] | None = None, expires_at: Moment | None = None
     ) -> Steps[TenantKey]:
-        """Creates a key. Only this answer has the secret text of the key, in the field `key`."""
+        """Creates an API key of a tenant. Only this answer has the secret text of the key, in the field `key`."""
         body = {"name": name} | _given(scopes=list(scopes) if scopes else None, expires_at=expires_at)
         call = Call("POST", f"{_tenant_path(tenant_id)}/keys", json=body, admin=True, creates=True)
         return (yield from self._read(TenantKey, call))
@@ -85,13 +85,16 @@ class Keys(Resource[R]):
 
     @operation
     def rotate(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """Replaces the key's secret. Only this answer has the new secret. The old secret stops working at once."""
+        """Replaces the secret of an API key. Only this answer has the new secret.
+
+        The old secret stops working at once.
+        """
         path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}/rotate"
         return (yield from self._read(TenantKey, Call("POST", path, admin=True, creates=True)))
 
     @operation
     def revoke(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """Revokes a key. The list of keys still shows the key."""
+        """Revokes an API key. The key never works again, but the list of keys still shows it."""
         path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}"
         return (yield from self._read(TenantKey, Call("DELETE", path, admin=True)))
 
@@ -105,13 +108,13 @@ class Quotas(Resource[R]):
 
     @operation
     def set(self, tenant_id: str, **limits: Unpack[QuotaLimits]) -> Steps[Quota]:
-        """Replaces the whole quota. The server removes each limit that you leave out."""
+        """Replaces all limits of a tenant. The server removes each limit that you leave out."""
         call = Call("PUT", f"{_tenant_path(tenant_id)}/quota", json=dict(limits), admin=True)
         return (yield from self._read(Quota, call))
 
 
 class Admin(Resource[R]):
-    """Groups the operator's calls under `client.admin`."""
+    """Groups the methods for operators, such as `client.admin.tenants.create`. Every call sends the admin key."""
 
     @property
     def tenants(self) -> Tenants[R]:
@@ -139,11 +142,11 @@ class Admin(Resource[R]):
 
     @operation
     def audit(self, *, limit: int | None = None, after: str | None = None) -> Steps[Page[AuditEntry]]:
-        """Lists what administrators did, newest first."""
+        """Lists the audit entries: who changed what, and when. The newest entry comes first."""
         call = Call("GET", "/v1/admin/audit", query={"limit": limit, "after": after}, admin=True)
         return (yield from self._page(AuditEntry, call))
 
     @operation
     def replicas(self) -> Steps[Page[Replica]]:
-        """Lists the engines (replicas) and their load."""
+        """Lists the engines (replicas) with figures of their load, such as the number of waiting requests."""
         return (yield from self._page(Replica, Call("GET", "/v1/admin/replicas", admin=True)))

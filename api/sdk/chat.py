@@ -57,7 +57,7 @@ Messages = list[dict[str, Any]]
 
 
 class Completions(Resource[R]):
-    """Sends `POST /v1/chat/completions`."""
+    """Asks the model to answer conversations. Sends `POST /v1/chat/completions`."""
 
     @overload
     def create(
@@ -132,7 +132,7 @@ class Completions(Resource[R]):
 
 
 class Chat(Resource[R]):
-    """Holds `client.chat.completions`, as in OpenAI's SDK."""
+    """Holds the attribute `completions`, so that `client.chat.completions` works as in OpenAI's SDK."""
 
     @property
     def completions(self) -> Completions[R]:
@@ -140,7 +140,7 @@ class Chat(Resource[R]):
 
 
 class Models(Resource[R]):
-    """Reads the names that a request can send as `model`."""
+    """Lists the base model, the adapters and the aliases that a request can send as `model`."""
 
     @operation
     def list(self) -> Steps[Page[Model]]:

@@ -33,7 +33,7 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 class ApiClient(Generic[R]):
-    """Holds the groups of methods that both clients share."""
+    """The base class of both clients. Its attributes, such as `sessions`, are objects with the methods of the API."""
 
     def __init__(self, runtime: R) -> None:
         self._runtime: R = runtime

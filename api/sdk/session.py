@@ -1,7 +1,7 @@
-"""Defines `Session`, which starts turns, runs the tools that the model calls, forks and rewinds.
+"""Defines `Session`, which starts the turns of one session, runs the tools that the model calls, and forks the session.
 
-Owns the last state that the server sent, and the number of the last event that the client read. Never stores the
-history: a `Session` asks the server for everything else.
+Keeps the last state of the session that the server sent, and the number of the last event that the client read.
+Never stores the history: a `Session` asks the server for it.
 """
 
 from collections.abc import Coroutine, Mapping, Sequence
@@ -36,7 +36,7 @@ _CUT_OFF = frozenset({"turn_interrupted", "shutting_down"})
 
 
 class TurnParameters(TypedDict, total=False):
-    """The options of one turn. They apply only to this turn, and the session keeps its own settings."""
+    """The options of one turn. They apply only to this turn, and do not change the settings of the session."""
 
     if_head: str
     """The checkpoint from which the turn must continue.
@@ -106,10 +106,9 @@ class Session(Resource[R]):
 
     @property
     def head(self) -> str | None:
-        """The id of the latest checkpoint, which is the state after the last turn.
+        """The id of the session's latest checkpoint, which is the state of the history after the last turn.
 
-        It is None if the session has no turns.
-        The next turn continues from this checkpoint.
+        It is None if the session has no turns. The next turn continues from this checkpoint.
         """
         return self.state.head
 
@@ -158,9 +157,10 @@ class Session(Resource[R]):
         self: "Session[AsyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[False] = False
     ) -> Turn: ...
     def tool_outputs(self, outputs: Sequence[ToolOutput], *, stream: bool = False) -> TurnAnswer:
-        """Sends outputs for the last turn's tool calls. When no output is missing, the server starts the next turn.
+        """Sends outputs for the tool calls of the last turn.
 
-        With `stream=True`, returns a stream of that turn's events.
+        When every call has an output, the server starts the next turn. With `stream=True`, returns a stream of the next
+        turn's events.
         """
         call = self._tool_outputs_call(outputs, stream)
         return self._stream(call) if stream else self._runtime.run(self._turn(call))
@@ -188,7 +188,7 @@ class Session(Resource[R]):
         max_turns: int = MAX_TURNS,
         **options: Unpack[TurnParameters],
     ) -> Steps[Run]:
-        """Starts a turn, and runs the tools that the model calls, until the model answers.
+        """Starts a turn, and runs the tools that the model calls, until the model answers without a tool call.
 
         `tools` maps names to plain or async functions, which get the arguments as keywords. The calls of one turn run
         at the same time, each for at most `tool_timeout` seconds. If a call fails, takes too long or has an unknown
@@ -202,11 +202,11 @@ class Session(Resource[R]):
     def resume(
         self, *, tools: Tools, tool_timeout: ToolTimeout = TOOL_TIMEOUT_S, max_turns: int = MAX_TURNS
     ) -> Steps[Run]:
-        """Continues a session whose tool calls have no outputs, for example after this program crashed.
+        """Continues a session whose last turn called tools, for example after this program crashed.
 
-        Runs the tool calls that need an output, and then continues like `run`. The server may already have all outputs,
-        if the turn that uses them was refused or failed. Then sends these outputs again. If there are neither calls nor
-        outputs, returns a `Run` without turns.
+        Runs the tool calls that have no output yet, and then continues like `run`.
+        If every call has an output, but the turn after them was refused or failed, sends the stored outputs again.
+        If the last turn called no tools, returns a `Run` without turns.
         """
         given = yield from self._given_outputs()
         if given.tool_calls:
@@ -220,19 +220,22 @@ class Session(Resource[R]):
 
     @operation
     def open_calls(self) -> Steps[tuple[PendingCall, ...]]:
-        """Asks the server for the tool calls that still need outputs, and returns them."""
+        """Asks the server for the session's tool calls that still need outputs, and returns them."""
         return (yield from self._given_outputs()).tool_calls
 
     @operation
     def given_outputs(self) -> Steps[GivenOutputs]:
-        """Asks the server for the outputs that it has, and for the tool calls that still need outputs."""
+        """Asks the server for the outputs that it has stored for the session's last tool calls.
+
+        The result also has the tool calls that still need outputs.
+        """
         return (yield from self._given_outputs())
 
     @operation
     def fork(self, *, at: str | None = None, count: int = 1) -> "Steps[list[Session[R]]]":
         """Creates `count` sessions that share this session's history up to the checkpoint `at`.
 
-        By default this is the latest checkpoint.
+        By default `at` is the latest checkpoint.
         """
         body: dict[str, Any] = {"count": count} | ({"at": at} if at is not None else {})
         answer = yield from self._json(self._post("/fork", body, creates=True))
@@ -250,7 +253,7 @@ class Session(Resource[R]):
 
     @operation
     def change(self, *, model: str | None = None, metadata: Mapping[str, str] | None = None) -> Steps[SessionState]:
-        """Moves the session to another adapter version, replaces its metadata, or both.
+        """Moves the session to another adapter version, replaces the session's metadata, or both.
 
         A new adapter version drops the session's cached KV.
         """
@@ -291,7 +294,10 @@ class Session(Resource[R]):
 
     @operation
     def cache(self) -> Steps[SessionCache]:
-        """Returns how much of the session's history is on each cache tier."""
+        """Returns how many tokens of the session's history are in each cache tier.
+
+        The tiers are device memory, host memory and disk.
+        """
         return (yield from self._read(SessionCache, Call("GET", f"{self._path}/cache")))
 
     @property

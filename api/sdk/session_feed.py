@@ -1,9 +1,9 @@
-"""Reads a session's events to the end, and reconnects when the connection breaks. Never starts a turn by itself.
+"""Reads a session's events from the server, and reconnects when the connection breaks. Never starts a turn by itself.
 
 The server numbers the events. After a break, the client asks for the events after the last number that it read. If the
-connection breaks before the first event, the client sends the first request again, and the server answers with the
-same turn.
-Invariant: the feed emits each event once, in order.
+connection breaks before the first event, the client sends the first request again, and the server answers with the same
+turn.
+Invariant: each event is emitted once, in order.
 """
 
 import json
@@ -21,22 +21,22 @@ from graftwork.platform.answers.session_events import TERMINAL_EVENTS, SessionEv
 
 @dataclass(slots=True)
 class SessionFeed:
-    """Reads the events of one session. `last_seq` is the number of the last event that the feed emitted."""
+    """Reads the events of one session, and emits them to the stream that the caller reads."""
 
     events_path: str
     policy: RetryPolicy
     connection: Connection
     last_seq: int | None
-    """The number of the last event that the feed emitted. It is None if unknown, and the first event then sets it."""
+    """The number of the last event that was emitted. It is None if no number is known; the first event then sets it."""
     ends_with_turn: bool
-    """If true, the feed ends with the turn's last event. A connection that ends earlier counts as broken."""
+    """If true, the events end with the turn's last event. A connection that ends earlier counts as broken."""
     observe: Callable[[SessionEvent], None]
-    """A function that the feed calls with each event, just before it emits the event."""
+    """A function that is called with each event, just before the event is emitted."""
 
     def read(self, opening: Call) -> Steps[None]:
-        """Sends the request `opening`, and emits the events of the answer.
+        """Sends the request `opening`, and emits the events of the server's answer.
 
-        After a break, reconnects and emits the missing events.
+        If the connection breaks, reconnects and emits the missing events.
         """
         opening, first = with_key(opening), self.last_seq
         response = yield from open_stream(opening, self.connection, self.policy)

@@ -20,8 +20,10 @@ class SessionParameters(TypedDict, total=False):
     sampling: dict[str, Any]
     metadata: dict[str, Any]
     retention: dict[str, Any]
-    """How long the server keeps the session after its last change or its close, in seconds, as in `{"ttl_s": 86400}`.
-"""
+    """How long the server keeps the session, in seconds, as in `{"ttl_s": 86400}`.
+
+    The time starts at the last change of an open session, and at the close of a closed session.
+    """
 
 
 class Sessions(Resource[R]):

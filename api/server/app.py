@@ -1,4 +1,4 @@
-"""Builds the HTTP application: routes, error answers and the middleware, around one process's resources.
+"""Builds the HTTP application: routes, error handlers and middleware, with the services of one process.
 
 Owns the list of routes. Never loads torch, and never opens a file or connection when the module is imported.
 """
@@ -64,7 +64,7 @@ _ROUTES = tuple(route for router in _ROUTERS for route in router.routes if isins
 
 
 class GatewayApp(FastAPI):
-    """The FastAPI application, with our own OpenAPI document."""
+    """The FastAPI application. To FastAPI's OpenAPI document it adds errors, streams, examples and more."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -75,10 +75,10 @@ class GatewayApp(FastAPI):
 def create_app(
     settings: Settings, *, resources: Resources | None = None, engine: EngineClient | None = None
 ) -> FastAPI:
-    """Creates the application.
+    """Creates the HTTP application.
 
-    Without `resources`, the application opens its own services at start and closes them at the end. These services use
-    `engine`, which is by default the engine at the settings' address.
+    If `resources` is None, the application opens the services when it starts, and closes them when it ends. These
+    services use `engine`, or by default the engine at the settings' address.
     """
 
     @asynccontextmanager
@@ -109,7 +109,7 @@ def create_app(
 
 
 def create_metrics_app(resources: Resources) -> FastAPI:
-    """Makes the application for the port for metrics. It serves `/metrics` and `/healthz`, both without a key."""
+    """Creates the application for the metrics port. It serves `/metrics` and `/healthz`, both without a key."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     _attach(app, resources)
     install_error_handlers(app, ())
@@ -120,7 +120,7 @@ def create_metrics_app(resources: Resources) -> FastAPI:
 
 
 def operation_id(route: APIRoute) -> str:
-    """Returns the OpenAPI id of a route.
+    """Returns the id of a route in the OpenAPI document.
 
     The id is the name of the route's function, so that generated clients have plain method names.
     """

@@ -33,7 +33,7 @@ class DemoTenant:
 
 
 async def seed_demo(resources: AdminResources) -> tuple[DemoTenant, ...]:
-    """Creates those of the demo's tenants, keys and adapters that do not exist yet. Returns all demo tenants."""
+    """Creates the demo's tenants, keys and adapters that do not exist yet. Returns all demo tenants."""
     path = resources.settings.data_dir / KEYS_FILE
     keys = await asyncio.to_thread(_read_keys, path)
     tenants = [await _seed_tenant(resources, name, keys.get(name)) for name in DEMO_ADAPTERS]

@@ -28,7 +28,7 @@ ARTIFACTS_FOLDER = "artifacts"
 """The folder inside the data folder to which the gateway writes adapters, and from which the engine reads them."""
 
 KV_FOLDER = "kv"
-"""The default folder for files of KV pages, inside the data folder. Only one engine may use it."""
+"""The default folder for files of KV pages, inside the data folder. Only one engine may use this folder."""
 
 _BUDGETS = ("device_bytes", "host_kv_bytes", "lora_pool_bytes", "lora_host_bytes")
 _DISK_KV_BYTES = 2 * 2**30
@@ -39,7 +39,7 @@ _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 
 
 def run_engine(settings: Settings, listen: str) -> None:
-    """Serves the model at `listen` (a gRPC address) until SIGTERM or SIGINT. Blocks the caller until then.
+    """Serves the model at the gRPC address `listen` until SIGTERM or SIGINT. Blocks the caller until then.
 
     Raises InvalidRequest for wrong settings and for a model that cannot be served.
     """
@@ -75,9 +75,9 @@ def child_command() -> list[str]:
 
 
 def child_orders(settings: Settings, listen: str) -> bytes:
-    """Returns the line that the parent sends to its child.
+    """Returns the line of JSON that the parent sends to its child.
 
-    It has the address to listen at, and the settings for the child.
+    The line has the address at which the child listens, and the child's settings without secrets.
     """
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}
@@ -85,10 +85,12 @@ def child_orders(settings: Settings, listen: str) -> bytes:
 
 
 def main() -> None:
-    """Runs a child process.
+    """Runs the engine as a child process.
 
-    Reads its settings from standard input, watches that pipe for the end of the parent, and serves.
-    The only argument is the descriptor of a pipe. An error that the engine ends with is written there.
+    Reads the settings from standard input, which is a pipe from the parent, and serves the model. When the parent ends,
+    the pipe closes and the child ends too.
+    The only argument of the program is the descriptor of another pipe. If a GraftworkError ends the engine, the child
+    writes the error there.
     """
     lifeline, report = sys.stdin.fileno(), int(sys.argv[1])
     os.set_inheritable(report, False)

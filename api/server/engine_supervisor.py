@@ -1,6 +1,6 @@
 """Runs the engine as a child process: starts it, waits until it answers, restarts it if it dies, and stops it.
 
-Owns this process. Never sends it a request.
+Owns the child process. Never sends a request to the engine, except to ask whether it answers.
 Invariant: the child never runs longer than this process, and never after `EngineChild.stop` (see `engine_process`).
 """
 
@@ -74,7 +74,7 @@ class EngineChild:
         self._keeping = asyncio.create_task(self._keep_alive(), name="engine-keeper")
 
     async def stop(self) -> None:
-        """Stops the child by SIGTERM, and by SIGKILL if that takes too long. Returns when the child has ended."""
+        """Stops the child by SIGTERM, and by SIGKILL if the child takes too long. Returns when the child has ended."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)

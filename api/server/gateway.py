@@ -42,7 +42,7 @@ Process = Callable[[Settings, Console, SignalWatch], Awaitable[None]]
 
 
 def run_gateway(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT. Blocks the caller until then.
+    """Serves the HTTP API until SIGTERM or SIGINT. Blocks the caller until then.
 
     Raises a GraftworkError if the gateway cannot start.
     """
@@ -53,7 +53,11 @@ def run_gateway(settings: Settings) -> None:
 
 
 def run_until_signalled(settings: Settings, process: Process) -> None:
-    """Runs the function `process` until it ends. A signal during its start ends it without an error."""
+    """Runs the async function `process` until it ends.
+
+    If SIGTERM or SIGINT comes before the HTTP server starts, cancels `process` and returns without an error. Later, a
+    signal stops the HTTP server (see SignalWatch).
+    """
     configure_logging(settings.log_level)
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -79,7 +83,10 @@ def _console() -> Console:
 
 
 async def serve_gateway(settings: Settings, listening: socket.socket, console: Console, signals: SignalWatch) -> None:
-    """Opens the services, and serves until the last connection ends. The engine must already answer."""
+    """Opens the services and serves at the socket `listening`, until the last connection ends.
+
+    The engine must already answer.
+    """
     async with open_resources(settings) as resources:
         tenants = await seed_demo(resources.admin) if settings.demo else ()
         url = url_of(listening)
@@ -163,7 +170,7 @@ def show_ready(console: Console, url: str, model: str, settings: Settings) -> No
 
 
 def show_demo(console: Console, url: str, base: str, tenants: Sequence[DemoTenant]) -> None:
-    """Prints the demo tenants with their keys, and a request to copy."""
+    """Prints the demo tenants with their keys, and a curl command that the user can copy."""
     table = Table(title="Demo tenants")
     for heading in ("Tenant", "Adapter", "Key"):
         table.add_column(heading, no_wrap=True, overflow="ignore")

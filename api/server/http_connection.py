@@ -1,9 +1,10 @@
-"""Reads HTTP requests from one connection: uvicorn's protocol over httptools, a parser that is written in C.
+"""Reads HTTP requests from a connection. Extends uvicorn's protocol class for httptools, a parser that is written in C.
 
-Adds what httptools and uvicorn lack: limits on the size of a head, on the time that a client takes to send a request or
-to read an answer, and on the number of connections from one address. Refusals are JSON, as all errors of the server.
+Adds limits that httptools and uvicorn lack: on the size of a request's head, on the time that a client takes to send a
+request or to read an answer, and on the number of connections from one address. A refused client gets JSON, like all
+errors of the server.
 Never limits the time that the server itself takes for an answer.
-Invariant: a connection whose client does nothing is closed within `ConnectionLimits`' seconds.
+Invariant: a connection whose client does nothing is closed within the times of `ConnectionLimits`.
 """
 
 import asyncio
@@ -37,21 +38,24 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one client, and one address, may do to the server's connections. Times are in seconds."""
+    """The limits on one client's connection, and on the connections of one address. Times are in seconds."""
 
     head_s: float = 20.0
-    """From the first byte of a head to its last. On a new connection, from the connection's start."""
+    """The time for a request's head, from its first byte to its last.
+
+    On a new connection, the time starts with the connection.
+    """
     body_window_s: float = 30.0
     body_window_bytes: int = 32 * 1024
-    """In each window of `body_window_s`, this many bytes of a body must arrive, or its end."""
+    """How many bytes of a request's body must arrive in each window of `body_window_s`, except the last window."""
     read_window_s: float = 60.0
-    """In each window of this length, a client must take a byte of an answer that waits to be sent."""
+    """In each window of this many seconds, a client must read at least one byte of an answer that waits to be sent."""
     per_address: int = 512
-    """Connections that one address may hold; 0 sets no limit. This machine's own addresses have none."""
+    """The most connections of one address; 0 means no limit. This machine's own addresses have no limit."""
 
 
 class HttpConnections:
-    """All connections of one server. An instance is the factory of connections that uvicorn calls."""
+    """Counts the connections of one server by address. uvicorn calls this object to make each new connection."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -67,7 +71,10 @@ class HttpConnections:
         return HttpConnection(config, server_state, app_state, _loop, connections=self)
 
     def enter(self, address: str) -> bool:
-        """Counts a new connection. Returns False if its address, or its /64 network of IPv6, holds too many."""
+        """Counts a new connection from `address`. Returns False if the address has too many connections.
+
+        For IPv6, all addresses of one /64 network count together.
+        """
         network = client_network(address)
         self._number_by_network[network] += 1
         return not 0 < self.limits.per_address < self._number_by_network[network] or ip_address(address).is_loopback
@@ -80,7 +87,10 @@ class HttpConnections:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One client's connection. If the client breaks a limit, the server answers with an error and closes it."""
+    """One client's connection.
+
+    If the client breaks a limit, the server answers with an error and closes the connection.
+    """
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ _MAX_SOCKET_PATH = 100
 
 
 def serve(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT. Blocks the caller until then.
+    """Serves the HTTP API, and runs the engine, until SIGTERM or SIGINT. Blocks the caller until then.
 
     Raises a GraftworkError if the server cannot start.
     """

@@ -1,4 +1,4 @@
-"""Finds the model that the settings select, and the demo model and adapters that come with this program.
+"""Finds the model that the settings select, and the demo model and adapters that come with Graftwork.
 
 Never reads a model's files.
 """
@@ -22,7 +22,7 @@ def demo_folder() -> Path:
 def model_folder(settings: Settings) -> Path:
     """Returns the folder of the model in the settings. If the settings have no model, demo mode uses the demo model.
 
-    Raises InvalidRequest if no model is given, or if it is not a folder.
+    Raises InvalidRequest if the settings have no model and demo mode is off, or if the model is not a folder.
     """
     if settings.model is not None:
         return _existing_folder(settings.model)
@@ -32,12 +32,15 @@ def model_folder(settings: Settings) -> Path:
 
 
 def model_name(settings: Settings) -> str:
-    """Returns the name of the base model for clients. An empty name means the name of the model's folder."""
+    """Returns the name that clients use for the base model. If the name is empty, the engine uses the folder's name."""
     return DEMO_MODEL_NAME if settings.demo and settings.model is None else ""
 
 
 def model_dtype(settings: Settings) -> str:
-    """Returns the dtype of the served model. The demo model is so small that it can be served in float32."""
+    """Returns the dtype of the served model, such as "float32".
+
+    In demo mode, `auto` means float32, because the demo model is small.
+    """
     return "float32" if settings.demo and settings.dtype == "auto" else settings.dtype
 
 

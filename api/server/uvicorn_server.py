@@ -1,7 +1,8 @@
 """Runs the application in uvicorn, with two changes to uvicorn. Never starts or stops an engine.
 
 The server calls a function when it is ready, and `SignalWatch` handles the signals instead of uvicorn.
-uvicorn alone raises a captured SIGTERM again after it has stopped. That would end the process before the engine.
+After it has stopped, uvicorn alone would raise a captured SIGTERM again. The process would then end before it has
+stopped its engine.
 """
 
 import asyncio
@@ -17,14 +18,14 @@ from graftwork.api.server.http_connection import ConnectionLimits, HttpConnectio
 from graftwork.platform.errors import Conflict
 
 _DRAIN_S = 10
-"""The seconds that running answers may take after the first signal."""
+"""How many seconds running answers may take after the first SIGTERM or SIGINT."""
 
 
 _KEEP_ALIVE_S = 75
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until `stop` is called.
+    """Serves the application over HTTP until `stop` is called.
 
     The first call of `stop` lets running answers end, and the second call drops them.
     """
@@ -58,7 +59,7 @@ class HttpServer(uvicorn.Server):
 
 
 class SignalWatch:
-    """Handles SIGTERM and SIGINT: stops the server, or cancels its start if it does not serve yet."""
+    """Handles SIGTERM and SIGINT: stops the server, or cancels the start if no server runs yet."""
 
     def __init__(self) -> None:
         self._main = asyncio.current_task()
@@ -67,7 +68,7 @@ class SignalWatch:
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
 
     def direct_to(self, server: HttpServer) -> None:
-        """Lets signals stop this server from now on."""
+        """Makes SIGTERM and SIGINT stop `server` from now on."""
         self._server = server
 
     def _stop(self) -> None:
@@ -81,9 +82,9 @@ _BACKLOG = 2048
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """Returns a socket that listens at the address. Port 0 takes a free port.
+    """Returns a socket that listens at the address. If `port` is 0, the system chooses a free port.
 
-    Raises Conflict if the address is not available.
+    Raises Conflict if the address is not available. The error tells the user to choose another `flag`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -95,7 +96,7 @@ def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
 def url_of(bound: socket.socket) -> str:
     """Returns the URL of a listening socket.
 
-    If the socket listens on every address, returns the URL for this machine.
+    If the socket listens on every address, the URL has this machine's own address.
     """
     host, port = bound.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)

@@ -1,7 +1,8 @@
 """Builds one gateway's resources at start, and closes them in reverse order at the end.
 
-Owns the order in which services start. Never handles a request. Before the gateway serves, it upgrades the database to
-the schema of this code, and ends the turns that a crash left running.
+Owns the order in which services start. Never handles a request.
+Before the gateway serves, this module upgrades the database to the schema of this code, and ends the turns that a crash
+left running.
 """
 
 import asyncio
@@ -69,10 +70,11 @@ async def open_resources(
     clock: Clock | None = None,
     inspector: AdapterInspector | None = None,
 ) -> AsyncGenerator[Resources, None]:
-    """Opens all services that routes need. They stay open inside the `async with` block.
+    """Opens all services that routes need, for the duration of the `async with` block.
 
-    A given `inspector` stays open after the block. By default `engine` is the engine at the settings' address. Raises
-    Unavailable if the engine does not answer.
+    If the caller passes an `inspector`, it stays open after the block. By default `engine` is the engine at the
+    settings' address.
+    Raises Unavailable if the engine does not answer.
     """
     clock = clock or SystemClock()
     await asyncio.to_thread(prepare_data_folder, settings.data_dir)
@@ -231,10 +233,11 @@ async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> 
 
 
 def owner_name(settings: Settings) -> str | None:
-    """Returns a name for this gateway, made of the machine and the address. No two running gateways have the same name.
+    """Returns a name for this gateway, computed from the machine's name and the address at which the gateway listens.
 
-    The name stays the same after a restart, so that the gateway finds its own turns again. It does not contain the data
-    folder, because gateways may share one. Returns None if the system chooses the port: the next start gets a new name.
+    No two running gateways have the same name. The name stays the same after a restart, so that the gateway finds its
+    own turns again. It does not contain the data folder, because gateways may share one.
+    Returns None if the system chooses the port, because each start then gets another port.
     """
     if settings.port == 0:
         return None

@@ -1,4 +1,4 @@
-"""Defines the answers of `/v1/adapters`."""
+"""Defines the JSON answers of the routes under `/v1/adapters`."""
 
 from typing import Literal
 
@@ -8,15 +8,16 @@ from graftwork.platform.answers.base import Answer
 
 
 class VersionTarget(TypedDict):
-    """The target of an alias that points at one version."""
+    """The target of an alias that always selects the same version."""
 
     version: int
 
 
 class WeightedTarget(TypedDict):
-    """The target of an alias that splits its requests among versions.
+    """The target of an alias that divides the requests for this alias among several versions.
 
-    Keys are version numbers. Values are shares, and sum to 1.
+    `weights` maps version numbers to positive weights. A version gets the fraction weight / (sum of all weights) of the
+    requests.
     """
 
     weights: dict[str, float]
@@ -27,7 +28,7 @@ AliasTarget = VersionTarget | WeightedTarget
 
 
 class AdapterVersion(Answer):
-    """One version of an adapter. Its weights never change. `digest` identifies the weights."""
+    """One version of an adapter. Its weights never change. `digest` is a hash that identifies the weights."""
 
     version: int
     digest: str
@@ -54,7 +55,11 @@ class Adapter(Answer):
 
 
 class AliasChange(Answer):
-    """The result of changing an alias. `target` is the new target, and `previous` is the old one."""
+    """The result of setting or removing an alias.
+
+    `target` is the new target, or null if the alias was removed. `previous` is the old target, or null if the alias is
+    new.
+    """
 
     adapter: str
     alias: str

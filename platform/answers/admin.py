@@ -1,6 +1,7 @@
-"""Defines the answers of `/v1/admin` and of `/v1/quota`.
+"""Defines the JSON answers of the routes under `/v1/admin` and of `/v1/quota`.
 
-Owns the names, units and range of a tenant's limits. The server, the SDK and the command line take them from `Quota`.
+Owns the names, units and allowed range of a tenant's limits. The server, the SDK and the command line use the class
+`Quota` for them.
 """
 
 from typing import Annotated, Any, Literal, TypedDict
@@ -11,7 +12,7 @@ from graftwork.platform.answers.base import Answer, absent
 
 
 class Tenant(Answer):
-    """A tenant: one customer of the server."""
+    """One customer of the server, called a tenant."""
 
     id: str
     object: Literal["tenant"] = "tenant"
@@ -19,13 +20,17 @@ class Tenant(Answer):
     status: str
     """The state of the tenant: `active` or `suspended`."""
     weight: float
-    """The tenant's weight when tenants compete for the engine. Twice the weight gives twice the share."""
+    """The tenant's weight when tenants compete for the engine. A tenant with twice the weight gets twice the share."""
     service_tier_ceiling: str
     created_at: int
 
 
 class TenantKey(Answer):
-    """A tenant's API key. `key` is the secret text. Only the answer that creates or rotates the key has it."""
+    """An API key of a tenant.
+
+    `key` is the whole key, including its secret. Only the answer that creates the key, or gives it a new secret, has
+    this field.
+    """
 
     id: str
     object: Literal["key"] = "key"
@@ -38,7 +43,7 @@ class TenantKey(Answer):
     expires_at: float | None
     revoked_at: float | None
     last_used_at: float | None
-    """The time of the last use. The real last use may be up to one minute later."""
+    """The time of the last use, in unix seconds. The real last use may be up to one minute later."""
     key: str | None = absent()
 
 
@@ -49,34 +54,40 @@ Limit = Annotated[int | None, Field(ge=0, le=MAX_LIMIT)]
 
 
 class Quota(Answer):
-    """A tenant's limits. Null means no limit, and 0 allows nothing."""
+    """The limits of one tenant. If a limit is null, there is no limit. If it is 0, nothing is allowed."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     requests_per_minute: Limit = None
-    """Inference requests in any span of 60 seconds."""
+    """The most inference requests in any span of 60 seconds."""
     tokens_per_minute: Limit = None
-    """Prompt and completion tokens in any span of 60 seconds. Cached tokens count too."""
+    """The most prompt and completion tokens in any span of 60 seconds. Cached prompt tokens count too."""
     max_concurrent_requests: Limit = None
-    """Answers that are generated at the same time: a request with n choices counts n times."""
+    """The most answers that are generated at the same time. A request with n choices counts n times."""
     max_adapters: Limit = None
-    """Adapters that the tenant may keep."""
+    """The most adapters that the tenant may have."""
     max_adapter_bytes: Limit = None
-    """Bytes of all versions of all the tenant's adapters together."""
+    """The most bytes that the weights of all versions of all the tenant's adapters may have together."""
     max_adapter_rank: Limit = None
     """The largest rank of an adapter."""
     max_sessions: Limit = None
-    """Open sessions."""
+    """The most open sessions that the tenant may have."""
     max_device_kv_bytes: Limit = None
-    """Bytes of cached KV on the device. Above it, the tenant's own pages are offloaded. No request is refused."""
+    """The most bytes of the tenant's cached KV in device memory. Above this, the tenant's own pages are offloaded. No
+    request is refused.
+    """
     max_host_kv_bytes: Limit = None
-    """Bytes of cached KV on the host. Above it, the tenant's own pages move to the disk. No request is refused."""
+    """The most bytes of the tenant's cached KV in host memory. Above this, the tenant's own pages move to disk. No
+    request is refused.
+    """
     monthly_tokens: Limit = None
-    """Tokens per calendar month in UTC. Spent tokens and those of running requests together never pass this limit."""
+    """The most prompt and completion tokens per calendar month in UTC. Used tokens, and reserved tokens of running
+    requests, count together.
+    """
 
 
 class QuotaLimits(TypedDict, total=False):
-    """The limits of `Quota` as keyword arguments. A test checks that the names are the same."""
+    """The types of keyword arguments that have the same names as the fields of `Quota`. A test compares the names."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -91,7 +102,7 @@ class QuotaLimits(TypedDict, total=False):
 
 
 class AuditEntry(Answer):
-    """One entry of the audit log: what an administrator did."""
+    """One entry of the audit log: one action of an administrator."""
 
     id: str
     object: Literal["audit_entry"] = "audit_entry"
@@ -106,7 +117,7 @@ class AuditEntry(Answer):
 
 
 class DevicePages(Answer):
-    """The number of KV pages in device memory, by state."""
+    """The number of KV cache pages in device memory that are free, cached, or in use by requests (active)."""
 
     free: int
     cached: int
@@ -114,14 +125,18 @@ class DevicePages(Answer):
 
 
 class HostPages(Answer):
-    """The number of KV pages in host memory, by state."""
+    """The number of KV cache pages in host memory that are free or cached."""
 
     free: int
     cached: int
 
 
 class Replica(Answer):
-    """One engine. A `ready` engine has load figures. An `absent` engine has only a `reason`."""
+    """One engine and its present state.
+
+    If `status` is `ready`, the answer has the engine's figures, such as the number of running requests. If `status` is
+    `absent`, the engine does not answer, and `reason` says why.
+    """
 
     id: str
     object: Literal["replica"] = "replica"

@@ -1,9 +1,9 @@
-"""Defines `Answer`, the base class of all answers.
+"""Defines `Answer`, the base class of all JSON answers of the server.
 
-Owns how the server writes an answer, and how the SDK reads it.
-Imports only pydantic, because sessions, the API and the SDK all use these classes.
-Invariant: the SDK can read the answers of a newer or older server. It keeps unknown fields in `raw`, and gives missing
-fields an empty value.
+Owns how the server writes an answer as JSON, and how the SDK reads it from JSON. Imports only pydantic, because
+sessions, the API and the SDK all use these classes.
+Invariant: the SDK can read the answers of a newer or older server. The attribute `raw` has all fields of the JSON, also
+unknown ones. A field that the JSON lacks gets an empty value.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,11 @@ T = TypeVar("T")
 
 
 class Answer(BaseModel):
-    """The base of all answers. The JSON leaves out an `absent()` field that is None, and has all other fields."""
+    """The base class of all JSON answers.
+
+    The JSON contains every field, with one exception: a field declared with `absent()` is left out if its value is
+    None.
+    """
 
     model_config = ConfigDict(
         frozen=True, protected_namespaces=(), defer_build=True, json_schema_serialization_defaults_required=True
@@ -25,12 +29,12 @@ class Answer(BaseModel):
 
     @property
     def raw(self) -> Mapping[str, Any]:
-        """The JSON from which the SDK read this answer. It includes unknown fields."""
+        """The JSON object from which the SDK made this answer. It also has the fields that the SDK does not know."""
         return self._raw
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Self:
-        """Makes an answer from JSON without validation. A value of an unexpected type stays as it is."""
+        """Makes an answer from a JSON object, without validation. A value with an unexpected type is kept unchanged."""
         values = {
             name: _converted(field.annotation, data[name]) if name in data else _empty(field.annotation)
             for name, field in cls.model_fields.items()
@@ -41,7 +45,7 @@ class Answer(BaseModel):
         return answer
 
     def body(self) -> dict[str, Any]:
-        """Returns this answer as a dict that is ready for JSON."""
+        """Returns this answer as a dict that `json.dumps` can write."""
         return self.model_dump(mode="json")
 
     def __eq__(self, other: object) -> bool:
@@ -49,12 +53,14 @@ class Answer(BaseModel):
 
 
 def absent() -> Any:
-    """Declares a field that the JSON leaves out if the field is None."""
+    """Declares a field of an `Answer` that is left out of the JSON if its value is None."""
     return Field(default=None, exclude_if=_is_none)
 
 
 class Page(Answer, Generic[T]):
-    """One page of a list. If `has_more` is true, send `after` with the page's `last_id` to get the next page."""
+    """One page of a list. If `has_more` is true, send the page's `last_id` as the parameter `after` to get the next
+    page.
+    """
 
     object: Literal["list"] = "list"
     data: tuple[T, ...]
@@ -64,7 +70,7 @@ class Page(Answer, Generic[T]):
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        """Returns the name of a page class, such as `AdapterList` for a page of `Adapter`. OpenAPI shows this name."""
+        """Returns the name that OpenAPI shows for a page class, such as `AdapterList` for a page of `Adapter`."""
         return f"{params[0].__name__}List"
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # pydantic iterates over the fields
@@ -75,7 +81,7 @@ class Page(Answer, Generic[T]):
 
 
 class Deleted(Answer):
-    """The result of a deletion. `id` and `object` name the deleted object."""
+    """The result of a deletion. `id` is the id of the deleted object, and `object` is its type."""
 
     id: str
     object: str

@@ -1,4 +1,4 @@
-"""Defines the answers of `/v1/chat/completions`, whole and in chunks."""
+"""Defines the JSON answers of `/v1/chat/completions`: complete answers, and the chunks of a streamed answer."""
 
 from typing import Literal
 
@@ -9,14 +9,14 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class FunctionCall(Answer):
-    """The function that the model calls. `arguments` is JSON text."""
+    """The function that the model calls in a tool call. `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Answer):
-    """One complete tool call."""
+    """One complete tool call of the model."""
 
     id: str
     type: Literal["function"] = "function"
@@ -24,7 +24,10 @@ class ToolCall(Answer):
 
 
 class TokenLogprob(Answer):
-    """A token and its log-probability. `bytes` are the token's UTF-8 bytes. They may be only a part of a character."""
+    """A token and its log-probability.
+
+    `bytes` is the UTF-8 encoding of the token. One token can be only a part of a character.
+    """
 
     token: str
     logprob: float
@@ -32,20 +35,20 @@ class TokenLogprob(Answer):
 
 
 class ChosenTokenLogprob(TokenLogprob):
-    """A token of the answer, and the most likely tokens at the same position."""
+    """One token of the answer with its log-probability. `top_logprobs` has the most likely tokens at the same position."""
 
     top_logprobs: tuple[TokenLogprob, ...]
 
 
 class ChatLogprobs(Answer):
-    """The log-probabilities of an answer's tokens."""
+    """The log-probabilities of the tokens of one answer, or of the tokens in one chunk of a streamed answer."""
 
     content: tuple[ChosenTokenLogprob, ...]
     refusal: None
 
 
 class ChatMessage(Answer):
-    """A complete answer. `content` is null if the model only calls tools."""
+    """The complete message that the model wrote. `content` is null if the message has only tool calls."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -54,7 +57,7 @@ class ChatMessage(Answer):
 
 
 class Choice(Answer):
-    """One of the `n` answers to a request."""
+    """One complete answer of the model. A request with `n` gets `n` choices."""
 
     index: int
     message: ChatMessage
@@ -63,7 +66,7 @@ class Choice(Answer):
 
 
 class ChatCompletion(Answer):
-    """All answers to one request."""
+    """The complete answer to one chat request."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -76,19 +79,25 @@ class ChatCompletion(Answer):
 
     @property
     def text(self) -> str:
-        """The text of the first choice; empty if the choice only calls tools."""
+        """The text of the first choice. It is empty if that choice has only tool calls."""
         return (self.choices[0].message.content or "") if self.choices else ""
 
 
 class FunctionCallDelta(Answer):
-    """Adds JSON text to a call's arguments. Only the call's first delta has the name."""
+    """The next part of a streamed function call. `arguments` is the next part of the JSON text.
+
+    Only the first part of a call has the function's name.
+    """
 
     name: str | None = absent()
     arguments: str
 
 
 class ToolCallDelta(Answer):
-    """Adds to the tool call with the number `index`. Only the call's first delta has the id and the type."""
+    """The next part of a streamed tool call. `index` is the number of the tool call in the message, from 0.
+
+    Only the first part of a call has `id` and `type`.
+    """
 
     index: int
     id: str | None = absent()
@@ -97,7 +106,7 @@ class ToolCallDelta(Answer):
 
 
 class ChatDelta(Answer):
-    """Adds to a message. Only the choice's first delta has the role."""
+    """The next part of a streamed message: more text, or more of its tool calls. Only the first part has `role`."""
 
     role: Literal["assistant"] | None = absent()
     content: str | None = absent()
@@ -105,7 +114,7 @@ class ChatDelta(Answer):
 
 
 class ChunkChoice(Answer):
-    """Adds to one choice. Only the choice's last chunk has a `finish_reason`."""
+    """The part of one choice that a chunk adds. Only the last chunk of a choice has a `finish_reason` that is not null."""
 
     index: int
     delta: ChatDelta
@@ -114,7 +123,10 @@ class ChunkChoice(Answer):
 
 
 class ChatCompletionChunk(Answer):
-    """One chunk of a streamed answer. With `include_usage`, the last chunk has `usage` and no choices."""
+    """One chunk of a streamed answer.
+
+    If the request set `include_usage`, there is one more chunk at the end. It has `usage`, and no choices.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -127,5 +139,5 @@ class ChatCompletionChunk(Answer):
 
     @property
     def text(self) -> str:
-        """The text that this chunk adds to the first choice."""
+        """The text that this chunk adds to the first choice that it contains; empty if the chunk has no choice."""
         return (self.choices[0].delta.content or "") if self.choices else ""

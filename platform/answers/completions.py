@@ -1,4 +1,4 @@
-"""Defines the answers of `/v1/completions`, whole and in chunks."""
+"""Defines the JSON answers of `/v1/completions`: complete answers, and the chunks of a streamed answer."""
 
 from typing import Literal
 
@@ -7,17 +7,20 @@ from graftwork.platform.answers.usage import Usage
 
 
 class CompletionLogprobs(Answer):
-    """The log-probabilities of a completion. Each list has one entry for each token."""
+    """The log-probabilities of a completion. Each list has one entry for each token of the completion."""
 
     tokens: tuple[str, ...]
     token_logprobs: tuple[float, ...]
     top_logprobs: tuple[dict[str, float], ...]
     text_offset: tuple[int, ...]
-    """The offset of each token in the text, in characters."""
+    """The position of each token in the completion's text, in characters."""
 
 
 class TextChoice(Answer):
-    """One completion, or its part in one chunk. It has token ids only if the request set `return_token_ids`."""
+    """One completion, or the part of a completion that one chunk adds.
+
+    Token ids are present only if the request set `return_token_ids`.
+    """
 
     index: int
     text: str
@@ -28,7 +31,7 @@ class TextChoice(Answer):
 
 
 class TextCompletion(Answer):
-    """All completions for one request."""
+    """All completions for one request to `/v1/completions`."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -41,7 +44,10 @@ class TextCompletion(Answer):
 
 
 class TextCompletionChunk(Answer):
-    """One chunk of a streamed completion. With `include_usage`, the last chunk has `usage` and no choices."""
+    """One chunk of a streamed completion.
+
+    If the request set `include_usage`, there is one more chunk at the end. It has `usage`, and no choices.
+    """
 
     id: str
     object: Literal["text_completion"] = "text_completion"

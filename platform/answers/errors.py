@@ -1,4 +1,4 @@
-"""Defines the answers of failed requests, and the answers about the server's own state."""
+"""Defines the JSON answers of failed requests, and of the routes that show the server's health and version."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from graftwork.platform.answers.base import Answer
 
 @with_config(ConfigDict(extra="allow"))
 class ErrorFields(TypedDict):
-    """The description of an error. A conflict or a reached limit adds more fields."""
+    """The fields of an error. Some errors, such as a conflict or a reached limit, have further fields with details."""
 
     message: str
     type: str
@@ -19,20 +19,20 @@ class ErrorFields(TypedDict):
 
 
 class ErrorAnswer(Answer):
-    """The answer of a failed request, on all routes except `/v1/messages`."""
+    """The answer to a failed request, on all routes except `/v1/messages`."""
 
     error: ErrorFields
 
 
 class AnthropicErrorFields(Answer):
-    """The cause of an error, with the error types of Anthropic's API."""
+    """The type and the message of an error, as in Anthropic's API."""
 
     type: str
     message: str
 
 
 class AnthropicErrorAnswer(Answer):
-    """The answer of a failed request to `/v1/messages`."""
+    """The answer to a failed request on `/v1/messages`, in the form of Anthropic's API."""
 
     type: Literal["error"] = "error"
     error: AnthropicErrorFields
@@ -40,25 +40,28 @@ class AnthropicErrorAnswer(Answer):
 
 
 class Health(Answer):
-    """The server's process is running."""
+    """The answer of a server whose process is running."""
 
     status: Literal["ok"] = "ok"
 
 
 class Ready(Answer):
-    """The server can serve requests."""
+    """The answer of a server that can serve requests."""
 
     status: Literal["ready"] = "ready"
 
 
 class NotReady(Answer):
-    """The server cannot serve requests. `problems` has one entry for each part that fails."""
+    """The answer of a server that cannot serve requests now.
+
+    `problems` maps the name of each part that fails, such as the database, to a description of the problem.
+    """
 
     status: Literal["not_ready"] = "not_ready"
     problems: dict[str, str]
 
 
 class Version(Answer):
-    """The server's version."""
+    """The answer that contains the version of the server."""
 
     version: str

@@ -1,4 +1,6 @@
-"""Defines the answers of Anthropic's `/v1/messages`, whole and as events."""
+"""Defines the JSON answers of `/v1/messages` (Anthropic's API): complete messages, and the events of a streamed
+message.
+"""
 
 from typing import Any, Literal
 
@@ -9,14 +11,14 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class TextBlock(Answer):
-    """A content block that holds text."""
+    """A part of a message's content that is text."""
 
     type: Literal["text"]
     text: str
 
 
 class ToolUseBlock(Answer):
-    """A content block that calls a tool. `input` holds the arguments."""
+    """A part of a message's content that is a tool call. `input` has the arguments of the call."""
 
     type: Literal["tool_use"]
     id: str
@@ -25,7 +27,7 @@ class ToolUseBlock(Answer):
 
 
 class MessageUsage(Answer):
-    """The token counts of one message. The three input counts add up to the length of the prompt."""
+    """The token counts of one message. The sum of the three input counts is the length of the prompt in tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -35,7 +37,7 @@ class MessageUsage(Answer):
 
 
 class Message(Answer):
-    """A complete answer."""
+    """A complete message that the model wrote."""
 
     id: str
     type: Literal["message"] = "message"
@@ -49,14 +51,14 @@ class Message(Answer):
 
 
 class MessageStart(Answer):
-    """The first event of a stream. It holds the message without its content."""
+    """The first event of a streamed message. `message` has all fields, but its content is still empty."""
 
     type: Literal["message_start"]
     message: Message
 
 
 class BlockStart(Answer):
-    """Starts a content block."""
+    """The event that starts a content block of a streamed message."""
 
     type: Literal["content_block_start"]
     index: int
@@ -64,21 +66,23 @@ class BlockStart(Answer):
 
 
 class TextBlockDelta(Answer):
-    """Adds text to a text block."""
+    """The next part of the text of a streamed content block."""
 
     type: Literal["text_delta"]
     text: str
 
 
 class InputJsonDelta(Answer):
-    """Adds JSON text to a tool call's input."""
+    """The next part of the JSON text of a tool call's arguments."""
 
     type: Literal["input_json_delta"]
     partial_json: str
 
 
 class BlockDelta(Answer):
-    """Adds to the open content block."""
+    """The event that adds text, or a part of a tool call's arguments, to the content block `index` of a streamed
+    message.
+    """
 
     type: Literal["content_block_delta"]
     index: int
@@ -86,14 +90,14 @@ class BlockDelta(Answer):
 
 
 class BlockStop(Answer):
-    """Ends the open content block."""
+    """The event that ends a content block of a streamed message."""
 
     type: Literal["content_block_stop"]
     index: int
 
 
 class MessageEnd(Answer):
-    """The reason why a message ends."""
+    """The reason why the model ended a message."""
 
     stop_reason: StopReason
     stop_sequence: str | None
@@ -101,7 +105,7 @@ class MessageEnd(Answer):
 
 
 class MessageDelta(Answer):
-    """Reports why the message ends, and its usage."""
+    """The event that reports why the model ended the message, and the message's token counts."""
 
     type: Literal["message_delta"]
     delta: MessageEnd
@@ -109,19 +113,19 @@ class MessageDelta(Answer):
 
 
 class MessageStop(Answer):
-    """The last event of a message that ended without an error."""
+    """The last event of a streamed message that ended without an error."""
 
     type: Literal["message_stop"]
 
 
 class MessagePing(Answer):
-    """Keeps a silent connection open."""
+    """An event without content. The server sends it when no other event is due, so that the connection stays open."""
 
     type: Literal["ping"]
 
 
 class MessageFailure(Answer):
-    """The last event of a message that failed after it started."""
+    """The last event of a streamed message that failed after its first event."""
 
     type: Literal["error"]
     error: AnthropicErrorFields

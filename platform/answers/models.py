@@ -1,4 +1,4 @@
-"""Defines the answers of `/v1/models`, `/v1/tokenize`, `/v1/detokenize` and `/v1/messages/count_tokens`."""
+"""Defines the JSON answers of `/v1/models`, `/v1/tokenize`, `/v1/detokenize` and `/v1/messages/count_tokens`."""
 
 from typing import Literal
 
@@ -6,21 +6,26 @@ from graftwork.platform.answers.base import Answer
 
 
 class Model(Answer):
-    """A name that a request can send as `model`. `parent` is the base model if the name is an adapter's."""
+    """A name that a request can send as `model`. `parent` is the base model if the name belongs to an adapter, else
+    null.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
     max_model_len: int
-    """The longest context, in tokens."""
+    """The most tokens that the prompt and the answer may have together."""
     root: str
     """The adapter version, adapter or base model that serves this name."""
     parent: str | None
 
 
 class TokenizedPrompt(Answer):
-    """The token ids of a prompt. `max_model_len` is the longest context of the model, in tokens."""
+    """The token ids of a prompt.
+
+    `count` is the number of tokens. `max_model_len` is the most tokens that prompt and answer may have together.
+    """
 
     tokens: tuple[int, ...]
     count: int
@@ -28,12 +33,12 @@ class TokenizedPrompt(Answer):
 
 
 class DetokenizedPrompt(Answer):
-    """The text for the token ids of a request."""
+    """The text of the token ids that the request sent."""
 
     prompt: str
 
 
 class TokenCount(Answer):
-    """The number of tokens in a conversation's prompt."""
+    """The number of tokens in the prompt that the server would make from a `/v1/messages` request."""
 
     input_tokens: int

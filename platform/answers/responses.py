@@ -1,4 +1,4 @@
-"""Defines the answers of the Responses API: responses, their events, and conversations."""
+"""Defines the JSON answers of the Responses API: responses, the events of a streamed response, and conversations."""
 
 from typing import Any, Literal
 
@@ -9,27 +9,30 @@ ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "fa
 
 
 class ResponseError(Answer):
-    """The reason why a response failed."""
+    """The error of a response that failed."""
 
     code: Literal["rate_limit_exceeded", "server_error"]
     message: str
 
 
 class IncompleteDetails(Answer):
-    """The reason why a response is incomplete."""
+    """The reason why the model did not finish a response."""
 
     reason: Literal["max_output_tokens"]
 
 
 class InputTokensDetails(Answer):
-    """The number of prompt tokens that came from the cache. `cache_write_tokens` is always 0."""
+    """Counts of prompt tokens. `cached_tokens` is the number that was already in the KV cache.
+
+    `cache_write_tokens` is always 0 on this server.
+    """
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(Answer):
-    """The number of reasoning tokens. This server always reports 0."""
+    """Counts of generated tokens. `reasoning_tokens` is always 0 on this server."""
 
     reasoning_tokens: int
 
@@ -51,7 +54,10 @@ class ResponseConversation(Answer):
 
 
 class ResponseState(Answer):
-    """A response in any state. It repeats the request's fields, and fills in the defaults."""
+    """A response with its present status.
+
+    It also has the fields of the request. A field that the request did not send has its default value.
+    """
 
     id: str
     object: Literal["response"] = "response"
@@ -92,7 +98,7 @@ class ResponseDeleted(Answer):
 
 
 class Conversation(Answer):
-    """A conversation. Each response in it adds items to it."""
+    """A conversation: a list of items, to which each response adds its input and output."""
 
     id: str
     object: Literal["conversation"] = "conversation"
@@ -109,14 +115,20 @@ class ConversationDeleted(Answer):
 
 
 class ResponseEvent(Answer):
-    """The base of a response's events. `sequence_number` counts the response's events from 0 without gaps."""
+    """The base class of the events of a streamed response.
+
+    `sequence_number` counts the events of one response from 0, without gaps.
+    """
 
     type: str
     sequence_number: int
 
 
 class ResponseStateEvent(ResponseEvent):
-    """Reports a new state of the response. The stream ends after `completed`, `incomplete` or `failed`."""
+    """The event that reports a new status of a response.
+
+    The stream ends after `response.completed`, `response.incomplete` or `response.failed`.
+    """
 
     type: Literal[
         "response.created",
@@ -130,7 +142,7 @@ class ResponseStateEvent(ResponseEvent):
 
 
 class OutputItemEvent(ResponseEvent):
-    """Starts or ends an output item."""
+    """The event that starts (`added`) or ends (`done`) an output item of a response, such as a message or a tool call."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
@@ -138,7 +150,7 @@ class OutputItemEvent(ResponseEvent):
 
 
 class ContentPartEvent(ResponseEvent):
-    """Starts or ends a part of a message."""
+    """The event that starts (`added`) or ends (`done`) one part of an output message."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     item_id: str
@@ -148,7 +160,10 @@ class ContentPartEvent(ResponseEvent):
 
 
 class TextEvent(ResponseEvent):
-    """Adds the text in `delta` to a message, or repeats the whole text in `text`."""
+    """An event about the text of an output message.
+
+    The type `….delta` has the next part of the text in `delta`. The type `….done` has the complete text in `text`.
+    """
 
     type: Literal["response.output_text.delta", "response.output_text.done"]
     item_id: str
@@ -160,7 +175,11 @@ class TextEvent(ResponseEvent):
 
 
 class ArgumentsEvent(ResponseEvent):
-    """Adds the JSON text in `delta` to a call's arguments, or repeats all arguments in `arguments`."""
+    """An event about the arguments of a tool call. Arguments are JSON text.
+
+    The type `….delta` has the next part of the arguments in `delta`. The type `….done` has all arguments in
+    `arguments`.
+    """
 
     type: Literal["response.function_call_arguments.delta", "response.function_call_arguments.done"]
     item_id: str

@@ -1,4 +1,4 @@
-"""Defines the events of a session's stream. Each event type has its own class."""
+"""Defines the events in the stream of a session. Each type of event has its own class."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -10,9 +10,9 @@ from graftwork.platform.answers.usage import CacheReport, Usage
 
 
 class SessionEvent(Answer):
-    """The base of a session's events. The SDK uses this class for events of an unknown type.
+    """The base class of the events of a session. An event of an unknown type is read as this class.
 
-    `seq` counts the session's events from 1 without gaps.
+    `seq` counts the events of one session from 1, without gaps.
     """
 
     type: str
@@ -22,21 +22,25 @@ class SessionEvent(Answer):
 
 
 class TurnCreated(SessionEvent):
-    """The engine accepted the turn's prompt. `cache` is null if the turn ended before that."""
+    """The first event of a turn. `cache` shows how much of the turn's prompt was in the KV cache.
+
+    The server sends this event when the engine accepts the prompt. If the turn ends before that, the server sends this
+    event at the end of the turn, and `cache` is null.
+    """
 
     type: Literal["turn.created"] = "turn.created"
     cache: CacheReport | None
 
 
 class OutputTextDelta(SessionEvent):
-    """Adds text to the answer."""
+    """The event that adds text to the answer of a turn."""
 
     type: Literal["output_text.delta"] = "output_text.delta"
     delta: str
 
 
 class ToolCallStarted(SessionEvent):
-    """The model started a tool call."""
+    """The event that reports that the model has started to write a tool call."""
 
     type: Literal["tool_call.started"] = "tool_call.started"
     call_id: str
@@ -44,7 +48,7 @@ class ToolCallStarted(SessionEvent):
 
 
 class ToolCallArgumentsDelta(SessionEvent):
-    """Adds JSON text to a call's arguments."""
+    """The event that adds JSON text to the arguments of a tool call."""
 
     type: Literal["tool_call.arguments.delta"] = "tool_call.arguments.delta"
     call_id: str
@@ -52,7 +56,7 @@ class ToolCallArgumentsDelta(SessionEvent):
 
 
 class ToolCallDone(SessionEvent):
-    """The model finished a tool call. The event repeats the whole call."""
+    """The event that reports that the model has finished a tool call. It has the name and all arguments of the call."""
 
     type: Literal["tool_call.done"] = "tool_call.done"
     call_id: str
@@ -61,7 +65,7 @@ class ToolCallDone(SessionEvent):
 
 
 class TurnAwaitingTool(SessionEvent):
-    """The turn ended with tool calls that need outputs."""
+    """The last event of a turn that ended with tool calls. The client must send their outputs."""
 
     type: Literal["turn.awaiting_tool"] = "turn.awaiting_tool"
     call_ids: tuple[str, ...]
@@ -71,7 +75,7 @@ class TurnAwaitingTool(SessionEvent):
 
 
 class TurnCompleted(SessionEvent):
-    """The turn ended with an answer."""
+    """The last event of a turn that ended with an answer."""
 
     type: Literal["turn.completed"] = "turn.completed"
     checkpoint_id: str | None
@@ -80,20 +84,23 @@ class TurnCompleted(SessionEvent):
 
 
 class TurnFailed(SessionEvent):
-    """The turn ended with an error."""
+    """The last event of a turn that ended with an error."""
 
     type: Literal["turn.failed"] = "turn.failed"
     error: ErrorFields | None
 
 
 class TurnCancelled(SessionEvent):
-    """The turn was cancelled."""
+    """The last event of a turn that was cancelled."""
 
     type: Literal["turn.cancelled"] = "turn.cancelled"
 
 
 class Ping(Answer):
-    """Keeps a silent connection open. A ping has no number, and the server never stores it."""
+    """An event without content. The server sends it when no other event is due, so that the connection stays open.
+
+    It has no number, and the server does not store it.
+    """
 
     type: Literal["ping"] = "ping"
 
@@ -112,7 +119,7 @@ SESSION_EVENTS = (
 """Every class of event that the server stores."""
 
 TERMINAL_EVENTS = (TurnAwaitingTool, TurnCompleted, TurnFailed, TurnCancelled)
-"""The classes of last events. Each turn ends with exactly one of them."""
+"""The event classes that end a turn. Each turn ends with exactly one of these events."""
 
 _CLASS_BY_TYPE: Mapping[str, type[SessionEvent]] = {
     event_class.model_fields["type"].default: event_class for event_class in SESSION_EVENTS
@@ -120,5 +127,5 @@ _CLASS_BY_TYPE: Mapping[str, type[SessionEvent]] = {
 
 
 def read_session_event(data: Mapping[str, Any]) -> SessionEvent:
-    """Makes an event from its JSON. The event's type selects the class."""
+    """Makes a session event from its JSON object. The field `type` decides the class."""
     return _CLASS_BY_TYPE.get(str(data.get("type")), SessionEvent).read(data)

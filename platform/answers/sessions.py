@@ -1,4 +1,6 @@
-"""Defines the answers of `/v1/sessions`: sessions, turns, items and caches."""
+"""Defines the JSON answers of `/v1/sessions`: sessions, turns, the items of a history, and the state of a session's
+cache.
+"""
 
 from typing import (
     Any,
@@ -13,7 +15,10 @@ ItemType = Literal["message", "function_call", "function_call_output"]
 
 
 class PinnedModel(Answer):
-    """The adapter version that a session uses. For the base model, `version` and `digest` are null."""
+    """The model that a session uses. For an adapter, it is one fixed version.
+
+    For the base model, `version` and `digest` are null.
+    """
 
     name: str
     version: int | None
@@ -21,16 +26,17 @@ class PinnedModel(Answer):
 
 
 class Retention(Answer):
-    """The time for which the server keeps a session after its last change, in seconds.
+    """How long the server keeps a session. `ttl_s` is the time in seconds after the session's last change.
 
-    With null, the server keeps an open session, and applies its own limit to a closed one.
+    If `ttl_s` is null, the server keeps an open session without a limit, and a closed session for the server's default
+    time.
     """
 
     ttl_s: float | None
 
 
 class SessionState(Answer):
-    """The state of a session when the server sent it."""
+    """A session, as it was at the moment when the server sent the answer."""
 
     id: str
     object: Literal["session"] = "session"
@@ -59,9 +65,9 @@ class SessionState(Answer):
 
 
 class GivenUpKv(Answer):
-    """The size of the cache that a session dropped, because a new adapter cannot use it.
+    """The size of the KV cache that a session lost, because its new adapter cannot use the cache.
 
-    `bytes` is null if no engine answers.
+    `tokens` is the number of cached tokens, and `bytes` their size. `bytes` is null if no engine answers.
     """
 
     tokens: int
@@ -69,13 +75,15 @@ class GivenUpKv(Answer):
 
 
 class ChangedSession(SessionState):
-    """A session after a change. `kv_given_up` is the size of the cache that the change dropped."""
+    """A session after a change of its settings. `kv_given_up` is the size of the KV cache that the session lost by the
+    change.
+    """
 
     kv_given_up: GivenUpKv
 
 
 class ContentPart(Answer):
-    """A piece of a message's text."""
+    """One part of a message in a history. It is always text."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -83,7 +91,10 @@ class ContentPart(Answer):
 
 
 class Item(Answer):
-    """One entry of a history, such as a message or a tool call. `type` decides which fields the entry has."""
+    """One entry of a session's history: a message, a tool call, or the output of a tool call.
+
+    `type` decides which other fields the entry has.
+    """
 
     id: str
     type: ItemType
@@ -98,14 +109,14 @@ class Item(Answer):
 
     @property
     def text(self) -> str:
-        """The text of a message. `content` may be a string or parts. Items of other types have no text."""
+        """The text of a message. It is empty if the item is not a message."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content or () if isinstance(part, ContentPart))
 
 
 class PendingCall(Answer):
-    """A tool call that needs an output. `arguments` is the JSON text that the model wrote."""
+    """A tool call whose output the server does not have yet. `arguments` is the JSON text that the model wrote."""
 
     call_id: str
     name: str
@@ -113,22 +124,26 @@ class PendingCall(Answer):
 
 
 class AwaitedCall(PendingCall):
-    """A tool call that needs an output. `deadline_at` is the time in unix seconds when the output is due."""
+    """A tool call whose output the server does not have yet.
+
+    `deadline_at` is the time until which the client expects to send the output, in unix seconds, or null if the client
+    gave no time. The server accepts a later output too.
+    """
 
     deadline_at: float | None
 
 
 class StoredOutput(Answer):
-    """The output that the server has stored for one tool call."""
+    """One tool call's output, as the client sent it and the server stored it."""
 
     call_id: str
     output: str
 
 
 class GivenOutputs(Answer):
-    """The state of the tool calls at the end of a history.
+    """The tool calls at the end of a session's history, after a client has sent outputs for them.
 
-    `outputs` are the outputs that the server has. `tool_calls` are the calls that still need an output.
+    `outputs` has the outputs that are stored. `tool_calls` has the calls that still need an output.
     """
 
     object: Literal["tool_outputs"] = "tool_outputs"
@@ -140,7 +155,7 @@ class GivenOutputs(Answer):
 
 
 class Turn(Answer):
-    """The result of one turn."""
+    """One turn of a session: its status, its output and its token counts."""
 
     id: str
     object: Literal["turn"] = "turn"
@@ -162,12 +177,16 @@ class Turn(Answer):
 
     @property
     def text(self) -> str:
-        """The text of all messages of the turn."""
+        """The text of all messages in the turn's output, joined."""
         return "".join(item.text for item in self.output if item.type == "message")
 
 
 class Lease(Answer):
-    """A lease: until the time `until`, in unix seconds, the engine prefers to keep the session's cached pages."""
+    """A lease on a session's KV cache: the engine tries to keep the cache in device memory until `until`, in unix
+    seconds.
+
+    `seconds` is the time that was left when the server sent the answer.
+    """
 
     tier: str
     seconds: float
@@ -175,9 +194,9 @@ class Lease(Answer):
 
 
 class TierUse(Answer):
-    """How much of a session's history is in one tier of the cache: device memory, host memory or disk.
+    """The part of a session's history that is cached in one place: device memory, host memory or disk.
 
-    `bytes` is null if no engine answers.
+    `tokens` is the number of tokens, and `bytes` the size of their KV. `bytes` is null if no engine answers.
     """
 
     tokens: int
@@ -185,13 +204,15 @@ class TierUse(Answer):
 
 
 class SessionCache(Answer):
-    """The cached part of a session's history. The keys of `tiers` are `device`, `host` and `disk`."""
+    """The part of a session's history whose KV is cached, by place. The keys of `tiers` are `device`, `host` and
+    `disk`.
+    """
 
     object: Literal["session.cache"] = "session.cache"
     session_id: str
     tiers: dict[str, TierUse]
     missing_tokens: int | None
-    """The number of tokens of the history that are in no tier of the cache."""
+    """The number of tokens of the history whose KV is cached nowhere."""
     recomputed_tokens: int
     """The number of prompt tokens that the latest turn had to compute."""
     lease: Lease | None
@@ -199,9 +220,9 @@ class SessionCache(Answer):
 
 
 class Prefetch(Answer):
-    """The result of loading a session's cache to the device before its next turn.
+    """The result of a prefetch, which loads a session's cached KV into device memory before the next turn.
 
-    `prefetched_tokens` counts the tokens that are on the device, or that the engine is loading.
+    `prefetched_tokens` counts the tokens that are in device memory, or that the engine is loading there now.
     """
 
     object: Literal["session.prefetch"] = "session.prefetch"

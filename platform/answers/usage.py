@@ -1,10 +1,12 @@
-"""Defines token counts: the usage of one answer, the sources of its prompt, and the usage of a tenant."""
+"""Defines token counts: the usage of one answer, the sources of a prompt's tokens (cached or computed), and the usage
+of a tenant.
+"""
 
 from graftwork.platform.answers.base import Answer, absent
 
 
 class PromptTokensDetails(Answer):
-    """The sources of the prompt's tokens.
+    """The number of prompt tokens by source: KV cached in device memory, host memory or on disk, or computed again.
 
     device + host + disk = cached, and cached + recomputed = all tokens of the prompt.
     """
@@ -17,7 +19,11 @@ class PromptTokensDetails(Answer):
 
 
 class CompletionTokensDetails(Answer):
-    """The numbers of tokens that were drafted, that were accepted, and that a grammar forced."""
+    """Counts of draft tokens, which speculative decoding proposes.
+
+    `drafted_tokens` counts the draft tokens that the model verified. `accepted_tokens` counts those that became part of
+    the answer. `forced_tokens` counts accepted draft tokens at positions where a grammar allowed no other token.
+    """
 
     drafted_tokens: int
     accepted_tokens: int
@@ -38,25 +44,25 @@ class Usage(Answer):
 
     @property
     def cached_share(self) -> float:
-        """The part of the prompt that came from the cache, from 0 to 1."""
+        """The fraction of the prompt tokens whose KV was cached, from 0 to 1."""
         cached = self.prompt_tokens_details.cached_tokens
         return cached / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 class CacheReport(PromptTokensDetails):
-    """The sources of a turn's prompt, and the reason why the cache did not hold all of it."""
+    """The number of a turn's prompt tokens by source, and the reason why some of them were not in the KV cache."""
 
     miss_reason: str | None
-    """The reason: `never_cached`, `evicted_pressure`, `evicted_quota`, `lease_expired`, `adapter_changed`,
-    `history_edited` or `restarted`.
+    """One of `never_cached`, `evicted_pressure`, `evicted_quota`, `lease_expired`, `adapter_changed`, `history_edited`
+    and `restarted`; null if there is no reason to report.
     """
 
 
 class UsageRow(Answer):
-    """The usage of one group, such as one day.
+    """The token counts of one group of requests, such as all requests of one day.
 
-    By adapter, requests without an adapter are the group of the base model's name. By session, `group` is null for
-    requests without a session.
+    `group` names the group. If the groups are adapters, requests without an adapter have the base model's name as their
+    group. If the groups are sessions, null is all requests without a session.
     """
 
     group: str | None

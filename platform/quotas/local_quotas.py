@@ -1,7 +1,8 @@
-"""Counts how much of its limits each tenant has used, in this process.
+"""Counts, in the memory of this process, how much of its limits each tenant has used.
 
-The counts are exact for one gateway, and are lost when it ends. Owns, for each tenant, the log of the last minute and
-the requests that run now. Invariant: a check and its count are atomic, because there is no await between them.
+The counts are exact if there is only one gateway, and are lost when the gateway ends. Owns, for each tenant, a log of
+the requests of the last minute, and the requests that run now. Invariant: between the check of a limit and the change
+of its count there is no await, so no other request can come between them.
 """
 
 from collections import OrderedDict
@@ -117,7 +118,7 @@ class _TenantWindow:
 
 @dataclass(frozen=True, slots=True)
 class LocalReservation:
-    """A reservation for one request. See Reservation."""
+    """One request's reservation in `LocalQuotaKeeper`. Implements `Reservation`."""
 
     entry_id: str
     window: _TenantWindow
@@ -135,7 +136,7 @@ class LocalReservation:
 
 
 class LocalQuotaKeeper:
-    """Implements QuotaKeeper for one gateway, in its own memory."""
+    """Implements `QuotaKeeper` in the memory of one gateway."""
 
     def __init__(self, clock: Clock, ledger: TokenLedger) -> None:
         self._clock = clock
@@ -162,7 +163,7 @@ class LocalQuotaKeeper:
         """Does nothing, because this keeper has no connections."""
 
     def check_integrity(self) -> None:
-        """Checks every tenant's window."""
+        """Checks the counts of every tenant. Raises AssertionError if a total differs from the sum of its requests."""
         for window in self._window_by_tenant.values():
             window.check_integrity()
 

@@ -1,12 +1,13 @@
-"""Defines a tenant's limits and the errors that refuse requests above them, and checks the monthly token budget.
+"""Defines a tenant's limits and the errors for requests above them, and checks the limit of tokens per month.
 
-Owns how limits are read, and the form of the `x-ratelimit-*` headers. Counts nothing: quota keepers count.
-Invariant: the tokens that the ledger says are spent, plus the tokens of running requests, never pass the budget.
+Owns how limits are read from JSON, and the form of the `x-ratelimit-*` headers. Counts nothing: quota keepers count.
+Invariant: the tokens that a tenant has used this month, plus the reserved tokens of its running requests, never exceed
+the limit.
 
-The order of steps ensures this. A reservation first adds its tokens to the tokens of running requests and gets their
-sum. Then it reads the ledger. A request is written to the ledger before its reservation is settled. So every other
-request is in the sum, or in the ledger, or comes later and counts this one. For a moment a request may be counted
-twice, but no request is missed.
+The order of steps ensures this. A new reservation first adds its tokens to the sum of reserved tokens. Then it reads
+the used tokens from the usage ledger, the table of finished requests. When a request ends, it is first written to the
+ledger, and then its reservation is settled. So each request is always in the sum or in the ledger. For a moment a
+request may be in both and count twice, but it is never missed.
 """
 
 import math
@@ -23,19 +24,22 @@ from graftwork.platform.errors import BudgetSpent, LimitExceeded, ValidationFail
 from graftwork.platform.ids import TenantId
 
 WINDOW_S = 60.0
-"""The length in seconds of the span for which per-minute limits hold. They hold in every such span, not only in
-calendar minutes.
+"""The length in seconds of the time for which limits per minute hold. They hold in every span of 60 seconds, not only
+in minutes of the clock.
 """
 
 
 class Quota(answers.Quota):
-    """The limits of a tenant. A missing limit is no limit."""
+    """The limits of one tenant. A limit of None means that there is no limit."""
 
     model_config = ConfigDict(extra="forbid")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
-        """Makes a quota from a request's body. Raises ValidationFailed with the name of a wrong or unknown limit."""
+        """Makes the limits from the JSON body of a request.
+
+        Raises ValidationFailed with the name of a limit that is unknown or has a wrong value.
+        """
         checked: dict[str, int | None] = {}
         for name, value in values.items():
             if name not in cls.model_fields:
@@ -46,21 +50,27 @@ class Quota(answers.Quota):
         return cls(**checked)
 
     def as_mapping(self) -> dict[str, int | None]:
-        """Returns every limit by its name."""
+        """Returns a dict from the name of each limit to its value; None means no limit."""
         return self.model_dump()
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The use of one tenant's limits in the last minute, at the time when a reservation was decided."""
+    """How many requests and tokens of a tenant counted in the last minute, at the moment when one reservation was
+    decided.
+    """
 
     requests: int
     tokens: int
     empty_in_s: float
-    """The seconds until no request of the last minute counts any more, if no further request comes."""
+    """If no further request comes, the seconds until the last minute contains no request."""
 
     def headers(self, quota: Quota) -> dict[str, str]:
-        """Returns the headers `x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limits that exist."""
+        """Returns the headers `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`.
+
+        Leaves out the headers for requests if requests have no limit, and the headers for tokens if tokens have no
+        limit.
+        """
         headers: dict[str, str] = {}
         used_by_kind = {
             "requests": (quota.requests_per_minute, self.requests),
@@ -75,7 +85,10 @@ class Standing:
 
 
 def limit_exceeded(quota: Quota, limit: str, retry_after_s: float | None, standing: Standing) -> LimitExceeded:
-    """Returns the error that refuses a request over `limit`. `retry_after_s` is None if the request can never fit."""
+    """Returns the error for a request that would exceed a limit. `limit` is the name of the limit.
+
+    `retry_after_s` is the time in seconds after which the request fits, or None if it never fits.
+    """
     if retry_after_s is None and limit == "max_concurrent_requests":
         advice = "Each answer of a request counts; ask for fewer (prompts times n) or have the limit raised."
     elif retry_after_s is None:
@@ -89,7 +102,10 @@ def limit_exceeded(quota: Quota, limit: str, retry_after_s: float | None, standi
 
 
 def budget_spent(quota: Quota, spent_tokens: int) -> BudgetSpent:
-    """Returns the error for a tenant whose tokens of this month are all spent or reserved."""
+    """Returns the error for a request that would exceed the tenant's tokens per month.
+
+    `spent_tokens` is the number of tokens that are used or reserved this month, including those of this request.
+    """
     return BudgetSpent(
         f"The limit monthly_tokens = {quota.monthly_tokens} leaves too little for this request: "
         f"{spent_tokens} tokens are spent or in flight. Ask for fewer tokens or have the limit raised.",
@@ -98,7 +114,7 @@ def budget_spent(quota: Quota, spent_tokens: int) -> BudgetSpent:
 
 
 def go_duration(seconds: float) -> str:
-    """Formats seconds as Go does, rounded up to milliseconds: `120ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
+    """Formats a time in seconds as Go does, rounded up to milliseconds: `120ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
     milliseconds = math.ceil(round(seconds * 1000, 6))
     if milliseconds <= 0:
         return "0s"
@@ -117,30 +133,35 @@ def _fits(value: int) -> bool:
 
 
 class TokenLedger(Protocol):
-    """Reads how many tokens a tenant has spent."""
+    """Reads from the usage records how many tokens a tenant has used."""
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
-        """Returns the prompt and completion tokens of the requests that were recorded at `start` or later."""
+        """Returns how many prompt and completion tokens the tenant has used in requests that were recorded at `start`
+        or later.
+
+        `start` is in seconds since the Unix epoch.
+        """
         ...
 
 
 class Refundable(Protocol):
-    """A reservation that can be undone."""
+    """A reservation that can be cancelled with `refund`."""
 
     async def refund(self) -> None: ...
 
 
 class MonthlyBudget:
-    """Refuses reservations that exceed a tenant's tokens of the month."""
+    """Refuses requests that would exceed a tenant's limit of tokens per month (in UTC)."""
 
     def __init__(self, ledger: TokenLedger, clock: Clock) -> None:
         self._ledger = ledger
         self._clock = clock
 
     async def check(self, tenant_id: TenantId, quota: Quota, tokens_in_flight: int, reservation: Refundable) -> None:
-        """Checks a reservation whose tokens are already in `tokens_in_flight`.
+        """Refunds the reservation and raises BudgetSpent if the tenant's tokens of this month exceed its limit.
 
-        Raises BudgetSpent after refunding it.
+        `tokens_in_flight` is the number of reserved tokens of the tenant's running requests. It includes this
+        reservation.
         """
         if quota.monthly_tokens is None:
             return
@@ -156,6 +177,8 @@ class MonthlyBudget:
 
 
 def month_start(now: float) -> float:
-    """Returns the time when the calendar month of `now` began in UTC, in seconds since the Unix epoch."""
+    """Returns the start of the calendar month (in UTC) that contains the time `now`. Both are seconds since the Unix
+    epoch.
+    """
     moment = datetime.fromtimestamp(now, UTC)
     return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()

@@ -1,11 +1,12 @@
-"""Defines the quota keeper: a request's use is reserved before the work, and settled or refunded after it.
+"""Defines the interface of quota keepers. A request reserves a part of its tenant's limits before it runs.
 
-    reserve ──► settle(actual)   the request was served; reserved tokens that it did not use are given back
+    reserve ──► settle(actual)   the request was served; the reserved tokens that it did not use are given back
             └─► refund()         the request was not served, and counts as if it had never been reserved
 
-Invariants, also with many requests at once: no span of 60 seconds has more requests or tokens than the limit (tokens as
-estimated, then as settled). The limit of running requests is never passed. No month has more tokens than its limit. A
-refused reservation takes nothing.
+These invariants hold for any number of simultaneous requests. In every span of 60 seconds, a tenant has at most as many
+requests and tokens as its limits allow; a request counts with its estimated tokens until it is settled, and then with
+its actual tokens. The number of a tenant's running requests never exceeds its limit, nor do its tokens of one month. A
+refused reservation changes no count.
 """
 
 from typing import Protocol
@@ -19,37 +20,47 @@ __all__ = ["LocalQuotaKeeper", "Quota", "QuotaKeeper", "RedisQuotaKeeper", "Rese
 
 
 class Reservation(Protocol):
-    """The part of a tenant's limits that one request takes, until the reservation is settled or refunded.
+    """The part of a tenant's limits that one request has reserved: one request, its tokens, and one place among the
+    tenant's running requests.
 
-    After the first call of `settle` or `refund`, further calls of either have no effect.
+    End the reservation with one call of `settle` or `refund`. Further calls of either method have no effect.
     """
 
     def rate_limit_headers(self) -> dict[str, str]:
-        """Returns the `x-ratelimit-*` headers, with the values at the time of the reservation."""
+        """Returns the `x-ratelimit-*` headers with the tenant's limits and what was left of them when the reservation
+        was made.
+        """
         ...
 
     async def settle(self, actual_tokens: int) -> None:
-        """Ends the reservation with the number of tokens really used. Write the usage row before this call."""
+        """Ends the reservation of a served request. `actual_tokens` (prompt and completion) replaces the estimate.
+
+        Write the request's usage record before this call.
+        """
         ...
 
     async def refund(self) -> None:
-        """Ends the reservation as if it had never been made."""
+        """Ends the reservation of a request that was not served. The request then does not count for any limit."""
         ...
 
 
 class QuotaKeeper(Protocol):
-    """Counts reservations, in this process or in Redis."""
+    """Checks requests against their tenant's limits and counts them. One class counts in this process, another in
+    Redis.
+    """
 
     async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1) -> Reservation:
-        """Reserves one request, its tokens and a place of `max_concurrent_requests` for each of its answers.
+        """Counts one request with its estimated tokens, and reserves one of the tenant's `max_concurrent_requests`
+        places for each of its answers.
 
-        Reserves all of them or nothing.
-
-        Raises LimitExceeded with the exact seconds after which an equal request fits. Raises BudgetSpent if the
-        month's tokens do not suffice.
+        If the request would exceed a limit, changes no count and raises LimitExceeded. The error has the time in
+        seconds after which an equal request fits; for `max_concurrent_requests`, this time is a guess. Raises
+        BudgetSpent if the request would exceed the tokens per month.
         """
         ...
 
     async def close(self) -> None:
-        """Closes the connections. Open reservations end by themselves, after `SLOT_LIFE_S` at most."""
+        """Closes the connections. If a reservation was never ended, its request counts as running for at most
+        `SLOT_LIFE_S` seconds.
+        """
         ...

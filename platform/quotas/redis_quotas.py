@@ -1,7 +1,8 @@
-"""Counts how much of its limits each tenant has used, in Redis. The counts are exact over any number of gateways.
+"""Counts in Redis how much of its limits each tenant has used. The counts are exact for any number of gateways.
 
-One Lua script (quotas.lua) checks and counts in one step, by Redis's own time, so that gateways' clocks do not matter.
-A running request holds a slot (it counts as running). The slots of a gateway that dies end after `SLOT_LIFE_S`.
+One Lua script (quotas.lua) checks and counts in one step. It uses the time of Redis, so the clocks of the gateways do
+not matter. Each running request takes one of the slots that its tenant's limit of running requests allows. If a gateway
+dies, the slots of its requests become free after `SLOT_LIFE_S` seconds.
 """
 
 import logging
@@ -17,7 +18,9 @@ from graftwork.platform.ids import TenantId, new_id
 from graftwork.platform.quotas.quota import WINDOW_S, MonthlyBudget, Quota, Standing, TokenLedger, limit_exceeded
 
 SLOT_LIFE_S = 900.0
-"""Seconds that a running request may hold its slot. A longer request loses the slot, so one more request may start."""
+"""The seconds for which a running request keeps its slot. A longer request loses the slot, so one more request may
+start.
+"""
 
 _KEY_NAMES = ("log", "tokens", "running", "held", "sums", "answers")
 _MAX_CONNECTIONS = 32
@@ -50,7 +53,7 @@ class _Script:
 
 @dataclass(frozen=True, slots=True)
 class RedisReservation:
-    """A reservation for one request. See Reservation."""
+    """One request's reservation in `RedisQuotaKeeper`. Implements `Reservation`."""
 
     entry_id: str
     tenant_id: TenantId
@@ -76,7 +79,7 @@ class RedisReservation:
 
 
 class RedisQuotaKeeper:
-    """Implements QuotaKeeper for many gateways, which share one Redis."""
+    """Implements `QuotaKeeper` for several gateways, which count together in one Redis."""
 
     def __init__(
         self, redis_url: str, prefix: str, clock: Clock, ledger: TokenLedger, *, window_clock: Clock | None = None
@@ -99,7 +102,7 @@ class RedisQuotaKeeper:
         self._budget = MonthlyBudget(ledger, clock)
 
     async def check_reachable(self) -> None:
-        """Asks Redis for an answer. Raises Unavailable, with the reason, if there is none."""
+        """Checks that Redis answers. Raises Unavailable with the reason if it does not."""
         try:
             await self._redis.ping()
         except (RedisError, OSError) as error:
@@ -125,7 +128,7 @@ class RedisQuotaKeeper:
         return reservation
 
     async def close(self) -> None:
-        """Closes every connection."""
+        """Closes all connections to Redis."""
         await self._redis.aclose()
 
 

@@ -1,11 +1,13 @@
-"""Stores answers under an `Idempotency-Key`, so that a request that is sent twice is done only once.
+"""Stores the answers of requests that have an `Idempotency-Key`, so that a request that is sent twice is executed only
+once.
 
-    begin ──► Attempt ──► complete(status, body)    the next request with the key and the body gets this answer
-      │          └──────► abandon()                 it failed; the key is free again
-      └─────► StoredReply                           it was done before
+    begin ──► Attempt ──► complete(status, body)    a later request with the same key and body gets this answer
+      │          └──────► abandon()                 the request failed; the key is free again
+      └─────► StoredReply                           the request was executed before
 
-Each key belongs to an owner: a tenant's id, or `admin`. Owners never see each other's keys. Answers are kept for a day.
-Never keeps a secret: a route that answers with a new API key must not pass that body to `complete`.
+Each key belongs to an owner: a tenant's id, or `admin`. Two owners may use the same key for different requests. Answers
+are kept for a day. Never stores a secret: a route that answers with a new API key must not pass that answer to
+`complete`.
 """
 
 from dataclasses import dataclass
@@ -18,14 +20,14 @@ from graftwork.platform.tenancy import repository
 
 ANSWER_LIFE_S = 24 * 3600.0
 ATTEMPT_LIFE_S = 600.0
-"""Seconds after which an attempt without an answer counts as failed. Then the key is free again."""
+"""The seconds after which a request without an answer counts as failed. Then its key is free again."""
 
 _MAX_KEY_CHARACTERS = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The right to run the request of one key."""
+    """The permission to execute one request under an idempotency key. Only one attempt at a time has a key."""
 
     owner: str
     key: str
@@ -34,25 +36,28 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class StoredReply:
-    """The answer that was stored when the work was done."""
+    """The stored answer of a request that was executed before: its HTTP status and its body."""
 
     status: int
     body: bytes
 
 
 class IdempotencyStore:
-    """Owns all keys in use. The keys are in SQL, so every gateway sees them."""
+    """Manages the idempotency keys of all tenants and of the administrator. The keys are in SQL, so all gateways share
+    them.
+    """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
     async def begin(self, owner: str, key: str, request_digest: str) -> Attempt | StoredReply:
-        """Reserves a free key for this request, or returns the stored answer.
+        """Reserves the key for this request and returns an Attempt. If the request was executed before, returns the
+        stored answer.
 
-        `request_digest` is the SHA-256 over method, path and body, in hex.
-
-        Raises Conflict when the key came with another request, or its first request is still running.
+        `request_digest` is the SHA-256 of method, path and body, in hex. Raises Conflict if the key was used for a
+        different request, or if the first request with the key is still running. Raises InvalidRequest if the key is
+        empty or too long.
         """
         if not 0 < len(key) <= _MAX_KEY_CHARACTERS:
             raise InvalidRequest(
@@ -78,18 +83,21 @@ class IdempotencyStore:
         return _reply(request_digest, *held)
 
     async def complete(self, attempt: Attempt, status: int, body: bytes) -> None:
-        """Stores the answer. A caller that sends the request again gets this answer."""
+        """Stores the answer of an executed request. If the client sends the request again, `begin` returns this answer."""
         async with self._database.write() as session:
             values = {"status": status, "body": body}
             await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values)
 
     async def abandon(self, attempt: Attempt) -> None:
-        """Frees the key, because the work was not done."""
+        """Frees the key of a request that failed. The client may send the request again under the same key."""
         async with self._database.write() as session:
             await repository.free_idempotency_key(session, attempt.owner, attempt.key, attempt.claim)
 
     async def sweep(self) -> int:
-        """Deletes every key that is free again, and returns how many were deleted."""
+        """Deletes all idempotency keys whose stored answer, or whose attempt without an answer, is too old.
+
+        Returns the number of deleted keys.
+        """
         now = self._clock.now()
         async with self._database.write() as session:
             return await repository.drop_lapsed_idempotency_keys(

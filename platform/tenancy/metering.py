@@ -1,8 +1,7 @@
-"""Records usage in a ledger: one row for each request, added once and never changed.
+"""Records the usage of every request in the usage ledger: a table with one row for each request.
 
-Owns the record of who used what. Knows no prices and deletes nothing: the rows of a deleted tenant stay.
-
-Invariant: recording a request again, by its id, changes nothing.
+A row is added once and never changed or deleted, not even when its tenant is deleted. This module knows no prices.
+Invariant: if the same request id is recorded twice, the second call changes nothing.
 """
 
 import logging
@@ -20,37 +19,47 @@ _log = logging.getLogger(__name__)
 
 
 class UsageMeter:
-    """Writes and reads the usage ledger. Monthly budgets read it as their `TokenLedger`."""
+    """Writes and reads the usage ledger, the table with the usage of every request. Implements `TokenLedger` for
+    monthly limits.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def record(self, event: UsageEvent) -> bool:
-        """Adds one request. Returns False and changes nothing if it was added before."""
+        """Adds the usage of one request to the ledger.
+
+        Returns True. If the request was recorded before, changes nothing and returns False.
+        """
         async with self._database.write() as session:
             return await repository.add_usage(session, event)
 
     async def summarise(
         self, tenant_id: TenantId | None, start: float, end: float, group_by: UsageGroup = UsageGroup.DAY
     ) -> list[UsageSummary]:
-        """Returns the usage of each group in the time [start, end), in seconds since the Unix epoch.
+        """Returns the total usage of each group of requests that were recorded in the time [start, end).
 
-        The groups are sorted; the group None is last. If `tenant_id` is None, sums over all tenants.
+        Times are in seconds since the Unix epoch. `group_by` decides how requests are grouped, such as by day. The
+        result is sorted by group, with the group None last. If `tenant_id` is None, the requests of all tenants count.
         """
         async with self._database.read() as session:
             summaries = await repository.sum_usage(session, tenant_id, start, end, group_by)
         return sorted(summaries, key=lambda summary: (summary.group is None, summary.group or ""))
 
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
-        """Returns the prompt and completion tokens of the requests that were recorded at `start` or later."""
+        """Returns how many prompt and completion tokens the tenant has used in requests that were recorded at `start`
+        or later.
+
+        `start` is in seconds since the Unix epoch.
+        """
         async with self._database.read() as session:
             return await repository.sum_tokens(session, tenant_id, start)
 
 
 class UsageBacklog:
-    """Stores usage rows, and keeps those in memory that the database cannot store at present.
+    """Stores usage records in the ledger. If the database cannot store a record now, keeps the record in memory.
 
-    Call `flush` every second, and once more before the process ends. Rows that are still here are then lost.
+    Call `flush` every second, and once more before the process ends. Records that are still in memory then are lost.
     """
 
     def __init__(self, meter: UsageMeter) -> None:
@@ -61,20 +70,22 @@ class UsageBacklog:
         """Why the oldest waiting row is not stored."""
 
     def check(self) -> None:
-        """Raises Unavailable while a row waits."""
+        """Raises Unavailable if a usage record is in memory because the database could not store it."""
         if self._error is not None and self._waiting:
             raise self._error
 
     async def record(self, event: UsageEvent, on_stored: Callable[[], None]) -> None:
-        """Stores a row now, or later if the database does not answer. A request is stored once.
+        """Stores the usage record of a request. If the database does not answer, keeps the record in memory for
+        `flush`.
 
-        Calls `on_stored` when this row is stored, but not if the request had a row before.
+        If a record of the same request exists already, changes nothing. Calls `on_stored` once the record is stored,
+        but not if the request had a record before.
         """
         self._waiting.setdefault(event.request_id, (event, on_stored))
         await self._store(event.request_id)
 
     async def flush(self) -> int:
-        """Tries to store the waiting rows, until one fails. Returns how many still wait."""
+        """Tries to store the usage records in memory, oldest first, until one fails. Returns how many remain in memory."""
         for request_id in tuple(self._waiting):
             if not await self._store(request_id):
                 break

@@ -1,6 +1,6 @@
-"""Holds the platform's SQL: every statement over tenants, keys, quotas, usage, the audit log and idempotency keys.
+"""Contains the platform's SQL statements: over tenants, API keys, quotas, usage, the audit log and idempotency keys.
 
-Owns the mapping between rows and the platform's own types. Never commits: the caller that opened the session does.
+Owns the conversion between rows and the platform's own types. Never commits: the caller that opened the session does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,14 +54,16 @@ async def add_tenant(session: WriteSession, tenant: Tenant) -> None:
 
 
 async def find_tenant(session: ReadSession, tenant_id: TenantId) -> Tenant | None:
-    """Returns the tenant; None if it does not exist or was deleted."""
+    """Returns the tenant, or None if there is no such tenant or if it was deleted."""
     statement = select(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status != TenantStatus.DELETED)
     row = await session.scalar(statement)
     return _tenant(row) if row else None
 
 
 async def hold_tenant(session: WriteSession, tenant_id: TenantId) -> Tenant | None:
-    """Returns the tenant; None if it does not exist or was deleted. The row is locked until this transaction ends."""
+    """Returns the tenant, and locks its row until the transaction ends. Returns None if the tenant is unknown or was
+    deleted.
+    """
     statement = select(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status != TenantStatus.DELETED)
     row = await session.scalar(statement.with_for_update())
     return _tenant(row) if row else None
@@ -77,7 +79,10 @@ async def change_tenant(session: WriteSession, tenant_id: TenantId, changes: Map
 
 
 async def delete_belongings(session: WriteSession, tenant_id: TenantId) -> None:
-    """Removes a tenant's keys, quota and stored answers. The tenant's usage and audit entries stay."""
+    """Deletes a tenant's API keys, its limits, and its idempotency keys with their stored answers.
+
+    The tenant's usage records and its entries in the audit log stay.
+    """
     await session.execute(delete(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id))
     await session.execute(delete(QuotaRow).where(QuotaRow.tenant_id == tenant_id))
     await session.execute(delete(IdempotencyRow).where(IdempotencyRow.owner == tenant_id))
@@ -109,9 +114,9 @@ async def find_key(session: ReadSession, tenant_id: TenantId, key_id: KeyId) -> 
 
 
 async def find_key_holder(session: ReadSession, public_id: str) -> tuple[ApiKey, Tenant] | None:
-    """Returns a key and its tenant; None if no key has this public id.
+    """Returns the API key with this public id and its tenant, or None if there is no such key.
 
-    Needs no tenant scope, because this statement finds out the tenant.
+    This statement needs no tenant as an argument, because its purpose is to find the tenant.
     """
     statement = (
         select(ApiKeyRow, TenantRow)
@@ -149,7 +154,10 @@ async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) ->
 
 
 async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
-    """Adds a request to the ledger. Returns False, and changes nothing, if the request was added before."""
+    """Adds the usage of one request to the ledger, the table with the usage of every request.
+
+    Returns True. If the request was recorded before, changes nothing and returns False.
+    """
     values = {name: getattr(event, name) for name in UsageRow.__table__.columns.keys()}  # noqa: SIM118
     return await _insert_once(session, UsageRow, values)
 
@@ -208,33 +216,34 @@ async def list_audit_entries(session: ReadSession, page: PageRequest) -> Page[Au
 
 
 async def claim_idempotency_key(session: WriteSession, values: Mapping[str, Any]) -> bool:
-    """Claims a free key for this attempt. Returns False if another attempt holds it."""
+    """Inserts the row of an idempotency key, which reserves the key for one attempt. Returns False if the row exists."""
     return await _insert_once(session, IdempotencyRow, values)
 
 
 async def drop_lapsed_idempotency_key(
     session: WriteSession, owner: str, key: str, answered_before: float, begun_before: float
 ) -> None:
-    """Frees a key if its answer is from before `answered_before`.
+    """Deletes the row of one idempotency key if it is too old, so that the key is free again.
 
-    Without an answer, frees the key if its attempt began before `begun_before`.
+    A row with a stored answer is too old if it was created before `answered_before`. A row without an answer is too old
+    if it was created before `begun_before`. Both are Unix seconds.
     """
     mine = and_(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     await session.execute(delete(IdempotencyRow).where(mine, _has_lapsed(answered_before, begun_before)))
 
 
 async def drop_lapsed_idempotency_keys(session: WriteSession, answered_before: float, begun_before: float) -> int:
-    """Frees all keys of all owners whose answer is from before `answered_before`, or whose attempt has no answer and
-    began before `begun_before`.
+    """Deletes the rows of all idempotency keys that are too old. Returns the number of deleted rows.
 
-    Returns how many were freed.
+    A row with a stored answer is too old if it was created before `answered_before`. A row without an answer is too old
+    if it was created before `begun_before`. Both are Unix seconds.
     """
     lapsed = delete(IdempotencyRow).where(_has_lapsed(answered_before, begun_before))
     return cast(CursorResult[Any], await session.execute(lapsed)).rowcount
 
 
 async def find_idempotency_key(session: ReadSession, owner: str, key: str) -> IdempotencyRow:
-    """Returns the row of an idempotency key that is not free. The caller has found just before that the row exists."""
+    """Returns the row of an idempotency key. The row must exist: call this in the transaction that failed to insert it."""
     statement = select(IdempotencyRow).where(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     return (await session.execute(statement)).scalar_one()
 
@@ -242,12 +251,19 @@ async def find_idempotency_key(session: ReadSession, owner: str, key: str) -> Id
 async def answer_idempotency_key(
     session: WriteSession, owner: str, key: str, claim: str, values: Mapping[str, Any]
 ) -> None:
-    """Stores an answer, if this attempt still holds the key."""
+    """Stores the answer of a request in the row of its idempotency key.
+
+    Changes nothing if `claim` is not the id of the attempt that has reserved the key.
+    """
     await session.execute(update(IdempotencyRow).where(*_attempt(owner, key, claim)).values(**values))
 
 
 async def free_idempotency_key(session: WriteSession, owner: str, key: str, claim: str) -> None:
-    """Frees the key, if this attempt still holds it and has stored no answer."""
+    """Deletes the row of an idempotency key, so that the key is free again.
+
+    Changes nothing if the row has a stored answer, or if `claim` is not the id of the attempt that has reserved the
+    key.
+    """
     await session.execute(delete(IdempotencyRow).where(*_attempt(owner, key, claim), IdempotencyRow.status.is_(None)))
 
 

@@ -1,4 +1,7 @@
-"""Makes secrets at first start, and keeps them in files in the data folder that only their owner can read."""
+"""Makes the server's secrets at its first start, and keeps them in files of the data folder.
+
+Only the operating system user that runs the server can read these files.
+"""
 
 import os
 import secrets
@@ -12,25 +15,31 @@ from graftwork.platform.tenancy.keys import KeyKind, make_key
 
 
 def load_pepper(settings: Settings) -> bytes:
-    """Returns the secret that key hashes depend on (the pepper), from the settings, else from `<data_dir>/pepper`.
+    """Returns the pepper, the secret key with which API keys are hashed.
 
-    Makes the file at first start.
+    The pepper comes from the settings. If it is not set there, it comes from the file `<data_dir>/pepper`, which is
+    made with a random secret if it does not exist.
     """
     text = settings.pepper or read_or_make(settings.data_dir / "pepper", lambda: secrets.token_hex(32))
     return text.encode()
 
 
 def load_admin_key(settings: Settings) -> str:
-    """Returns the admin key, from the settings, else from `<data_dir>/admin.key`. Makes the file at first start."""
+    """Returns the admin key.
+
+    The key comes from the settings. If it is not set there, it comes from the file `<data_dir>/admin.key`, which is
+    made with a new key if it does not exist.
+    """
     return settings.admin_key or read_or_make(
         settings.data_dir / "admin.key", lambda: make_key(KeyKind.ADMIN).plaintext
     )
 
 
 def read_or_make(path: Path, make: Callable[[], str]) -> str:
-    """Returns the secret in `path`. If the file does not exist, first writes there a new secret made by `make`.
+    """Returns the secret in the file `path`. If the file does not exist, first writes the result of `make` into it.
 
-    The file appears whole or not at all, with mode 0600. If several processes start at once, one of them writes it.
+    The file has mode 0600, and no reader sees it half written. If several processes start at the same time, only one of
+    them writes the file, and all return its content. Raises InternalFailure if the file is empty.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():

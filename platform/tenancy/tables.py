@@ -1,6 +1,6 @@
-"""Defines the platform's SQL tables.
+"""Defines the SQL tables of the platform: tenants, API keys, limits, usage, the audit log and idempotency keys.
 
-Times are seconds since the Unix epoch; ids are prefixed text that sorts by time.
+All times are seconds since the Unix epoch. Ids are text with a prefix, and sort by the time of their creation.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from graftwork.platform.database import Base
 
 
 class TenantRow(Base):
-    """A tenant. The row of a deleted tenant stays, so that its usage has a name."""
+    """A tenant. The row of a deleted tenant stays, so that the tenant's usage records still have a name."""
 
     __tablename__ = "tenants"
 
@@ -25,7 +25,7 @@ class TenantRow(Base):
 
 
 class ApiKeyRow(Base):
-    """A key. The server finds it by its public id, and checks it by the hash of the whole key."""
+    """An API key of a tenant. The server finds the row by the key's public id, and checks the key by its hash."""
 
     __tablename__ = "api_keys"
 
@@ -42,7 +42,7 @@ class ApiKeyRow(Base):
 
 
 class QuotaRow(Base):
-    """A tenant's limits. NULL means no limit. A tenant without a row has no limits."""
+    """The limits of one tenant. NULL means that there is no limit. A tenant without a row has no limits."""
 
     __tablename__ = "quotas"
 
@@ -60,7 +60,10 @@ class QuotaRow(Base):
 
 
 class UsageRow(Base):
-    """One request in the ledger. It has no foreign keys, because it outlives keys, sessions and adapters."""
+    """The usage of one request: a row of the usage ledger.
+
+    The row has no foreign keys, because it stays when its API key, session or adapter is deleted.
+    """
 
     __tablename__ = "usage_events"
     __table_args__ = (Index(None, "tenant_id", "at"),)
@@ -81,7 +84,7 @@ class UsageRow(Base):
 
 
 class AuditRow(Base):
-    """One act of an administrator. Rows are added, and never changed or deleted."""
+    """One action of an administrator. Rows are added, and never changed or deleted."""
 
     __tablename__ = "audit_entries"
 
@@ -95,7 +98,10 @@ class AuditRow(Base):
 
 
 class IdempotencyRow(Base):
-    """A request that was sent under an Idempotency-Key, with its answer once there is one."""
+    """An idempotency key that is in use, and the digest of the request that used it first.
+
+    The row also has the answer to this request, once the request was executed.
+    """
 
     __tablename__ = "idempotency_keys"
 
@@ -103,7 +109,7 @@ class IdempotencyRow(Base):
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     request_digest: Mapped[str] = mapped_column(String(64))
     claim: Mapped[str] = mapped_column(String(64))
-    """The attempt that holds the key."""
+    """The id of the attempt that has reserved the key."""
     status: Mapped[int | None] = mapped_column(Integer)
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[float] = mapped_column(Float, index=True)

@@ -1,8 +1,9 @@
-"""Manages tenants, their keys and their quotas, and authenticates the holder of a key.
+"""Manages tenants, their API keys and their limits, and authenticates the sender of a request by an API key.
 
-Owns every change to tenants, keys and quotas; each change writes its entry in the audit log in the same transaction.
-A tenant's key opens the tenant routes, and the admin key opens the admin routes. A wrong key is refused with 401, and
-a key of the wrong kind with 403. A plaintext key is shown only in the answer that made it, and is never logged.
+Owns every change to tenants, keys and limits. Each change adds an entry to the audit log in the same transaction. A
+tenant's key may use the tenant routes, and the admin key may use the admin routes. A wrong key is refused with 401, and
+a key of the wrong kind with 403. The secret of a key appears only in the answer that made the secret, and is never
+logged.
 """
 
 import hashlib
@@ -31,7 +32,10 @@ _LAST_USED_STEP_S = 60.0  # `last_used_at` is written at most this often, so tha
 
 
 class Tenancy:
-    """Changes and reads tenants, keys and quotas. `actor` names the administrator in the audit log."""
+    """Reads and changes tenants, API keys and limits.
+
+    Every change is written to the audit log. `actor` is the name of the administrator in that log entry.
+    """
 
     def __init__(self, database: Database, pepper: bytes, clock: Clock) -> None:
         self._database = database
@@ -43,7 +47,9 @@ class Tenancy:
     async def create_tenant(
         self, name: str, *, weight: float = 1.0, service_tier_ceiling: str = "default", actor: str = "admin"
     ) -> Tenant:
-        """Creates a tenant without keys, and returns it. Raises ValidationFailed if a value is not allowed."""
+        """Creates a tenant, which has no API keys yet, and returns it. Raises ValidationFailed if a value is not
+        allowed.
+        """
         _check_tenant(name, weight, service_tier_ceiling)
         now = self._clock.now()
         tenant = Tenant(
@@ -60,7 +66,7 @@ class Tenancy:
             return await repository.list_tenants(session, page)
 
     async def get_tenant(self, tenant_id: TenantId) -> Tenant:
-        """Returns the tenant. Raises NotFound if it does not exist."""
+        """Returns the tenant. Raises NotFound if it is unknown or was deleted."""
         async with self._database.read() as session:
             return await _tenant(session, tenant_id)
 
@@ -73,21 +79,30 @@ class Tenancy:
         service_tier_ceiling: str | None = None,
         actor: str = "admin",
     ) -> Tenant:
-        """Changes the fields that are given, and returns the tenant. Raises NotFound or ValidationFailed."""
+        """Changes those fields of a tenant that are not None, and returns the tenant.
+
+        Raises NotFound if the tenant does not exist, and ValidationFailed if a value is not allowed.
+        """
         given = {"name": name, "weight": weight, "service_tier_ceiling": service_tier_ceiling}
         changes = {field: value for field, value in given.items() if value is not None}
         return await self._change_tenant(tenant_id, changes, "tenant.updated", actor)
 
     async def suspend_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
-        """Suspends a tenant: its keys are refused with 403 until it is resumed. Raises NotFound."""
+        """Suspends a tenant: until `resume_tenant`, requests with its keys are refused with 403.
+
+        Raises NotFound if the tenant does not exist.
+        """
         return await self._change_tenant(tenant_id, {"status": TenantStatus.SUSPENDED}, "tenant.suspended", actor)
 
     async def resume_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
-        """Ends the suspension of a tenant. Raises NotFound."""
+        """Ends the suspension of a tenant. Raises NotFound if the tenant does not exist."""
         return await self._change_tenant(tenant_id, {"status": TenantStatus.ACTIVE}, "tenant.resumed", actor)
 
     async def delete_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> None:
-        """Deletes the tenant with its keys and quota. The tenant's usage and audit entries stay. Raises NotFound."""
+        """Deletes a tenant with its API keys and limits. Its usage records and its entries in the audit log stay.
+
+        Raises NotFound if the tenant does not exist.
+        """
         async with self._database.write() as session:
             await _hold_tenant(session, tenant_id)
             await repository.change_tenant(session, tenant_id, {"status": str(TenantStatus.DELETED)})
@@ -105,10 +120,10 @@ class Tenancy:
         expires_at: float | None = None,
         actor: str = "admin",
     ) -> tuple[ApiKey, str]:
-        """Makes a key. Returns it with its plaintext, which is never shown again. If `scopes` is None, the key has all
-        scopes.
+        """Makes an API key for a tenant. Returns the stored key and its plaintext, which the server cannot show again.
 
-        Raises NotFound or ValidationFailed.
+        If `scopes` is None, the key has all permissions. `expires_at` is in unix seconds; None means never. Raises
+        NotFound if the tenant does not exist, and ValidationFailed if a value is not allowed.
         """
         _check_name(name)
         parts = make_key(KeyKind.TENANT)
@@ -132,15 +147,18 @@ class Tenancy:
         return key, parts.plaintext
 
     async def list_keys(self, tenant_id: TenantId, page: PageRequest = FIRST_PAGE) -> Page[ApiKey]:
-        """Returns the tenant's keys, including revoked keys. Raises NotFound for an unknown tenant."""
+        """Returns one page of the tenant's API keys, including revoked keys. Raises NotFound if the tenant does not
+        exist.
+        """
         async with self._database.read() as session:
             await _tenant(session, tenant_id)
             return await repository.list_keys(session, tenant_id, page)
 
     async def rotate_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> tuple[ApiKey, str]:
-        """Gives a key a new secret and returns its plaintext. The old secret is refused at once.
+        """Gives an API key a new secret. Returns the stored key and its new plaintext. The old secret stops working at
+        once.
 
-        Raises NotFound, or Conflict if the key is revoked.
+        Raises NotFound if the tenant or the key does not exist, and Conflict if the key was revoked.
         """
         async with self._database.write() as session:
             key = await _hold_key(session, tenant_id, key_id)
@@ -153,7 +171,10 @@ class Tenancy:
         return rotated, parts.plaintext
 
     async def revoke_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> ApiKey:
-        """Revokes a key for ever. A second call changes nothing. Raises NotFound for an unknown key."""
+        """Revokes an API key for ever, and returns it. If the key was revoked before, changes nothing.
+
+        Raises NotFound if the tenant or the key does not exist.
+        """
         async with self._database.write() as session:
             key = await _hold_key(session, tenant_id, key_id)
             if key.revoked_at is not None:
@@ -164,9 +185,9 @@ class Tenancy:
         return revoked
 
     async def authenticate(self, token: str) -> Principal:
-        """Returns the principal of a tenant's key.
+        """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
 
-        Raises NotAuthenticated, or NotPermitted if the tenant is suspended.
+        Raises NotAuthenticated if the key is wrong, revoked or expired, and NotPermitted if the tenant is suspended.
         """
         parts = parse_key(token)
         if parts is None or parts.kind is not KeyKind.TENANT:
@@ -188,12 +209,14 @@ class Tenancy:
     # Quotas and the audit log
 
     async def get_quota(self, tenant_id: TenantId) -> Quota:
-        """Returns the tenant's limits. Before limits are set, a tenant has none."""
+        """Returns the tenant's limits. If none were ever set, the result has no limits."""
         async with self._database.read() as session:
             return await repository.find_quota(session, tenant_id) or Quota()
 
     async def set_quota(self, tenant_id: TenantId, quota: Quota, *, actor: str = "admin") -> Quota:
-        """Replaces all limits of the tenant. Raises NotFound if the tenant does not exist."""
+        """Replaces all limits of the tenant by `quota`, and returns `quota`. Raises NotFound if the tenant does not
+        exist.
+        """
         async with self._database.write() as session:
             await _hold_tenant(session, tenant_id)
             await repository.put_quota(session, tenant_id, quota)
@@ -201,7 +224,7 @@ class Tenancy:
         return quota
 
     async def audit(self, page: PageRequest = FIRST_PAGE) -> Page[AuditEntry]:
-        """Returns a page of the audit log, newest first by default."""
+        """Returns one page of the audit log. By default, it has the newest entries."""
         async with self._database.read() as session:
             return await repository.list_audit_entries(session, page)
 
@@ -291,9 +314,10 @@ def _checked_time(at: float | None) -> float | None:
 
 
 class Authenticator:
-    """Turns a bearer token into the principal that holds it.
+    """Finds the principal (the authenticated sender) to whom an API key belongs.
 
-    `address` is the client's address: an address that sends many wrong keys is slowed down (see `wrong_keys.py`).
+    `address` is the IP address of the client. Clients that send many wrong keys from one address are slowed down (see
+    `wrong_keys.py`).
     """
 
     def __init__(self, tenancy: Tenancy, admin_key: str, wrong_keys: WrongKeyLimit) -> None:
@@ -302,9 +326,10 @@ class Authenticator:
         self._wrong_keys = wrong_keys
 
     async def authenticate(self, token: str, address: str) -> Principal:
-        """Authenticates a tenant's key.
+        """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
 
-        Raises NotAuthenticated or LimitExceeded; NotPermitted for the admin key and for suspended tenants.
+        Raises NotAuthenticated if the key is wrong, revoked or expired, NotPermitted for the admin key or a suspended
+        tenant, and LimitExceeded if the client's address has sent too many wrong keys.
         """
         if self._is_admin(token):
             raise NotPermitted("The admin key cannot be used here; use a tenant's key.", code="wrong_key_kind")
@@ -318,7 +343,11 @@ class Authenticator:
         return principal
 
     async def authenticate_admin(self, token: str, address: str) -> AdminPrincipal:
-        """Authenticates the admin key. Raises NotAuthenticated or LimitExceeded; NotPermitted for a tenant's key."""
+        """Checks that `token` is the admin key.
+
+        Raises NotAuthenticated if the key is wrong, NotPermitted if it is a tenant's key, and LimitExceeded if the
+        client's address has sent too many wrong keys.
+        """
         if self._is_admin(token):
             return AdminPrincipal()
         try:

@@ -1,4 +1,4 @@
-"""Defines the data types of tenancy: a tenant, its keys, entries of the audit log, and the usage of requests."""
+"""Defines the data types for tenants, their API keys, entries of the audit log, and usage records."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from graftwork.platform.tenancy.keys import redacted
 
 
 class TenantStatus(StrEnum):
-    """The state of a tenant. The row of a deleted tenant is kept for its usage."""
+    """The state of a tenant. A deleted tenant keeps its row, because its usage records refer to it."""
 
     ACTIVE = "active"
     SUSPENDED = "suspended"
@@ -19,7 +19,7 @@ class TenantStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A customer of the platform. A tenant can see only its own objects."""
+    """One customer of the platform, called a tenant. A tenant can see only its own objects."""
 
     id: TenantId
     name: str
@@ -32,7 +32,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without its secret. Only the holder has the secret."""
+    """An API key as the server stores it: with a hash instead of the secret."""
 
     id: KeyId
     tenant_id: TenantId
@@ -43,12 +43,12 @@ class ApiKey:
     expires_at: float | None
     revoked_at: float | None
     last_used_at: float | None
-    """The time of the key's last use, correct to a minute."""
+    """The time of the key's last use, in unix seconds. The real last use may be up to one minute later."""
     key_hash: bytes = field(repr=False)
 
     @property
     def redacted(self) -> str:
-        """The form in which the key may be shown: `gw_<public id>_…`."""
+        """The form of the API key that may be shown, without its secret: `gw_<public id>_…`."""
         return redacted(self.public_id)
 
     def is_expired(self, now: float) -> bool:
@@ -57,7 +57,9 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """An entry of the audit log: which administrator did what, and to which tenant. It holds no secret."""
+    """An entry of the audit log: which administrator changed which object of which tenant, and how. It contains no
+    secret.
+    """
 
     id: str
     at: float
@@ -71,21 +73,21 @@ class AuditEntry:
 
 
 class UsageGroup(StrEnum):
-    """The ways in which a summary of usage may be grouped."""
+    """The ways in which usage records can be grouped before they are added up."""
 
     DAY = "day"
     """Groups by calendar day in UTC, as `2026-11-20`."""
     ADAPTER = "adapter"
-    """Groups by `name@version` of the adapter; None is the base model."""
+    """Groups by adapter version, as `name@version`. The group None is the base model."""
     SESSION = "session"
-    """Groups by session; None is work outside sessions."""
+    """Groups by session id. The group None is all requests without a session."""
     KEY = "key"
     TENANT = "tenant"
 
 
 @dataclass(frozen=True, slots=True)
 class UsageEvent:
-    """The usage of one request."""
+    """A usage record: the token counts of one request, and who sent it for which model."""
 
     request_id: RequestId
     tenant_id: TenantId
@@ -105,13 +107,13 @@ class UsageEvent:
 
     @property
     def day(self) -> str:
-        """The calendar day in UTC."""
+        """The calendar day of the request in UTC, as `2026-11-20`."""
         return datetime.fromtimestamp(self.at, UTC).date().isoformat()
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSummary:
-    """The usage of a group of requests, added up."""
+    """The total usage of one group of requests, such as the requests of one day."""
 
     group: str | None
     requests: int

@@ -1,8 +1,9 @@
-"""Slows down clients that send wrong API keys, by address.
+"""Slows down clients that send many wrong API keys. Wrong keys are counted by the client's IP address.
 
-An address may send a burst of wrong keys, and then one a second. After that its requests wait and are refused, before
-the database is asked. A key that was right before is never slowed down: a proxy's address has many clients behind it.
-Owns memory of a bounded size, for one process. Never decides whether a key is right.
+An address may send 20 wrong keys at once, and then one per second. If it sends more, each further request with an
+unknown key waits one second and is refused, and the database is not asked. Keys that were right before are never slowed
+down, because a proxy's address can have many clients behind it. Uses a limited amount of memory, and counts for one
+process. Never decides whether a key is right.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ _MOST_KEYS = 10_000
 
 
 class WrongKeyLimit:
-    """Counts wrong keys by address, and remembers which keys were right."""
+    """Counts wrong API keys by client address, and remembers which keys were right."""
 
     def __init__(self, clock: Clock, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """`pause` waits for a number of seconds."""
@@ -40,7 +41,11 @@ class WrongKeyLimit:
         """Digests of keys, least recently used first."""
 
     async def check(self, address: str, key: str) -> None:
-        """Raises LimitExceeded, after a pause, if the address has sent too many wrong keys and this key is unknown."""
+        """Checks whether a request with this API key may be processed. Does nothing if it may.
+
+        If the address has sent too many wrong keys, and this key was not right before, waits one second and raises
+        LimitExceeded.
+        """
         if _digest(key) in self._right_keys or self._wrong_keys(client_network(address)) < _BURST:
             return
         await self._pause(_PENALTY_S)
@@ -54,7 +59,9 @@ class WrongKeyLimit:
         _use(self._right_keys, _digest(key), None, _MOST_KEYS)
 
     def note_wrong(self, address: str, key: str) -> None:
-        """Counts a wrong key. If the key was right before, it is right no more."""
+        """Counts one wrong API key for the client's address. If the key was right before, it is no longer remembered as
+        right.
+        """
         self._right_keys.pop(_digest(key), None)
         network = client_network(address)
         _use(self._spent, network, (self._wrong_keys(network) + 1, self._clock.monotonic()), _MOST_ADDRESSES)
@@ -74,7 +81,11 @@ def _use(entries: OrderedDict[Key, Value], key: Key, value: Value, most: int) ->
 
 
 def client_network(address: str) -> str:
-    """Returns what one client can hold: an IPv4 address, or a /64 network of IPv6 addresses."""
+    """Returns the address under which a client's wrong keys are counted.
+
+    This is the whole IPv4 address, or the first 64 bits of an IPv6 address, because one client usually has all
+    addresses of such a /64 network.
+    """
     try:
         found = ip_address(address)
     except ValueError:

@@ -41,7 +41,7 @@ _DELTA_TYPES = frozenset({EventType.OUTPUT_TEXT_DELTA, EventType.TOOL_CALL_ARGUM
 
 @dataclass(frozen=True, slots=True)
 class EventDraft:
-    """An event that has no number yet."""
+    """An event of a turn that is not stored yet, so it has no number."""
 
     type: EventType
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class EventDraft:
 
 @dataclass(frozen=True, slots=True)
 class SessionEvent:
-    """A numbered event of a session. The store and the clients get it in this form."""
+    """An event of a session, with its number. The store saves events in this form, and clients get this form."""
 
     session_id: SessionId
     turn_id: TurnId
@@ -96,7 +96,7 @@ def tool_call_done(call_id: CallId, name: str, arguments: str) -> EventDraft:
 def number_events(
     drafts: Sequence[EventDraft], session_id: SessionId, turn_id: TurnId, last_seq: int
 ) -> tuple[SessionEvent, ...]:
-    """Returns the drafts as numbered events.
+    """Returns the drafts of a turn's events as events with numbers.
 
     The numbers are consecutive, and the last event gets the number `last_seq`.
     """
@@ -107,10 +107,11 @@ def number_events(
 
 
 def add_draft(drafts: list[EventDraft], draft: EventDraft, num_fixed: int = 0) -> None:
-    """Appends `draft` to the list `drafts`.
+    """Appends the event `draft` to the list `drafts`.
 
-    If the last draft is a delta of the same text or tool call, joins both into one.
-    The first `num_fixed` drafts are never changed.
+    If `draft` and the last draft of the list are pieces (deltas) of the same text or of the same tool call, joins these
+    two into one delta.
+    Never changes the first `num_fixed` drafts of the list.
     """
     if len(drafts) > num_fixed and _continues(drafts[-1], draft):
         delta = drafts[-1].fields["delta"] + draft.fields["delta"]
@@ -135,7 +136,10 @@ class EventFeed:
         self.is_closed = False
 
     def publish(self, events: Sequence[SessionEvent]) -> None:
-        """Adds stored events, and wakes the readers. The first event must have the number `last_seq` + 1."""
+        """Adds events that the store has saved, and wakes the readers of the feed.
+
+        The number of the first event must be `self.last_seq` + 1.
+        """
         for event in events:
             assert event.seq == self.last_seq + 1
             self._events.append(event)
@@ -143,19 +147,26 @@ class EventFeed:
         self._wake()
 
     def close(self) -> None:
-        """Marks the turn as ended, and wakes the readers. The store has the events that the feed no longer holds."""
+        """Marks the turn of this feed as ended, and wakes the readers.
+
+        A reader gets events that the feed no longer holds from the store.
+        """
         self.is_closed = True
         self._changed.set()
 
     def after(self, seq: int) -> tuple[SessionEvent, ...] | None:
-        """Returns the events whose number is above `seq`. Returns None if the feed no longer holds all of them."""
+        """Returns the events of the feed's turn whose number is above `seq`, in order.
+
+        Returns None if the feed does not hold all of these events, because it holds only the newest ones. The reader
+        then reads the events from the store.
+        """
         first = self._events[0].seq if self._events else self.last_seq + 1
         if seq + 1 < first:
             return None
         return tuple(islice(self._events, max(0, seq + 1 - first), None))
 
     def next_change(self) -> asyncio.Event:
-        """Returns an asyncio event that the next `publish` or `close` sets.
+        """Returns an asyncio event. The next call of `publish` or `close` sets this asyncio event.
 
         Call this method before you read the feed. Otherwise you can miss a change.
         """

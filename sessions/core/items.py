@@ -54,14 +54,15 @@ class Item:
 
 
 def item_from_body(body: dict[str, Any]) -> Item:
-    """Makes an item from its stored body."""
+    """Makes an item from its JSON body, as the store saved it."""
     return Item(ItemId(body["id"]), ItemType(body["type"]), body)
 
 
 def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | None = None) -> Item:
     """Makes a message item with one content part for each text.
 
-    `incomplete` is True if the token limit cut off the answer. `item_id` is a new id by default.
+    `role` is the author: `user`, `system`, `developer` or `assistant`. `incomplete` is True if the token limit cut off
+    an answer. If `item_id` is None, the item gets a new id.
     """
     spoken = role == "assistant"
     parts = [
@@ -75,9 +76,10 @@ def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | 
 def function_call(
     call_id: CallId, name: str, arguments: str, *, incomplete: bool = False, item_id: ItemId | None = None
 ) -> Item:
-    """Makes a tool call item. `arguments` is JSON text.
+    """Makes an item for a tool call of the model. `arguments` is JSON text.
 
-    `incomplete` is True if the answer reached its token limit; the arguments may then be cut off.
+    `incomplete` is True if the answer reached its token limit; the arguments may then be cut off. If `item_id` is None,
+    the item gets a new id.
     """
     status = "incomplete" if incomplete else "completed"
     fields = {"status": status, "call_id": call_id, "name": name, "arguments": arguments}
@@ -85,14 +87,15 @@ def function_call(
 
 
 def function_call_output(call_id: CallId, output: str) -> Item:
-    """Makes the item with the output of a tool call."""
+    """Makes an item for the output of the tool call `call_id`."""
     return _item(ItemType.FUNCTION_CALL_OUTPUT, {"status": "completed", "call_id": call_id, "output": output})
 
 
 def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """Reads the input of a turn, a text or a list of messages, and returns its items.
+    """Reads the input of a turn, which is a text or a list of messages. Returns the input as message items.
 
-    Raises ValidationFailed, with the name of the wrong field.
+    Raises ValidationFailed for wrong input. The error names the wrong field. `param` is the name of the request field
+    that has the input.
     """
     if isinstance(raw, str):
         return (message("user", _text(raw, param)),)
@@ -102,8 +105,9 @@ def parse_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def parse_output(raw: object, param: str) -> str:
-    """Returns a tool's output as text. A text stays unchanged; another value becomes JSON text.
+    """Returns the output of a tool as text. A text stays unchanged; any other value becomes JSON text.
 
+    `param` is the name of the request field that has the output.
     Raises ValidationFailed if the value has no JSON form, or if the text is not valid Unicode.
     """
     if isinstance(raw, str):
@@ -115,7 +119,10 @@ def parse_output(raw: object, param: str) -> str:
 
 
 def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
-    """Converts items to messages of a prompt. An answer's text and its calls become one message."""
+    """Converts history items to the messages of a prompt.
+
+    An assistant's message and the tool calls that follow it become one message.
+    """
     messages: list[Message] = []
     names = {item.call_id: str(item.body["name"]) for item in items if item.type is ItemType.FUNCTION_CALL}
     for item in items:
@@ -131,12 +138,15 @@ def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
 
 
 def answer_message_id(turn_id: TurnId) -> ItemId:
-    """Returns the item id of a turn's answer text. Readers of events need this id before the item is stored."""
+    """Returns the id of the message item that will hold the text of the turn's answer.
+
+    The id depends only on the turn's id, so that clients get it before the item is stored.
+    """
     return ItemId("msg_" + turn_id.removeprefix("turn_"))
 
 
 def call_item_id(call_id: CallId) -> ItemId:
-    """Returns the item id of a tool call that the model made."""
+    """Returns the id of the history item for the tool call `call_id` of the model."""
     return ItemId("fc_" + call_id.removeprefix("call_"))
 
 

@@ -18,7 +18,7 @@ from graftwork.platform.tenancy.principals import TenantScope
 
 
 class LeaseLost(Conflict):
-    """Raised if another process has taken over the session. The caller must stop writing the turn."""
+    """Raised if another process has taken over the session. The caller must stop writing the session's turn."""
 
     default_code = "lease_lost"
 
@@ -28,7 +28,10 @@ class LeaseLost(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class SessionLease:
-    """The right to write the events and the outcome of one turn. `owner` is the process that holds this right."""
+    """The right of one process to write the events and the outcome of one turn.
+
+    `owner` names the process. The lease is lost when another process has raised the session's `epoch`, a counter.
+    """
 
     session_id: SessionId
     scope: TenantScope
@@ -38,7 +41,7 @@ class SessionLease:
 
 
 class LeaseKeeper(Protocol):
-    """The interface of the store that holds the leases."""
+    """The interface of the store that keeps the leases of sessions. TurnStore implements it."""
 
     async def renew(self, lease: SessionLease) -> bool:
         """Renews the lease, and returns whether a client has asked to cancel the turn.
@@ -53,10 +56,10 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 async def keep_alive(lease: SessionLease, keeper: LeaseKeeper, interval_s: float, pause: Pause = asyncio.sleep) -> None:
-    """Renews the lease every `interval_s` seconds, and returns when a client has asked to cancel the turn.
+    """Renews the lease every `interval_s` seconds. Returns when a client has asked to cancel the turn.
 
-    Raises LeaseLost.
-    Skips a renewal if the store does not answer. The next renewal shows whether the lease is still valid.
+    Raises LeaseLost if another process has taken over the session.
+    If the store does not answer, tries again after the next interval.
     """
     cancel_requested = False
     while not cancel_requested:

@@ -11,7 +11,7 @@
     all except running        a client closes the session                 closed (read-only)
     all except running        the time to live has passed                 expired (no client can read it)
 
-Invariant: at rest, a session awaits tools exactly if its latest checkpoint ends with tool calls.
+Invariant: while no turn runs, a session awaits tool outputs exactly if its latest checkpoint ends with tool calls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,18 +39,19 @@ class SessionStatus(StrEnum):
 
 
 class SessionKind(StrEnum):
-    """The API that created a session."""
+    """The kind of a session. It says which API created the session: sessions, responses or conversations."""
 
     SESSION = "session"
     RESPONSES = "responses"
-    """A chain of responses outside a conversation. It is deleted with its last response.
+    """An internal session of the Responses API: a chain of responses outside a conversation.
 
-    Lists of sessions and limits of open sessions leave it out.
+    The session is deleted with its last response. Clients do not see it in lists, and it does not count towards the
+    limit of open sessions.
     """
     CONVERSATION = "conversation"
     """A conversation of the Responses API. Clients can read it by its id.
 
-    Lists of sessions and limits of open sessions leave it out.
+    Clients do not see such a session in lists, and it does not count towards the limit of open sessions.
     """
 
 
@@ -64,9 +65,9 @@ class TurnStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """The settings of a session's turns, in the forms of OpenAI's chat completions.
+    """The settings for the turns of a session, in the shapes of OpenAI's chat completions.
 
-    A turn may override some of them.
+    A single turn may use other values for some of these settings.
     """
 
     instructions: str | None = None
@@ -85,7 +86,7 @@ class SessionSettings:
 class LedgerCall:
     """A tool call at the end of a checkpoint, with its output if a client has sent one.
 
-    These calls together are the ledger of a session.
+    All such calls of a session's latest checkpoint together are called the ledger of the session.
     """
 
     checkpoint_id: CheckpointId
@@ -103,7 +104,7 @@ class LedgerCall:
 
 @dataclass(frozen=True, slots=True)
 class AgentSession:
-    """A session as it was read from the store: its row, and its ledger.
+    """A session as it was read from the store: its database row, and its ledger.
 
     The ledger lists the tool calls at the session's head (its latest checkpoint), with their outputs.
     """
@@ -119,9 +120,9 @@ class AgentSession:
     retention_s: float | None = None
     """The session's own time to live in seconds.
 
-    It counts from the close, or from the last use while the session is open.
-    If None, a closed session has the service's default. If 0, a closed session ends at once. In both cases, an open
-    session has no limit.
+    While the session is open, this time counts from the last use. After the close, it counts from the close.
+    If None, the default of the service applies to the closed session. If 0, the session is over when it is closed. If
+    None or 0, an open session has no limit.
     """
     head_id: CheckpointId | None = None
     origin_id: CheckpointId | None = None
@@ -141,7 +142,7 @@ class AgentSession:
     closed_at: float | None = None
     kind: SessionKind = SessionKind.SESSION
     ledger: tuple[LedgerCall, ...] = ()
-    """The tool calls at the end of the head (the latest checkpoint), in the order in which the model made them."""
+    """The tool calls at the end of the latest checkpoint (the head), in the order in which the model made them."""
 
     @property
     def resting_status(self) -> SessionStatus:
@@ -153,14 +154,14 @@ class AgentSession:
 
     @property
     def awaited_call_ids(self) -> tuple[CallId, ...]:
-        """The ids of the tool calls at the session's head that have no output yet."""
+        """The ids of the tool calls at the end of the session's latest checkpoint that have no output yet."""
         return tuple(call.call_id for call in self.ledger if call.output is None)
 
     @property
     def ends_at(self) -> float | None:
-        """The time at which the session's own time to live is over, in Unix seconds.
+        """The time, in Unix seconds, at which the session's `retention_s` is over.
 
-        It is None while a turn runs, and for a session without its own limit.
+        It is None while a turn runs. It is also None if `retention_s` is None, or if it is 0 and the session is open.
         """
         if self.retention_s is None or self.status is SessionStatus.RUNNING:
             return None
@@ -169,9 +170,10 @@ class AgentSession:
         return self.updated_at + self.retention_s if self.retention_s else None
 
     def is_over(self, now: float, retention_s: float) -> bool:
-        """Returns whether the session's time to live has passed at `now`, in Unix seconds.
+        """Returns whether the session's time to live has passed at the time `now`, in Unix seconds.
 
-        `retention_s` is the default time to live of closed sessions, in seconds.
+        `retention_s` is the default time to live in seconds. It applies to a closed session that has no time to live of
+        its own.
         """
         if self.status is SessionStatus.EXPIRED:
             return True
@@ -186,7 +188,7 @@ class AgentSession:
             raise Conflict("The session is closed: it can be read, not changed.", code="session_closed")
 
     def check_at_rest(self) -> None:
-        """Raises Conflict if a turn runs or the session is closed."""
+        """Raises Conflict if a turn of the session runs, or if the session is closed."""
         self.check_open()
         if self.status is SessionStatus.RUNNING:
             raise Conflict(
@@ -196,9 +198,9 @@ class AgentSession:
             )
 
     def check_head(self, if_head: str | None) -> None:
-        """Raises Conflict if the session's latest checkpoint (its head) is not `if_head`.
+        """Raises Conflict if the id of the session's latest checkpoint (its head) is not `if_head`.
 
-        None accepts any checkpoint.
+        If `if_head` is None, every checkpoint is accepted.
         """
         if if_head is not None and if_head != self.head_id:
             raise Conflict(
@@ -212,8 +214,9 @@ class AgentSession:
     def check_takes_turn(self, if_head: str | None) -> None:
         """Raises Conflict if a user's turn cannot start now.
 
-        This is so if a turn runs, if the session is closed or awaits tool outputs, or if the session's latest
-        checkpoint is not `if_head`. None as `if_head` accepts any checkpoint.
+        A turn cannot start if another turn runs, if the session is closed, or if the session awaits tool outputs. It
+        cannot start either if the id of the session's latest checkpoint is not `if_head`. If `if_head` is None, every
+        checkpoint is accepted.
         """
         self.check_at_rest()
         self.check_head(if_head)
@@ -228,7 +231,7 @@ class AgentSession:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of a session, running or ended."""
+    """One turn of a session: the input of the client, and the answer of the model. The turn may still run."""
 
     turn_id: TurnId
     session_id: SessionId
@@ -255,9 +258,9 @@ class Turn:
 
 
 def seed_history(session: AgentSession, items: Sequence[Item]) -> tuple[Turn, Checkpoint]:
-    """Returns the first turn and checkpoint of a new session that starts with `items`.
+    """Returns the first turn and the first checkpoint of a new session whose history starts with `items`.
 
-    The checkpoint has no token ids yet: the session's next turn encodes the items.
+    The checkpoint has no token ids yet. The session's next turn encodes the items to token ids.
     """
     turn_id, checkpoint_id = TurnId(new_id("turn")), CheckpointId(new_id("ckp"))
     turn = Turn(
@@ -298,9 +301,9 @@ class ToolOutput:
 
 
 def new_outputs(stored: Mapping[CallId, str | None], outputs: Sequence[ToolOutput]) -> tuple[ToolOutput, ...]:
-    """Returns the outputs that are not stored yet, one for each call.
+    """Returns those of the outputs that are not stored yet, at most one for each tool call.
 
-    `stored` maps each call to its output, or to None.
+    `stored` maps the id of each call to its stored output, or to None if the call has no output yet.
     Raises Conflict if an output differs from the stored output, or from another output for the same call.
     """
     fresh: dict[CallId, ToolOutput] = {}

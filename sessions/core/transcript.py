@@ -1,9 +1,9 @@
 """Defines a session's history as token ids: a chain of checkpoints, each with the ids that its turn added.
 
-Owns how a prompt is built: the stored ids of the history, then the ids of the new items. Never stores anything. Encodes
-a stored history again only if its opening (the instructions and tools) has changed.
-Invariant: the stored ids since the last change of the opening are exactly the tokens of the last turn's prompt and
-answer.
+Owns how a prompt is built: the stored ids of the history, then the ids of the new items. Never stores anything. A
+stored history is encoded again only if the opening of the prompt (the instructions and tools) has changed.
+Invariant: after each turn, the ids that `join_chain` returns for the history are exactly the tokens of that turn's
+prompt and answer.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ ToolDefinition = dict[str, Any]
 
 
 class TurnEncoder(Protocol):
-    """The methods of the prompt encoder that sessions use."""
+    """The interface of the prompt encoder, which turns messages into token ids. It has only what sessions use."""
 
     template_digest: str
     tokenizer_digest: str
@@ -31,18 +31,22 @@ class TurnEncoder(Protocol):
     def encode_messages(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[int, ...]:
-        """Encodes a whole conversation, up to the start of the next answer."""
+        """Returns the token ids of a whole conversation, up to and including the start of the next answer.
+
+        `tools` are the tools that the prompt shows to the model.
+        """
         ...
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Encodes the text that the messages `new` add after the answer `assistant`.
+        """Returns the token ids of the text that the messages `new` add to a conversation that ends with `assistant`.
 
-        `closed` says whether the answer ends with an end-of-sequence token.
+        `assistant` is an answer of the model. `closed` says whether the answer's tokens end with an end-of-sequence
+        token.
         """
         ...
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
-        """Returns whether the tokens of an answer end with an end-of-sequence token."""
+        """Returns whether the last token of an answer is an end-of-sequence token."""
         ...
 
 
@@ -50,8 +54,8 @@ class TurnEncoder(Protocol):
 class Checkpoint:
     """The stored state of a history after one turn.
 
-    `token_ids` holds the ids that the turn added: prompt ids, then generated ids. If the turn's opening (instructions
-    and tools) differs from its parent's, `token_ids` holds the whole history, encoded again.
+    `token_ids` holds the ids that the turn added: prompt ids, then generated ids. If the instructions or tools of the
+    turn differ from those of the checkpoint before it, `token_ids` holds the whole history, encoded again.
     """
 
     checkpoint_id: CheckpointId
@@ -101,14 +105,17 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A session's history up to the checkpoint `head`. A new session has an empty history."""
+    """A session's history, which ends at the checkpoint `head`.
+
+    If the session is new, `head` is None and the history is empty.
+    """
 
     token_ids: tuple[int, ...]
     head: Checkpoint | None
     head_items: tuple[Item, ...]
     """The items of the last turn: its input, then the answer.
 
-    If `must_encode_all`, the items of the whole history.
+    If `must_encode_all` is True, these are the items of the whole history.
     """
     opening: str | None = None
     """The digest of the instructions and tools that the next checkpoint stores."""
@@ -116,9 +123,10 @@ class Transcript:
     """Whether the instructions or tools have changed, so that the whole history must be encoded again."""
 
     def encode_next(self, encoder: TurnEncoder, opening: Opening, new_items: Sequence[Item]) -> tuple[int, ...]:
-        """Returns the token ids that `new_items` and the start of the next answer add to this history.
+        """Returns the token ids that the next prompt adds to this history.
 
-        If the history is empty or `must_encode_all`, returns the ids of the whole prompt.
+        These are the ids of `new_items` and of the start of the next answer. If the history is empty, or if
+        `must_encode_all` is True, returns the token ids of the whole prompt instead.
         """
         if self.head is None or self.must_encode_all:
             instructions = (Message("system", opening.instructions),) if opening.instructions is not None else ()
@@ -134,9 +142,10 @@ EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())
 
 
 def join_chain(chain: Iterable[Checkpoint]) -> tuple[int, ...]:
-    """Joins the token ids of checkpoints, which come oldest first.
+    """Joins the token ids of the checkpoints of one history. The checkpoints must come oldest first.
 
-    Returns the ids since the last change of the opening (the instructions and tools).
+    When the instructions or tools change, the next checkpoint has the token ids of the whole history, encoded again. So
+    the ids of all checkpoints before the last such change are left out.
     """
     token_ids: list[int] = []
     opening: str | None = None
@@ -157,7 +166,7 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_token_ids(packed: bytes) -> tuple[int, ...]:
-    """Returns the token ids in bytes that `pack_token_ids` made."""
+    """Returns the token ids that `pack_token_ids` has packed into bytes."""
     token_ids = array("i")
     token_ids.frombytes(packed)
     if sys.byteorder == "big":

@@ -17,16 +17,21 @@ from graftwork.sessions.core.session import AgentSession, ToolOutput, Turn, Turn
 
 
 def session_answer(session: AgentSession, base_name: str) -> answers.SessionState:
-    """Returns the body of a session."""
+    """Returns the JSON body that describes a session to clients.
+
+    `base_name` is the name of the base model. The body shows it if the session uses no adapter.
+    """
     return answers.SessionState(**_session_fields(session, base_name))
 
 
 def session_change_answer(
     session: AgentSession, base_name: str, given_up_tokens: int, given_up_bytes: int | None
 ) -> answers.ChangedSession:
-    """Returns the body of a changed session.
+    """Returns the JSON body that answers a change of a session.
 
-    `given_up_tokens` and `given_up_bytes` measure the KV that the session's new adapter cannot use.
+    `base_name` is the name of the base model. The body shows it if the session uses no adapter.
+    `given_up_tokens` and `given_up_bytes` are the size of the KV that the session's new adapter version cannot use.
+    `given_up_bytes` is None if the engine did not answer.
     """
     given_up = answers.GivenUpKv(tokens=given_up_tokens, bytes=given_up_bytes)
     return answers.ChangedSession(**_session_fields(session, base_name), kv_given_up=given_up)
@@ -65,7 +70,7 @@ def _pinned_model(session: AgentSession, base_name: str) -> answers.PinnedModel:
 
 
 def turn_answer(turn: Turn) -> answers.Turn:
-    """Returns the body of a turn."""
+    """Returns the JSON body that describes a turn to clients."""
     return answers.Turn(
         id=turn.turn_id,
         session_id=turn.session_id,
@@ -84,7 +89,7 @@ def turn_answer(turn: Turn) -> answers.Turn:
 
 
 def item_answer(item: Item) -> answers.Item:
-    """Returns the body of an item."""
+    """Returns the JSON body that describes an item of a history to clients."""
     return answers.Item.read(item.body)
 
 
@@ -103,7 +108,10 @@ def _pending_call(item: Item) -> answers.PendingCall:
 def given_outputs_answer(
     session: AgentSession, outputs: Sequence[ToolOutput], missing: Collection[CallId]
 ) -> answers.GivenOutputs:
-    """Returns the stored outputs of a session's last tool calls, and the calls that have no output."""
+    """Returns the JSON body that shows which outputs of a session's tool calls are stored, and which are missing.
+
+    `missing` has the ids of the tool calls without an output.
+    """
     return answers.GivenOutputs(
         session_id=session.session_id,
         status=session.status.value,
@@ -119,13 +127,13 @@ def given_outputs_answer(
 
 
 def cache_body(cache: CacheReport) -> dict[str, Any]:
-    """Returns the tokens of a prompt by cache tier, as JSON to store."""
+    """Returns how many prompt tokens had their KV on each cache tier, and the reason for a cache miss, as JSON."""
     reason = None if cache.miss_reason is None else cache.miss_reason.value
     return figures.CacheReport(**_prompt_tokens(cache), miss_reason=reason).body()
 
 
 def usage_body(cache: CacheReport, completion_tokens: int, drafts: DraftReport) -> dict[str, Any]:
-    """Returns the usage of a turn, as JSON to store."""
+    """Returns the token counts of one request as the JSON object `usage`, for the database and for clients."""
     return figures.Usage(
         prompt_tokens=cache.prompt_tokens,
         completion_tokens=completion_tokens,
@@ -146,9 +154,10 @@ def _prompt_tokens(cache: CacheReport) -> dict[str, int]:
 
 
 def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
-    """Returns the counts of draft tokens.
+    """Returns the counts of draft tokens of one answer.
 
-    The counts of the client's own prediction are present only if one of its tokens was accepted or rejected.
+    A client can send a prediction of the answer, whose tokens then serve as draft tokens. The counts of this prediction
+    are None if the model neither accepted nor rejected one of its tokens.
     """
     was_predicted = bool(drafts.accepted_prediction_tokens or drafts.rejected_prediction_tokens)
     return figures.CompletionTokensDetails(
@@ -161,9 +170,9 @@ def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
 
 
 def lease_answer(memory: SessionMemory | None, now: float) -> answers.Lease | None:
-    """Returns how long the device keeps a session's KV pages while tools run.
+    """Returns how long the engine keeps a session's KV pages on the device while tools run. `now` is in Unix seconds.
 
-    Returns None if the engine gave no such lease.
+    Returns None if the engine did not promise a time.
     """
     if memory is None or memory.lease_s is None:
         return None
@@ -171,10 +180,10 @@ def lease_answer(memory: SessionMemory | None, now: float) -> answers.Lease | No
 
 
 def session_cache_answer(session: AgentSession, memory: SessionMemory | None, now: float) -> answers.SessionCache:
-    """Returns the tokens and bytes of a session's history on each cache tier.
+    """Returns how many tokens and bytes of a session's history are on each cache tier. `now` is in Unix seconds.
 
-    Each token counts once, on the fastest tier that has it; bytes count on every tier. If `memory` is None (the engine
-    did not answer), the tokens are the counts of the last turn.
+    Each token counts once, on the fastest tier that has it. Bytes count on every tier that has a copy. If `memory` is
+    None (the engine did not answer), the token counts are those of the last turn.
     """
     last: Mapping[str, Any] = session.last_cache or {}
     if memory is None:
@@ -199,9 +208,9 @@ def session_cache_answer(session: AgentSession, memory: SessionMemory | None, no
 
 
 def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemory | None) -> answers.Prefetch:
-    """Returns the result of a prefetch. `num_tokens` is the length of the history.
+    """Returns the JSON body that describes the result of a prefetch, which loads a session's KV to the device.
 
-    `memory` is None if the engine did not answer.
+    `num_tokens` is the number of tokens in the session's history. `memory` is None if the engine did not answer.
     """
     held = 0 if memory is None else memory.device_tokens + memory.host_tokens + memory.disk_tokens
     return answers.Prefetch(
@@ -213,13 +222,16 @@ def prefetch_answer(session: AgentSession, num_tokens: int, memory: SessionMemor
 
 
 def completed_fields(checkpoint_id: CheckpointId, usage: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
-    """Returns the fields of the event `turn.completed`."""
+    """Returns the fields of the event `turn.completed`, which ends a turn that awaits no tool outputs."""
     return {"checkpoint_id": checkpoint_id, "usage": usage, "finish_reason": finish_reason}
 
 
 def awaiting_fields(
     checkpoint_id: CheckpointId, usage: Mapping[str, Any], call_ids: list[str], lease: answers.Lease | None
 ) -> dict[str, Any]:
-    """Returns the fields of the event `turn.awaiting_tool`."""
+    """Returns the fields of the event `turn.awaiting_tool`, which ends a turn that awaits tool outputs.
+
+    `call_ids` are the ids of the tool calls that need an output. `lease` says how long the KV stays on the device.
+    """
     told = None if lease is None else lease.body()
     return {"call_ids": call_ids, "lease": told, "checkpoint_id": checkpoint_id, "usage": usage}

@@ -1,10 +1,11 @@
 """Turns the tools, the tool choice and the output format of a request into one grammar.
 
-The format comes from `response_format`, `regex`, `grammar` or `structural_tag`; a request has at most one of them. The
-grammar accepts text with well-formed tool calls in it, only calls, or either calls or an answer in the format.
-Owns the shapes of these fields, and the checks of all schemas. The checks run before quota is reserved, and an error
-names the field and the place in its schema. If a field has `strict: true`, a schema keyword that cannot be enforced is
-refused. Otherwise the keyword is ignored, and its place is reported.
+The format comes from `response_format`, `regex`, `grammar` or `structural_tag`; a request has at most one of them.
+Depending on the request, the grammar accepts text with well-formed tool calls in it, only tool calls, or either tool
+calls or an answer in the format.
+Owns the shapes of these fields, and the checks of all schemas. The checks run before quota is reserved. An error names
+the request field and the keyword in its schema. Some schema keywords cannot be enforced. If the field has `strict:
+true`, such a keyword is refused. Otherwise it is ignored, and the path of the keyword is reported to the client.
 Never compiles a grammar: the engine does that.
 """
 
@@ -37,7 +38,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The output format that a request asks for."""
+    """The format that an answer must have: a regular expression, a grammar, a structural tag or a JSON schema."""
 
     kind: GrammarKind
     param: str
@@ -47,7 +48,7 @@ class ResponseFormat:
     schema: Any = None
     """The JSON schema; None for other kinds."""
     is_strict: bool = False
-    """If True, keywords that cannot be enforced are refused. If False, they are ignored and reported."""
+    """If True, schema keywords that cannot be enforced are refused. If False, they are ignored and reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,9 @@ class ResponseFormatFields:
     structural_tag: str | Mapping[str, Any] | None = None
 
     def read(self) -> ResponseFormat | None:
-        """Returns the requested format; None for free text.
+        """Reads these fields. Returns the format that they ask for, or None for free text.
 
-        Raises InvalidRequest for wrong values, or if two fields are set.
+        Raises InvalidRequest for wrong values, or if two fields ask for a format.
         """
         found = read_response_format(self.response_format)
         for name, kind in _FIELDS.items():
@@ -83,7 +84,10 @@ FREE_FORMAT = ResponseFormatFields()
 
 
 def read_response_format(value: Any) -> ResponseFormat | None:
-    """Returns the format that `response_format` asks for; None for free text. Raises InvalidRequest."""
+    """Reads the request field `response_format`. Returns the format that it asks for, or None for free text.
+
+    Raises InvalidRequest if the field has a wrong value.
+    """
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, Mapping) else None
@@ -115,7 +119,7 @@ _KEPT_CHECKS = 4096
 
 
 _MAX_GAPS = 64
-"""The most places with unenforceable keywords that are reported for one schema."""
+"""The most keywords that are reported for one schema because they cannot be enforced."""
 
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -126,7 +130,7 @@ _GRAMMAR_CODES = ("grammar_", "unsupported_grammar")
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraints:
-    """The fields that constrain the output of a request, in the shapes of OpenAI's chat completions."""
+    """The fields of a request that limit what the model may write, in the shapes of OpenAI's chat completions."""
 
     tools: Sequence[ToolDefinition] = ()
     tool_choice: Any = None
@@ -136,21 +140,21 @@ class OutputConstraints:
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
-    """The grammar that an output must match, and facts about it for the client."""
+    """The grammar that an output must match, and the request field that asked for this grammar."""
 
     source: GrammarSource
     param: str
     """The request field that asked for this grammar."""
     unenforced: tuple[str, ...] = ()
-    """The places of schema keywords that the grammar ignores.
+    """The paths of the schema keywords that the grammar ignores.
 
-    Each is the field's name, `#`, and a JSON pointer into the schema.
+    Each path is the name of the request field, `#`, and a JSON pointer into the schema of this field.
     """
 
     def name_field(self, error: InvalidRequest) -> InvalidRequest:
-        """Returns the engine's error with the request field that asked for this grammar.
+        """Returns the engine's error with the name of the request field that asked for this grammar.
 
-        Returns an error about something else unchanged.
+        If the error is not about a grammar, returns it unchanged.
         """
         if not error.code.startswith(_GRAMMAR_CODES):
             return error
@@ -159,7 +163,7 @@ class OutputGrammar:
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """The constraint on an output, and how the output is parsed."""
+    """The plan for one output: the grammar that the output must match, and whether the output may have tool calls."""
 
     grammar: OutputGrammar | None = None
     """The grammar; None allows any text."""
@@ -173,10 +177,10 @@ FREE_OUTPUT = OutputPlan()
 
 
 class ConstraintPlanner:
-    """Plans the outputs of one model. All methods are thread-safe.
+    """Makes the output plans (grammar and parsing) for the requests to one model. All methods are thread-safe.
 
-    Large schemas take time to read, so call `plan` on a worker thread and not on the event loop. Caches the checks of
-    recent schemas, because a session sends the same schemas with every turn.
+    Large schemas take time to read, so call `plan` on a worker thread and not on the event loop. The planner caches the
+    checks of recent schemas, because a session sends the same schemas with every turn.
     """
 
     def __init__(self, tool_call_format: ToolCallFormat = HERMES) -> None:
@@ -196,7 +200,10 @@ class ConstraintPlanner:
         return planner
 
     def plan(self, constraints: OutputConstraints) -> OutputPlan:
-        """Returns how one output is constrained and parsed. Raises InvalidRequest, which names the field."""
+        """Returns the plan for one output: the grammar to match, and whether the output may contain tool calls.
+
+        Raises InvalidRequest for wrong or unsupported fields. The error names the field.
+        """
         if constraints == OutputConstraints():
             return FREE_OUTPUT
         choice = read_tool_choice(constraints.tool_choice, tool_names(constraints.tools))
@@ -271,7 +278,7 @@ class ConstraintPlanner:
     # ---- reading ----------------------------------------------------------------------------------------------
 
     def _gaps(self, source: GrammarSource, param: str) -> tuple[str, ...]:
-        """Returns the places of keywords that cannot be enforced. Raises InvalidRequest for an unsupported grammar."""
+        """Returns the paths of keywords that cannot be enforced. Raises InvalidRequest for an unsupported grammar."""
         found = self._check(source)
         if isinstance(found, InvalidRequest):
             pointer = found.param
@@ -311,7 +318,7 @@ def _arguments_schema(tool: ToolDefinition, index: int) -> Mapping[str, Any]:
 
 
 def _within_limits(text: str, *, is_strict: bool) -> GrammarSource:
-    """Checks the size of all schemas together. Raises InvalidRequest if it is too large."""
+    """Returns the grammar of all tools together. Raises InvalidRequest if its text is too large."""
     most = LintLimits().text_bytes
     if len(text.encode()) > most:
         raise InvalidRequest(

@@ -46,7 +46,7 @@ class ToolCallArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFinished:
-    """The end of a tool call, with the whole call."""
+    """The model has ended a tool call, or the answer broke off inside it. This event has the whole call."""
 
     call_id: CallId
     index: int
@@ -62,7 +62,7 @@ class ToolCallFinished:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFinished:
-    """The last event, with the whole output."""
+    """The last event of a generation. It has the whole output: text, tool calls and tokens."""
 
     reason: StopReason
     token_ids: tuple[int, ...]
@@ -83,7 +83,7 @@ class GenerationFinished:
 
     @property
     def unsent_logprobs(self) -> tuple[OutputTokenLogprobs, ...]:
-        """The log-probabilities that no text delta contained."""
+        """The entries of `logprobs` that were not sent in a text delta."""
         return (self.logprobs or ())[self.num_logprobs_sent :]
 
     @property
@@ -91,7 +91,7 @@ class GenerationFinished:
         return len(self.token_ids)
 
     def message(self) -> Message:
-        """Returns the output as the assistant's message for the next prompt."""
+        """Returns the output as a message of the assistant, for the prompt of the next turn."""
         calls = tuple(ToolCall(call.call_id, call.name, call.arguments) for call in self.tool_calls)
         return Message(role="assistant", content=self.text, tool_calls=calls)
 

@@ -64,7 +64,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue, with the rules for sampling and reading the output."""
+    """One prompt that the model continues, with the sampling parameters and the rules for parsing the output."""
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
@@ -90,7 +90,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """Starts generations on one engine."""
+    """Starts generations on one engine, with the tokenizer and the tool call format of its model."""
 
     engine: EngineClient
     tokenizer: TextTokenizer
@@ -102,12 +102,12 @@ class Generator:
     public_prefixes: PublicPrefixes = NO_PUBLIC_PREFIXES
 
     def start(self, request: GenerationRequest) -> "Generation":
-        """Returns a generation. Its request is sent when the caller first reads `events`."""
+        """Returns a new generation. The request goes to the engine when the caller first reads `Generation.events`."""
         return Generation(self, request)
 
 
 class Generation:
-    """One request to the engine, its events, and its usage so far."""
+    """One request to the engine: its events, and the tokens that it has used so far."""
 
     def __init__(self, generator: Generator, request: GenerationRequest) -> None:
         self.request = request
@@ -131,13 +131,15 @@ class Generation:
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens used so far; None until the prompt has left the engine's queue."""
+        """The token counts of the request so far. They are None while the prompt waits in the engine's queue."""
         return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """Sends the request and yields its events, in the order that the module `events` describes.
+        """Sends the request to the engine, and yields the events of the answer.
 
-        Call this method once. Raises InvalidRequest. Can also raise every error of the engine.
+        The order of the events is described in `sessions/generation/events.py`.
+        Call this method once. Raises InvalidRequest if the engine refuses the request. Can also raise every other error
+        of the engine.
         """
         try:
             parser = OutputParser(self._generator.tokenizer, self._rules())

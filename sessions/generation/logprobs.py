@@ -1,4 +1,4 @@
-"""Returns the log-probabilities of an answer's tokens together with the text in which each token begins.
+"""Matches the log-probabilities of an answer's tokens with the pieces of text in which the tokens begin.
 
 Owns the log-probabilities of tokens whose text was not sent yet. Never computes a probability: the engine does that.
 Invariant: a streamed answer has the same log-probabilities as a whole one. Stop tokens, and tokens whose whole text is
@@ -13,7 +13,7 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token and its log-probability."""
+    """One token, with its log-probability and its bytes."""
 
     token_id: int
     logprob: float
@@ -34,7 +34,7 @@ class OutputTokenLogprobs:
 
 
 class LogprobCollector:
-    """Collects the log-probabilities of one answer."""
+    """Collects the log-probabilities of one answer, and returns them piece by piece, with the text that is sent."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -46,7 +46,10 @@ class LogprobCollector:
         """The number of characters of text for which log-probabilities were returned."""
 
     def add(self, token_id: int, logprobs: TokenLogprobs, offset: int) -> None:
-        """Adds the next token. `offset` is where its text begins in the answer, in characters."""
+        """Adds the next token of the answer, with its log-probabilities.
+
+        `offset` is the number of characters in the answer before the text of this token.
+        """
         chosen = self._with_spelling(token_id, logprobs.logprob)
         top = tuple(self._with_spelling(other, logprob) for other, logprob in logprobs.top)
         self.logprobs.append(OutputTokenLogprobs(chosen, top, offset))
@@ -60,7 +63,10 @@ class LogprobCollector:
         return tuple(self.logprobs[first : self.num_taken])
 
     def drop_rest(self) -> None:
-        """Drops the log-probabilities that were not returned, because a stop string has ended the text."""
+        """Drops the log-probabilities that `take_for` has not returned.
+
+        Call this method if a stop string has ended the answer: these tokens are then not part of the text.
+        """
         del self.logprobs[self.num_taken :]
 
     def _with_spelling(self, token_id: int, logprob: float) -> TokenLogprob:

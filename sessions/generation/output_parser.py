@@ -49,7 +49,7 @@ class OutputRules:
 
 
 class OutputParser:
-    """Reads one answer. Every method changes the parser's state."""
+    """Splits one answer into text and tool calls, token by token. Every method changes the parser's state."""
 
     def __init__(self, tokenizer: TextTokenizer, rules: OutputRules) -> None:
         """Makes the parser of one answer. Raises InvalidRequest for an empty stop string."""
@@ -71,9 +71,9 @@ class OutputParser:
         self._texts: list[str] = []
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> list[OutputEvent]:
-        """Returns the events for the tokens of one step. Drops tokens after the answer's end.
+        """Reads the tokens of one engine step, and returns their events. Drops tokens after the answer's end.
 
-        `logprobs` has one entry for each token, if the rules ask for log-probabilities.
+        `logprobs` must have one entry for each token if `with_logprobs` of the rules is True.
         """
         events: list[OutputEvent] = []
         for place, token_id in enumerate(token_ids):
@@ -94,13 +94,14 @@ class OutputParser:
         return events
 
     def finish(self) -> list[OutputEvent]:
-        """Returns the events for the text that was held back. Call this method after the last token."""
+        """Returns the events for the text that the parser has held back. Call this method after the last token."""
         return self._with_logprobs(self._flush())
 
     def finished(self, engine_reason: FinishReason | None, cache: CacheReport) -> GenerationFinished:
-        """Returns the last event.
+        """Returns the last event of the answer, GenerationFinished. Call this method after `finish`.
 
-        `engine_reason` is None if the request was cancelled before the engine finished it.
+        `engine_reason` says why the engine stopped. It is None if the request was cancelled before the engine finished
+        it.
         """
         logprobs = self._logprobs
         if logprobs is not None and self._stop_string is not None:

@@ -1,8 +1,9 @@
 """Reads the sampling fields of every API, and converts them to the engine's parameters.
 
-Owns the one pydantic model of these fields, for chat completions, completions, messages, responses and sessions.
-Ranges and descriptions come from the engine's `SamplingParams`. This module has only the rules for how the API spells
-the fields. Never owns the size of a vocabulary or of a context: the caller passes both sizes.
+Owns the one pydantic model of these fields, for chat completions, completions, messages, responses and sessions. The
+ranges and descriptions of the fields come from the engine's `SamplingParams`. This module adds only the rules for
+fields whose form in the API differs from the engine's form. Never owns the size of a vocabulary or of a context: the
+caller passes both sizes.
 """
 
 import math
@@ -60,9 +61,10 @@ LogitBias = Annotated[
 
 
 def described_number(name: str, **narrower: float) -> Any:
-    """Returns the pydantic field of a number, with the range and the description of the engine's parameter.
+    """Returns the pydantic `Field` for the numeric sampling parameter `name` of the engine.
 
-    `narrower` are bounds of an API that are narrower than the engine's, under the names of pydantic's `Field`.
+    The field has the range and the description of the engine's parameter. `narrower` replaces bounds of this range for
+    an API that allows less. Its keys are those of pydantic's `Field`, such as `le`.
     """
     bounds: dict[str, Any] = {**RANGES[name].bounds(), **narrower}
     return Field(description=DESCRIPTIONS[name], **bounds)
@@ -131,7 +133,7 @@ class SamplingFields(BaseModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to report for each chosen token; None to report none."""
+        """How many of the likeliest tokens to report at each position of the answer; None for no log-probabilities."""
         return None
 
     @property
@@ -140,7 +142,10 @@ class SamplingFields(BaseModel):
         return self.max_tokens
 
     def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
-        """Returns the engine's parameters. `choice` is the answer's index among the answers to one prompt."""
+        """Converts the fields to the engine's parameters. `max_tokens` is the most tokens that the answer may have.
+
+        `choice` is the index of the answer if one prompt gets several answers, from 0.
+        """
         given = {name: value for name in _SPELLED_ALIKE if (value := getattr(self, name)) is not None}
         return SamplingParams(
             max_tokens=max_tokens,
@@ -154,7 +159,7 @@ class SamplingFields(BaseModel):
         )
 
     def sent(self) -> dict[str, Any]:
-        """Returns the fields that were sent, as JSON values."""
+        """Returns the sampling fields that are not null in the request, as JSON values by field name."""
         return self.model_dump(include=set(SamplingFields.model_fields), exclude_none=True)
 
 
@@ -169,7 +174,7 @@ _SPELLED_ALIKE = {field.name for field in fields(SamplingParams)} & set(Sampling
 
 
 NEUTRAL_VALUES: Mapping[str, bool | int] = {"logprobs": False, "top_logprobs": 0, "n": 1}
-"""Maps sampling fields that sessions know, but do not support, to the one value that they accept. It has no effect."""
+"""Maps sampling fields that sessions do not support to the one value that they accept. This value has no effect."""
 
 
 def _with_neutral_values(schema: dict[str, Any]) -> None:
@@ -181,7 +186,7 @@ def _with_neutral_values(schema: dict[str, Any]) -> None:
 
 
 class SessionSampling(SamplingFields):
-    """The `sampling` of a session or of a turn; unknown fields are refused."""
+    """The sampling fields of a session or of one turn. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_with_neutral_values)
 
@@ -194,7 +199,7 @@ class SessionSampling(SamplingFields):
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """How many tokens an answer may have, and how many the quota reserves for it."""
+    """The limit of tokens for one answer, and the number of tokens that the quota reserves for it."""
 
     max_tokens: int
     expected_tokens: int
@@ -202,9 +207,12 @@ class TokenBudget:
 
 
 def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, param: str) -> TokenBudget:
-    """Returns the budget of an answer: `asked` tokens, or all tokens of the context that the prompt does not use.
+    """Returns the token budget of one answer.
 
-    Raises ContextLengthExceeded, which names the field `param`, if prompt and answer are longer than the context.
+    The answer may have `asked` tokens. If `asked` is None, it may have all tokens of the context that the prompt leaves
+    free.
+    Raises ContextLengthExceeded if the prompt and the answer together are longer than the context. The error names the
+    request field `param`.
     """
     if prompt_tokens + (asked or 1) <= context_tokens:
         left = context_tokens - prompt_tokens
@@ -217,7 +225,10 @@ def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, par
 
 
 def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """Returns the pairs of token id and bias, sorted by token id. Raises ValueError with the reason."""
+    """Reads the request field `logit_bias`. Returns pairs of token id and bias, sorted by token id.
+
+    Raises ValueError with the reason if the field has a wrong value.
+    """
     if not isinstance(value, Mapping) or len(value) > MAX_BIASED_TOKENS:
         raise ValueError(f"must be an object of at most {MAX_BIASED_TOKENS} token ids, with a number for each")
     biases = {_token_id(key): _bias(key, bias) for key, bias in value.items()}

@@ -2,7 +2,8 @@
 
 Owns the order of the steps: reserve quota, record the usage, settle the reservation.
 Never generates anything, and never computes a price.
-Invariant: the usage row is written before the reservation is settled, so no token is missing from both.
+Invariant: the usage row is written before the reservation is settled. So at any time, the tokens of a request are in
+the reservation, in the usage row, or in both.
 """
 
 from collections.abc import Awaitable, Callable
@@ -26,7 +27,11 @@ from graftwork.sessions.core.views import usage_body
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The numbers of tokens of one request: device + host + disk = cached, and cached + recomputed = prompt."""
+    """The token counts of one request: its prompt by cache tier, its answer, and its draft tokens.
+
+    The cached tokens of the prompt are those from the device, the host and the disk. All other prompt tokens were
+    computed again.
+    """
 
     cache: CacheReport
     completion_tokens: int
@@ -46,7 +51,10 @@ class Usage:
 
     @property
     def prompt_tokens_by_tier(self) -> dict[str, int]:
-        """The prompt's tokens by the cache tier that had their KV, under the names that the metrics use."""
+        """How many prompt tokens had their KV on each cache tier, and how many were recomputed.
+
+        The keys are the labels that the metrics use.
+        """
         return {
             "device": self.cache.device_tokens,
             "host": self.cache.host_tokens,
@@ -55,13 +63,13 @@ class Usage:
         }
 
     def as_body(self) -> dict[str, Any]:
-        """Returns the `usage` object of an answer."""
+        """Returns the token counts of this request as the JSON object `usage` of an API answer."""
         return usage_body(self.cache, self.completion_tokens, self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The fields of a usage row except for the token counts: the request, its principal, its model and its session."""
+    """The parts of a usage row that are known before the answer: request, principal, model and session."""
 
     request_id: RequestId
     principal: Principal
@@ -72,7 +80,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Opens an account for each request of a gateway, and reserves the tenant's quota for it."""
+    """Reserves quota for the requests of a gateway, and opens a RequestAccount for each of them."""
 
     quota_of: Callable[[TenantId], Awaitable[Quota]]
     quotas: QuotaKeeper
@@ -94,9 +102,11 @@ class Accounting:
             raise
 
     async def open(self, charge: Charge, quota: Quota, estimated_tokens: int, answers: int = 1) -> "RequestAccount":
-        """Reserves the estimated tokens, and a place for each answer, in the tenant's quota. Raises LimitExceeded.
+        """Reserves the estimated tokens, and a place for each answer, in the tenant's quota. Returns the account of the
+        request.
 
-        Raises Unavailable while usage rows cannot be stored, so that no more work starts that nobody can charge.
+        Raises LimitExceeded if the quota has too few tokens or places left. Raises Unavailable while usage rows cannot be
+        stored, so that no work starts that nobody can charge.
         """
         self.backlog.check()
         tenant_id = charge.principal.tenant_id
@@ -109,8 +119,10 @@ class Accounting:
 
 
 class RequestAccount:
-    """Records and charges the usage of one request. Settle a request once, by `close` or by `settle`.
+    """Records the usage of one request, and charges the tenant's quota for it.
 
+    Call `close` once at the end of the request. If the caller stores the usage row itself (see `row`), call `settle`
+    instead.
     In all methods, `usage` is None if the engine admitted no prompt. `outcome` is `completed`, `failed` or `cancelled`.
     """
 
@@ -121,7 +133,10 @@ class RequestAccount:
         self._is_recorded = False
 
     def row(self, usage: Usage | None, outcome: str) -> UsageEvent | None:
-        """Returns the usage row, for a caller that stores it in its own transaction and then calls `count`."""
+        """Returns the usage row of the request. Returns None if `usage` is None.
+
+        This method is for a caller that stores the row in its own transaction. The caller then calls `count`.
+        """
         if usage is None:
             return None
         charge = self._charge
@@ -140,7 +155,7 @@ class RequestAccount:
         )
 
     def count(self, usage: Usage | None, outcome: str) -> None:
-        """Counts the usage in the metrics. Call it once the usage row is stored."""
+        """Adds the usage of the request to the metrics. Call this method after the usage row is stored."""
         self._is_recorded = True
         if usage is not None:
             telemetry, tenant_id = self._accounting.telemetry, self._charge.principal.tenant_id
@@ -148,23 +163,26 @@ class RequestAccount:
             telemetry.count_request(tenant_id, outcome)
 
     async def record(self, usage: Usage | None, outcome: str) -> None:
-        """Writes the usage row, and adds the usage to the metrics. A second call for the same request changes nothing.
+        """Stores the usage row of the request, and adds the usage to the metrics.
 
-        If the database does not answer, the row is stored later.
+        A second call for the same request changes nothing. If the database does not answer, the row is stored later.
         """
         row = self.row(usage, outcome)
         if row is not None and not self._is_recorded:
             await self._accounting.backlog.record(row, lambda: self.count(usage, outcome))
 
     async def close(self, usage: Usage | None, outcome: str) -> None:
-        """Records the usage if it is not recorded, then settles the reservation."""
+        """Records the usage, unless it is recorded already. Then settles the quota reservation."""
         try:
             await self.record(usage, outcome)
         finally:
             await self.settle(usage, outcome)
 
     async def settle(self, usage: Usage | None, outcome: str) -> None:
-        """Charges the quota for the used tokens, or refunds the reservation if no token was used."""
+        """Ends the quota reservation of the request: charges the tokens that were used instead of the reserved ones.
+
+        If `usage` is None, gives back all reserved tokens.
+        """
         if usage is not None:
             await self.reservation.settle(usage.total_tokens)
             return
@@ -173,5 +191,5 @@ class RequestAccount:
 
 
 def kv_limits(quota: Quota) -> KvLimits:
-    """Returns the limits of a tenant's KV memory in bytes, on the device and on the host. The engine enforces them."""
+    """Returns how many bytes of KV a tenant may have on the device and on the host, for the engine to enforce."""
     return KvLimits(quota.max_device_kv_bytes, quota.max_host_kv_bytes)

@@ -17,7 +17,7 @@ from graftwork.sessions.service import NewSession, SessionService
 
 
 class ConversationService:
-    """Serves the conversations of all tenants."""
+    """Creates, reads, changes and deletes conversations, for all tenants."""
 
     def __init__(self, sessions: SessionService) -> None:
         self._sessions = sessions
@@ -25,8 +25,9 @@ class ConversationService:
     async def create(
         self, principal: Principal, metadata: Mapping[str, str], items: Sequence[Item] = ()
     ) -> AgentSession:
-        """Creates a conversation that starts with `items`. Each later response in the conversation names its own model.
+        """Creates a conversation whose history starts with `items`.
 
+        The conversation has no model of its own: each request for a response in the conversation names a model.
         Raises ValidationFailed if a tool call in `items` has no output.
         """
         check_outputs(items, (), "items")
@@ -35,27 +36,30 @@ class ConversationService:
         return await self._sessions.create(principal, new)
 
     async def get(self, principal: Principal, conversation_id: str) -> AgentSession:
-        """Reads a conversation. Raises NotFound."""
+        """Returns the session that stores a conversation. Raises NotFound if the conversation does not exist."""
         return await find_conversation(self._sessions, principal, conversation_id)
 
     async def change(self, principal: Principal, conversation_id: str, metadata: Mapping[str, str]) -> AgentSession:
-        """Replaces the conversation's metadata. Raises NotFound."""
+        """Replaces the metadata of a conversation. Raises NotFound if the conversation does not exist."""
         session = await self.get(principal, conversation_id)
         return (await self._sessions.change(principal, session.session_id, metadata=metadata)).session
 
     async def delete(self, principal: Principal, conversation_id: str) -> None:
-        """Cancels the conversation's running response, and deletes the conversation. Raises NotFound."""
+        """Cancels the response that runs in a conversation, and deletes the conversation.
+
+        Raises NotFound if the conversation does not exist.
+        """
         session = await self.get(principal, conversation_id)
         await self._sessions.hide(principal, session.session_id)
 
     async def items(self, principal: Principal, conversation_id: str, page: PageRequest) -> Page[Item]:
-        """Reads one page of the conversation's items. Raises NotFound."""
+        """Reads one page of a conversation's items. Raises NotFound if the conversation does not exist."""
         session = await self.get(principal, conversation_id)
         return await self._sessions.items(principal, session.session_id, page)
 
 
 async def find_conversation(sessions: SessionService, principal: Principal, conversation_id: str) -> AgentSession:
-    """Finds a conversation's session. Raises NotFound."""
+    """Returns the session that stores a conversation. Raises NotFound if the conversation does not exist."""
     unknown = NotFound(
         f"The conversation {conversation_id!r} does not exist.", param="conversation", code="conversation_not_found"
     )

@@ -26,7 +26,10 @@ Event = dict[str, Any]
 
 
 class ResponseEvents:
-    """Converts one turn's events. Call `begin`, then `read` for each event except the last, then `end`."""
+    """Converts the events of one turn to events of the Responses API.
+
+    Call `begin` first, then `read` for each event of the turn except the last, then `end`.
+    """
 
     def __init__(self, record: ResponseRecord) -> None:
         self.output: list[dict[str, Any]] = []
@@ -38,13 +41,16 @@ class ResponseEvents:
         """The white space after a call. It is dropped unless text follows."""
 
     def begin(self) -> list[Event]:
-        """Returns the events that come before the turn's first event."""
+        """Returns the first events of the response, which come before the events of the turn.
+
+        These are `response.created` and, for a background response, `response.queued`.
+        """
         if not self._record.is_background:
             return [self._lifecycle("response.created", IN_PROGRESS)]
         return [self._lifecycle("response.created", QUEUED), self._lifecycle("response.queued", QUEUED)]
 
     def read(self, event: SessionEvent) -> list[Event]:
-        """Converts one event of the turn. Pass every event except the turn's last one, which `end` replaces."""
+        """Converts one event of the turn. Do not pass the last event of the turn: call `end` instead."""
         fields = event.fields
         match event.type:
             case EventType.TURN_CREATED:
@@ -60,7 +66,10 @@ class ResponseEvents:
                 return list(self._end_call(fields["arguments"]))
 
     def end(self, turn: Turn) -> list[Event]:
-        """Returns the last events of the response. Call this method after the end of the turn is stored."""
+        """Returns the last events of the response. Call this method after the end of the turn is stored.
+
+        `turn` is the ended turn, as the caller has read it from the store.
+        """
         status = final_status(turn)
         events = [] if self.output or status not in ("completed", "incomplete") else list(self._open_message())
         events += self._close("completed" if status == "completed" else "incomplete")

@@ -1,6 +1,6 @@
-"""Gives a request access to the one response that it creates or reads.
+"""Gives an HTTP request access to the one response that it creates or reads.
 
-Owns what happens at the end of that request: `release` cancels a response that does not run in the background, and
+Owns what happens at the end of the HTTP request: `release` cancels a response that does not run in the background, and
 deletes a response that must not be stored. Never writes the turn that makes the response.
 """
 
@@ -17,7 +17,7 @@ from graftwork.sessions.turns.handle import TurnHandle
 
 
 class ResponseHandle:
-    """One response, running or ended."""
+    """One response of the Responses API, running or ended. A client's request reads or cancels the response here."""
 
     def __init__(self, record: ResponseRecord, turn: TurnHandle, delete: Callable[[], Awaitable[None]]) -> None:
         """`delete` deletes the response, and the session if nothing else uses it."""
@@ -31,11 +31,14 @@ class ResponseHandle:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """The places of schema keywords that the grammar of this response ignores."""
+        """The paths of the schema keywords that this response's grammar ignores, because it cannot enforce them.
+
+        There are none if another HTTP request has started the response.
+        """
         return self._turn.unenforced
 
     async def admitted(self) -> None:
-        """Waits until the engine has admitted the prompt.
+        """Waits until the engine has admitted the prompt of the response, or the response has ended.
 
         If the engine refuses the prompt, deletes the response and raises the engine's error.
         """
@@ -47,9 +50,9 @@ class ResponseHandle:
             raise
 
     async def events(self, after: int = -1) -> AsyncGenerator[Event]:
-        """Yields the response's events with sequence numbers above `after`, until the response ends.
+        """Yields the events of the response whose sequence number is above `after`, until the response ends.
 
-        Raises Unavailable if the turn's end cannot be read.
+        Raises Unavailable if the last event of the response cannot be read.
         """
         reading = ResponseEvents(self.record)
         has_ended = False
@@ -67,7 +70,7 @@ class ResponseHandle:
             raise Unavailable("The response's end could not be read: retrieve it again.", retry_after_s=1.0)
 
     async def result(self) -> dict[str, Any]:
-        """Waits for the end of the response, and returns its body."""
+        """Waits until the response has ended, and returns the JSON body of the response."""
         body: dict[str, Any] = {}
         async with aclosing(self.events()) as events:
             async for event in events:
@@ -75,7 +78,10 @@ class ResponseHandle:
         return body
 
     async def body(self, session: AgentSession) -> dict[str, Any]:
-        """Returns the present body of the response. The caller must have read `session` just before."""
+        """Returns the JSON body of the response as it is now. Does not wait for the end of the response.
+
+        `session` is the session of the response. The caller must have read it from the store just before.
+        """
         turn = await self._turn.stored()
         if turn.status is not TurnStatus.RUNNING:
             return await self.result()
@@ -83,13 +89,14 @@ class ResponseHandle:
         return response_body(self.record, QUEUED if waits else IN_PROGRESS)
 
     def queued_body(self) -> dict[str, Any]:
-        """Returns the body of a response that has just been accepted."""
+        """Returns the JSON body of the response with the status `queued`, for a response that has not started yet."""
         return response_body(self.record, QUEUED)
 
     async def release(self) -> None:
-        """Ends the client's request. Cancels the response, unless it runs in the background, and waits for its end.
+        """Ends the work for the client's request. Does nothing if the response runs in the background.
 
-        Then deletes the response if it must not be stored. Does nothing for a background response.
+        Otherwise cancels the response if this request has started it, and waits until the response has ended. Then
+        deletes the response if it must not be stored.
         """
         if self.record.is_background:
             return

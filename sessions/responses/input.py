@@ -26,9 +26,10 @@ MAX_CALL_ID_CHARACTERS = 64
 
 
 def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """Returns the items of a list. A text becomes one message of the user.
+    """Reads the input of a response or of a conversation: a list of items, or a text.
 
-    Raises ValidationFailed, with the name of the wrong field.
+    A text becomes one message of the user. `param` is the name of the request field that has the input.
+    Raises ValidationFailed for wrong input. The error names the wrong field.
     """
     if isinstance(raw, str):
         return (message("user", raw),)
@@ -38,9 +39,10 @@ def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
 
 
 def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str = "input") -> None:
-    """Checks that each tool call in `awaited` or in `items` has exactly one output after it.
+    """Checks that each tool call has exactly one output, and that the output comes after the call.
 
-    Raises ValidationFailed if not.
+    The calls are those in `items`, and the earlier calls in `awaited`, whose outputs must be in `items` too.
+    Raises ValidationFailed if an output is missing, or if an output belongs to no call.
     """
     open_calls = dict.fromkeys(awaited)
     for index, item in enumerate(items):

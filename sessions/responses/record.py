@@ -17,7 +17,7 @@ _RESPONSE, _TURN = "resp_", "turn_"
 
 @dataclass(frozen=True, slots=True)
 class NewResponse:
-    """The fields of a response that a client asks for. They are not yet checked against the database."""
+    """A request for a new response. Its fields are not yet checked against the database."""
 
     model: str
     items: tuple[Item, ...]
@@ -34,7 +34,7 @@ class NewResponse:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRecord:
-    """A stored response, without its answer. The answer is stored with the turn."""
+    """A response, without the model's answer. The answer is stored with the turn that makes the response."""
 
     turn_id: TurnId
     session_id: SessionId
@@ -55,5 +55,5 @@ class ResponseRecord:
 
 
 def turn_of(response_id: str) -> TurnId:
-    """Returns the id of the turn that makes a response: the response id with the prefix of turn ids."""
+    """Returns the id of the turn that makes a response. Both ids differ only in their prefix: `resp_` or `turn_`."""
     return TurnId(_TURN + response_id.removeprefix(_RESPONSE))

@@ -1,8 +1,8 @@
 """Creates, reads, cancels and deletes responses for the routes. A response is a turn of a session.
 
-Owns the choice of the session: the session of the conversation, or of the previous response. If another response has
-already continued the previous one, uses a fork of that session. Without a conversation or previous response, makes a
-new session.
+Owns the choice of the session: a response joins the session of its conversation, or of its previous response. If
+another response has already continued the previous one, the new response gets a fork of that session. A response
+without a conversation and without a previous response gets a new session.
 Never uses HTTP types, and never writes a turn.
 """
 
@@ -34,7 +34,7 @@ _SWEPT_AT_ONCE = 100
 
 
 class ResponseService:
-    """Serves the responses of all tenants, as turns of this process's sessions."""
+    """Creates, reads, cancels and deletes responses, for all tenants. Each response runs as a turn of a session."""
 
     def __init__(
         self, database: Database, sessions: SessionService, clock: Clock, retention_s: float = RETENTION_S
@@ -46,9 +46,9 @@ class ResponseService:
         self._retention_s = retention_s
 
     async def sweep(self) -> int:
-        """Deletes the responses that are older than their time to live, and returns how many.
+        """Deletes the responses that are older than their time to live, and returns the number of deleted responses.
 
-        Also deletes the sessions that only these responses used.
+        Also deletes the internal session of such a response, if no other response and no fork uses the session.
         """
         num_gone = 0
         while found := await self._store.find_older(self._clock.now() - self._retention_s, _SWEPT_AT_ONCE):
@@ -58,9 +58,11 @@ class ResponseService:
         return num_gone
 
     async def create(self, principal: Principal, new: NewResponse) -> ResponseHandle:
-        """Starts a response. If the response must not be stored, `ResponseHandle.release` deletes it at the end.
+        """Starts a response.
 
-        Can raise InvalidRequest, ValidationFailed, NotFound, Conflict or LimitExceeded. After an error no row is left.
+        If the response must not be stored, `ResponseHandle.release` deletes it at the end of the client's request.
+        Can raise InvalidRequest, ValidationFailed, NotFound, Conflict or LimitExceeded. After these errors, the
+        database has no row of the response.
         """
         new = replace(new, settings=checked_settings(new.settings))
         turn = await self._start(principal, new)
@@ -74,33 +76,40 @@ class ResponseService:
         return self._handle(principal, record, turn)
 
     async def find(self, principal: Principal, response_id: str) -> ResponseHandle:
-        """Finds a stored response. Raises NotFound."""
+        """Returns access to a stored response. Raises NotFound if the response does not exist."""
         record = await self._load(principal, response_id)
         return self._handle(principal, record, await self._sessions.find_turn(principal, record.turn_id))
 
     async def get(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """Returns the body of a stored response. Raises NotFound."""
+        """Returns the JSON body of a stored response as it is now. Raises NotFound if the response does not exist."""
         handle = await self.find(principal, response_id)
         session = await self._sessions.loader.load_any(principal.scope(), handle.record.session_id)
         return await handle.body(session)
 
     async def cancel(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """Cancels a response, and returns its body. A response that has ended stays unchanged. Raises NotFound."""
+        """Cancels a response, waits until it has ended, and returns its JSON body.
+
+        Does nothing to a response that has already ended. Raises NotFound if the response does not exist.
+        """
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
         return await self.get(principal, response_id)
 
     async def delete(self, principal: Principal, response_id: str) -> None:
-        """Deletes a response, and cancels it if it runs.
+        """Deletes a response. If the response still runs, cancels it first.
 
-        Its items stay while later responses or a conversation use them. Raises NotFound.
+        The items of the response stay stored while a later response or a conversation uses them. Raises NotFound if the
+        response does not exist.
         """
         record = await self._load(principal, response_id)
         await self._sessions.cancel(principal, record.session_id, record.turn_id)
         await self._delete(principal.scope(), record)
 
     async def input_items(self, principal: Principal, response_id: str, page: PageRequest) -> Page[Item]:
-        """Reads one page of the items that this response's request sent. Raises NotFound."""
+        """Reads one page of the input items that a client sent with the request for this response.
+
+        Raises NotFound if the response does not exist.
+        """
         turn = await self._turn(principal, await self._load(principal, response_id))
         return page_of(turn.input, page, lambda item: item.item_id)
 
@@ -130,7 +139,7 @@ class ResponseService:
         return await self._launch_on_own(principal, forks[0], new)
 
     async def _launch_on_own(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
-        """Starts the turn on a session that was made for this response.
+        """Starts the turn on an internal session that has no other response.
 
         Deletes the session if the turn cannot start.
         """
@@ -182,7 +191,7 @@ class ResponseService:
 
 
 def _ends_at(session: AgentSession, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether the session only holds responses, runs no turn, and ends with the checkpoint `checkpoint_id`."""
+    """Returns whether the session is internal, runs no turn, and ends with the checkpoint `checkpoint_id`."""
     rests = session.status in (SessionStatus.IDLE, SessionStatus.AWAITING_TOOL)
     return session.kind is SessionKind.RESPONSES and rests and session.head_id == checkpoint_id
 

@@ -19,7 +19,7 @@ class ResponseStore:
         self._database = database
 
     async def insert(self, scope: TenantScope, record: ResponseRecord) -> None:
-        """Stores a response whose turn has begun."""
+        """Stores a response. Call this method after the turn of the response has begun."""
         async with self._database.write() as database:
             await database.execute(
                 insert(ResponseRow).values(
@@ -32,7 +32,7 @@ class ResponseStore:
             )
 
     async def find(self, scope: TenantScope, response_id: str) -> ResponseRecord | None:
-        """Returns a stored response. Returns None if it does not exist, or if the text cannot be an id."""
+        """Returns a stored response. Returns None if no response has this id."""
         if not (response_id.isascii() and response_id.isprintable()):
             return None
         async with self._database.read() as database:
@@ -42,9 +42,9 @@ class ResponseStore:
             return None if row is None else _record(row)
 
     async def find_older(self, before: float, limit: int) -> list[tuple[TenantScope, ResponseRecord]]:
-        """Returns up to `limit` responses of all tenants, the oldest first.
+        """Returns up to `limit` responses of all tenants that were created before the time `before`, the oldest first.
 
-        Only responses that were created before `before` (Unix seconds) are returned.
+        `before` is in Unix seconds.
         """
         statement = select(ResponseRow).where(ResponseRow.created_at < before).order_by(ResponseRow.created_at)
         async with self._database.read() as database:

@@ -17,7 +17,10 @@ _CUT = {"reason": "max_output_tokens"}
 def response_body(
     record: ResponseRecord, status: str, output: Sequence[Mapping[str, Any]] = (), turn: Turn | None = None
 ) -> dict[str, Any]:
-    """Returns the body of a response. `turn` is None until the turn has ended."""
+    """Returns the JSON body that describes a response to clients.
+
+    `output` has the items of the answer so far. `turn` is None until the turn of the response has ended.
+    """
     return {
         "id": record.response_id,
         "object": "response",
@@ -35,7 +38,8 @@ def response_body(
 def final_status(turn: Turn) -> str:
     """Returns the status of a response whose turn has ended: `failed`, `cancelled`, `incomplete` or `completed`.
 
-    It is `incomplete` if the answer reached its token limit. A response that awaits tool outputs is `completed`.
+    A response is `incomplete` if its answer reached the token limit. A response that waits for tool outputs is
+    `completed`.
     """
     if turn.status in (TurnStatus.FAILED, TurnStatus.CANCELLED):
         return turn.status.value
@@ -43,7 +47,7 @@ def final_status(turn: Turn) -> str:
 
 
 def conversation_answer(session: AgentSession) -> Conversation:
-    """Returns the body of a conversation."""
+    """Returns the JSON body that describes a conversation to clients."""
     return Conversation(id=session.session_id, created_at=int(session.created_at), metadata=dict(session.metadata))
 
 

@@ -1,4 +1,4 @@
-"""Deletes the rows of sessions. No other module deletes rows of a history.
+"""Deletes the rows of sessions and of their histories. No other module does this.
 
 Owns the SQL statements. Never opens a transaction and never decides what to delete: the caller does both.
 Invariant: a row that a fork or a response still needs is kept. Every statement is limited to one tenant, except the two
@@ -28,15 +28,16 @@ from graftwork.sessions.store.tables import (
 
 
 async def is_used(database: ReadSession, scope: TenantScope, session_id: SessionId) -> bool:
-    """Returns whether a response refers to the session, or another session was forked from it."""
+    """Returns whether a response uses the session, or another session was forked from this session."""
     statement = select(SessionRow.id).where(SessionRow.id == session_id, SessionRow.tenant_id == scope, _is_used())
     return await database.scalar(statement) is not None
 
 
 async def find_unused(database: ReadSession, before: float) -> list[tuple[TenantId, SessionId]]:
-    """Finds sessions of all tenants that were made for a response, but to which no response refers.
+    """Finds internal sessions of the Responses API, of all tenants, that no response uses any more.
 
-    Leaves out sessions that run a turn, that a fork uses, or that have changed since `before` (Unix seconds).
+    Leaves out sessions that run a turn, sessions from which another session was forked, and sessions that were changed
+    at or after `before` (Unix seconds).
     """
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
         SessionRow.kind == SessionKind.RESPONSES.value,
@@ -51,7 +52,7 @@ async def find_unused(database: ReadSession, before: float) -> list[tuple[Tenant
 async def find_session_of_checkpoint(
     database: ReadSession, scope: TenantScope, checkpoint_id: CheckpointId
 ) -> SessionId | None:
-    """Finds the session whose turn made a checkpoint."""
+    """Returns the id of the session whose turn made a checkpoint. Returns None if the checkpoint does not exist."""
     statement = select(CheckpointRow.session_id).where(
         CheckpointRow.id == checkpoint_id, CheckpointRow.tenant_id == scope
     )
@@ -60,7 +61,7 @@ async def find_session_of_checkpoint(
 
 
 async def delete_unused_session(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Deletes all rows of a session. The caller must know that no response and no fork uses it."""
+    """Deletes all rows of a session. The caller must first check that no response and no fork uses the session."""
     own = select(CheckpointRow.id).where(CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope)
     await database.execute(delete(ItemRow).where(ItemRow.checkpoint_id.in_(own), ItemRow.tenant_id == scope))
     for table in (EventRow, ToolCallRow, CheckpointRow, TurnRow):
@@ -82,8 +83,10 @@ async def find_expired(
 ) -> list[tuple[TenantId, SessionId]]:
     """Finds up to `limit` sessions of all tenants that have rows to delete, the newest ids first.
 
-    These are sessions whose time to live has passed, and expired sessions that still have rows. A fork comes before its
-    origin, because it is newer. `before` is the last id of the previous search.
+    These are sessions whose time to live has passed at `now` (Unix seconds), and sessions marked as expired that still
+    have rows. A fork comes before the session from which it was forked, because the fork is newer.
+    `retention_s` is the default time to live of closed sessions, in seconds. `before` is the last id that the previous
+    search found; None starts with the newest session.
     """
     statement = select(SessionRow.tenant_id, SessionRow.id).where(
         or_(is_over(now, retention_s), and_(SessionRow.status == SessionStatus.EXPIRED.value, _has_more_to_delete()))
@@ -95,9 +98,10 @@ async def find_expired(
 
 
 async def mark_expired(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Marks a session as expired, so that no client can read it, and empties its row.
+    """Marks a session as expired, so that no client can read it, and clears the settings and metadata in its row.
 
-    Also deletes its stored tool calls and its responses. The caller's transaction must have locked the session.
+    Also deletes the rows of the session's tool calls and responses. The caller's transaction must have locked the
+    session.
     """
     await database.execute(
         update(SessionRow)
@@ -118,7 +122,7 @@ async def mark_expired(database: WriteSession, scope: TenantScope, session_id: S
 
 
 async def delete_events(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
-    """Deletes the oldest events of a session, at most `limit`, and returns how many."""
+    """Deletes up to `limit` events of a session, the oldest first. Returns the number of deleted events."""
     mine = and_(EventRow.session_id == session_id, EventRow.tenant_id == scope)
     oldest = await database.scalar(select(func.min(EventRow.seq)).where(mine))
     if oldest is None:
@@ -128,9 +132,9 @@ async def delete_events(database: WriteSession, scope: TenantScope, session_id: 
 
 
 async def delete_checkpoints(database: WriteSession, scope: TenantScope, session_id: SessionId, limit: int) -> int:
-    """Deletes up to `limit` checkpoints that no other session needs, with their items, and returns how many.
+    """Deletes up to `limit` checkpoints of a session, with their items, the latest first.
 
-    Starts at the end of the history.
+    Keeps checkpoints that another session shares. Returns the number of deleted checkpoints.
     """
     kept = _kept_checkpoints(scope, session_id)
     statement = (
@@ -153,7 +157,7 @@ async def delete_checkpoints(database: WriteSession, scope: TenantScope, session
 
 
 async def delete_turns(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
-    """Deletes the turns of a session that have no checkpoint, or whose checkpoint is deleted."""
+    """Deletes those turns of a session that made no checkpoint, or whose checkpoint is deleted."""
     made_checkpoints = select(CheckpointRow.turn_id).where(
         CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope
     )
@@ -165,7 +169,10 @@ async def delete_turns(database: WriteSession, scope: TenantScope, session_id: S
 
 
 async def delete_expired_session(database: WriteSession, scope: TenantScope, session_id: SessionId) -> bool:
-    """Deletes an expired session's row unless it still has checkpoints, and returns whether it is deleted."""
+    """Deletes the row of an expired session, unless the session still has checkpoints.
+
+    Returns whether the row is deleted.
+    """
     result = await database.execute(
         delete(SessionRow).where(
             SessionRow.id == session_id,
@@ -178,9 +185,11 @@ async def delete_expired_session(database: WriteSession, scope: TenantScope, ses
 
 
 def is_over(now: float, retention_s: float) -> ColumnElement[bool]:
-    """Returns the rule of `AgentSession.is_over` in SQL, without that method's case for sessions marked as expired.
+    """Returns the SQL condition for sessions whose time to live has passed at `now` (Unix seconds).
 
-    The SQL value is null for a session without an end.
+    It is the rule of `AgentSession.is_over`, except that sessions already marked as expired do not count. For a session
+    that has no end, the condition is null instead of false.
+    `retention_s` is the default time to live of closed sessions, in seconds.
     """
     closed_without_its_own = and_(
         SessionRow.status == SessionStatus.CLOSED.value,

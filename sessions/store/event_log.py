@@ -5,9 +5,10 @@
     turn ── put ──► EventStream ┘
 
 Owns the order: an event is stored first, and published to readers after that. An event waits at most 20 ms for its
-commit to begin. While a commit runs, the events of the next commit are collected. Never stores the last events of a
-turn, which are stored together with the turn's outcome.
-Invariant: an event keeps its number from the first attempt to store it, so a second attempt stores it only once.
+commit to begin. If another commit still runs, the events wait for its end, and one commit then stores them all. Never
+stores the last events of a turn, which are stored together with the turn's outcome.
+Invariant: an event gets its number at the first attempt to store it and keeps this number. So it is stored only once,
+even if the attempt is repeated.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ Returns for each batch whether a client has asked to cancel the turn; None if th
 
 
 class EventLog:
-    """Stores the events of all running turns. Its background task runs only while events wait."""
+    """Stores the events of all running turns of this process. It runs a background task only while events wait."""
 
     def __init__(self, append: Append, clock: Clock, pause: Pause) -> None:
         self._append = append
@@ -62,14 +63,14 @@ class EventLog:
         """The commit that runs now."""
 
     def open(self, lease: SessionLease, feed: EventFeed, on_cancel: Callable[[], None]) -> "EventStream":
-        """Opens the stream of a turn that has begun.
+        """Returns a new event stream for a turn that has begun. `feed` shows the stored events to readers.
 
         `on_cancel` is called if a commit finds that a client has asked to cancel the turn.
         """
         return EventStream(self, lease, feed, on_cancel)
 
     def add(self, stream: "EventStream") -> None:
-        """Puts the stream's waiting events into the next commit."""
+        """Puts the events that wait in `stream` into the next commit."""
         if not self._waiting:
             self._waiting_since = self._clock.monotonic()
         self._waiting[stream] = None
@@ -77,14 +78,14 @@ class EventLog:
             self._task = asyncio.create_task(self._run())
 
     def discard(self, stream: "EventStream") -> None:
-        """Removes the stream from the next commit."""
+        """Takes the events of `stream` out of the next commit."""
         self._waiting.pop(stream, None)
 
     async def close(self) -> None:
-        """Waits for the commit that runs now, and drops the events that still wait.
+        """Waits for the commit that runs now, and drops the events that still wait for a commit.
 
-        Call this method after all turns have ended.
-        Otherwise a database connection could still be in use when the database closes.
+        Call this method after all turns have ended, and before the database closes. Otherwise a commit could still use
+        a database connection.
         """
         self._waiting.clear()
         while self._storing is not None and not self._storing.done():
@@ -167,9 +168,10 @@ class EventStream:
         self._has_failed = asyncio.Event()
 
     async def put(self, draft: EventDraft) -> None:
-        """Adds an event, which is stored soon. If too many events of the turn are not stored yet, waits first.
+        """Adds an event of the turn. The EventLog stores the event soon.
 
-        Drops the event if an earlier event could not be stored.
+        If too many events of the turn are not stored yet, first waits until some are stored. Drops the event if an
+        earlier event could not be stored.
         """
         await self._has_room.wait()
         if self.error is not None:
@@ -182,33 +184,38 @@ class EventStream:
             self._log.add(self)
 
     async def failure(self) -> None:
-        """Waits until storing an event has failed, then raises `error`. Never returns."""
+        """Waits until the EventLog cannot store an event of the turn, and raises the error. Never returns a value."""
         await self._has_failed.wait()
         assert self.error is not None
         raise self.error
 
     async def close(self) -> None:
-        """Stops sending events to the store, and waits for a commit that runs now."""
+        """Stops giving events to the EventLog. If a commit with events of this stream runs now, waits for its end."""
         self.is_closed = True
         self._log.discard(self)
         await self._is_idle.wait()
 
     def rest(self) -> tuple[EventDraft, ...]:
-        """Returns the drafts of a closed stream that are not stored. Their numbers come after `last_seq`."""
+        """Returns the events of the turn that are not stored, in order. Call this method after `close`.
+
+        Without an error, the first of these events has the number `last_seq` + 1.
+        """
         return tuple(self._waiting)
 
     def begin_attempt(self) -> EventBatch:
-        """Returns all waiting events with their numbers, for the next commit."""
+        """Returns all waiting events of the turn with their numbers, for the commit that begins now."""
         self._is_idle.clear()
         self._num_attempted = len(self._waiting)
         self._num_put_attempted = self._num_put
         return EventBatch(self._lease, self._numbered(self._waiting))
 
     def end_attempt(self, result: bool | BaseException) -> None:
-        """Publishes the stored events, or keeps the error in `error`.
+        """Takes the result of the commit that `begin_attempt` has started.
 
-        After Unavailable, the events wait for the next attempt.
-        `result` is the error, or says whether a client has asked to cancel the turn.
+        If `result` is a bool, the events are stored: publishes them to the readers. True means that a client has asked
+        to cancel the turn.
+        If `result` is Unavailable, the events wait for the next attempt. Any other error drops the events and is kept
+        in `error`.
         """
         self._is_idle.set()
         if isinstance(result, Unavailable):

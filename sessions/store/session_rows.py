@@ -49,9 +49,9 @@ async def update_session(database: WriteSession, session: AgentSession) -> None:
 async def find_session(
     database: ReadSession, scope: TenantScope, session_id: str, *, lock: bool = False
 ) -> AgentSession | None:
-    """Finds a session, with the tool calls at its latest checkpoint. Returns None if it does not exist.
+    """Finds a session, with the tool calls at the end of its latest checkpoint. Returns None if no session has this id.
 
-    `lock` blocks other writers of the session until the transaction ends.
+    If `lock` is True, no other transaction can change the session until this transaction ends.
     """
     statement = select(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope)
     row = await database.scalar(statement.with_for_update() if lock else statement)
@@ -64,9 +64,11 @@ async def find_session(
 async def list_sessions(
     database: ReadSession, scope: TenantScope, page: PageRequest, now: float, retention_s: float
 ) -> Page[AgentSession]:
-    """Reads one page of a tenant's sessions, ordered by creation time, each with its tool calls.
+    """Reads one page of a tenant's sessions, ordered by creation time.
 
-    Leaves out conversations, sessions that only hold responses, and sessions whose time to live has passed.
+    Each session has the tool calls at the end of its latest checkpoint. Leaves out conversations, internal sessions of
+    the Responses API, and sessions whose time to live has passed at `now` (Unix seconds). `retention_s` is the default
+    time to live of closed sessions, in seconds.
     """
     ascending = page.order is Order.ASCENDING
     statement = select(SessionRow).where(
@@ -85,15 +87,19 @@ async def list_sessions(
 
 
 async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
-    """Locks the tenant's row until the transaction ends.
+    """Locks the row of a tenant until the transaction ends.
 
-    Otherwise two requests could both create the last session that the tenant's limit allows.
+    A caller does this before it counts the tenant's sessions. Otherwise two requests could each create one more session
+    than the limit allows.
     """
     await database.execute(select(TenantRow.id).where(TenantRow.id == scope).with_for_update(key_share=True))
 
 
 async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:
-    """Counts the sessions of a tenant that are neither closed nor expired. `now` is in Unix seconds."""
+    """Counts the sessions of a tenant that are neither closed nor expired at `now` (Unix seconds).
+
+    Leaves out conversations, and internal sessions of the Responses API.
+    """
     ended = [SessionStatus.CLOSED.value, SessionStatus.EXPIRED.value]
     statement = select(func.count()).where(
         SessionRow.tenant_id == scope,
@@ -105,9 +111,9 @@ async def count_open_sessions(database: ReadSession, scope: TenantScope, now: fl
 
 
 async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
-    """Counts the sessions of all tenants by status. Reads only an index.
+    """Counts the sessions of all tenants by status. The query is fast, because it reads only an index.
 
-    Leaves out conversations, and sessions that only hold responses.
+    Leaves out conversations, internal sessions of the Responses API, and expired sessions.
     """
     statement = (
         select(SessionRow.status, func.count())
@@ -118,7 +124,11 @@ async def count_by_status(database: ReadSession) -> dict[SessionStatus, int]:
 
 
 async def find_interrupted(database: ReadSession, owner: str, now: float) -> list[tuple[TenantId, SessionId, TurnId]]:
-    """Finds running turns of all tenants whose lease has expired, or whose lease belongs to the process `owner`."""
+    """Finds turns of all tenants that are marked as running, but that may have no process any more.
+
+    These are the turns whose lease has expired at `now` (Unix seconds), and the turns whose lease belongs to the
+    process named `owner`.
+    """
     statement = select(SessionRow.tenant_id, SessionRow.id, SessionRow.running_turn_id).where(
         SessionRow.status == SessionStatus.RUNNING.value,
         or_(SessionRow.lease_expires_at <= now, SessionRow.lease_owner == owner),
@@ -130,11 +140,11 @@ async def find_interrupted(database: ReadSession, owner: str, now: float) -> lis
 async def extend_leases(
     database: WriteSession, leases: Sequence[SessionLease], expires_at: float, last_seqs: Sequence[int] = ()
 ) -> dict[SessionId, bool]:
-    """Renews leases until `expires_at` (Unix seconds).
+    """Renews the leases of running turns, so that they expire at `expires_at` (Unix seconds).
 
-    Returns for each session whether a client has asked to cancel its turn.
-    The result has no entry for a session whose lease is lost. `last_seqs`, if given, has the new last event number for
-    each lease. Locks the sessions' rows.
+    Returns, by session id, whether a client has asked to cancel the turn. A session whose lease is lost is missing in
+    the result.
+    `last_seqs` is empty, or has the number of the last stored event for each lease. Locks the rows of the sessions.
     """
     held = tuple_(SessionRow.id, SessionRow.tenant_id, SessionRow.epoch, SessionRow.running_turn_id)
     values: dict[str, Any] = {"lease_expires_at": expires_at}
@@ -175,7 +185,7 @@ async def insert_ledger(
 async def find_ledger(
     database: ReadSession, scope: TenantScope, session_id: str, checkpoint_id: str
 ) -> tuple[LedgerCall, ...]:
-    """Finds the tool calls at the end of a checkpoint, with the outputs that clients sent to this session."""
+    """Finds the tool calls at the end of a checkpoint, with the outputs that clients sent to this session for them."""
     ledgers = await _ledgers_by_session(database, scope, [session_id], [checkpoint_id])
     return tuple(ledgers.get((session_id, checkpoint_id), ()))
 
@@ -183,9 +193,9 @@ async def find_ledger(
 async def find_answered_calls(
     database: ReadSession, scope: TenantScope, session_id: SessionId, call_ids: Sequence[CallId]
 ) -> list[LedgerCall]:
-    """Finds tool calls of a session by their ids, also calls of earlier turns.
+    """Finds the tool calls of a session that have these ids, at the latest checkpoint and at earlier ones.
 
-    Calls without an output come first, and the call answered latest comes last.
+    Calls without an output come first. The others follow in the order in which their outputs were stored.
     """
     statement = (
         select(ToolCallRow)
@@ -202,14 +212,14 @@ async def find_answered_calls(
 async def save_output(
     database: WriteSession, scope: TenantScope, session_id: SessionId, call: LedgerCall, output: str, at: float
 ) -> None:
-    """Stores the output of one tool call. `at` is the present time in Unix seconds."""
+    """Stores the output of one tool call of a session. `at` is the present time in Unix seconds."""
     await database.execute(_update_call(scope, session_id, call).values(output=output, answered_at=at))
 
 
 async def note_turn_of_outputs(
     database: WriteSession, scope: TenantScope, session_id: SessionId, calls: Sequence[LedgerCall], turn_id: TurnId
 ) -> None:
-    """Records the turn that uses the outputs of these calls."""
+    """Stores, for each of these tool calls, the id of the turn that uses the call's output."""
     for call in calls:
         await database.execute(_update_call(scope, session_id, call).values(turn_id=turn_id))
 

@@ -1,7 +1,7 @@
 """Stores sessions in the database: create, read, fork, rewind, store tool outputs, close.
 
-Owns every transaction on a session, except the transactions of its running turn. AgentSession has the rules.
-Never starts a turn.
+Owns every transaction on a session, except the transactions of its running turn. Never starts a turn, and has no rules:
+the rules for changes of a session are in AgentSession.
 Invariant: a change of the head (the latest checkpoint), the model or the lease raises the session's epoch, a counter. A
 turn that was planned with an older epoch is refused.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import BudgetSpent, Conflict, GraftworkError, NotFound
-from graftwork.platform.ids import CallId, SessionId, TurnId, new_id
+from graftwork.platform.errors import BudgetSpent, NotFound
+from graftwork.platform.ids import SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.items import Item
@@ -28,31 +28,9 @@ from graftwork.sessions.core.session import (
     seed_history,
 )
 from graftwork.sessions.core.transcript import Checkpoint
-from graftwork.sessions.store import deletion_rows, session_rows, turn_rows
-from graftwork.sessions.store import turn_rows as history_rows
+from graftwork.sessions.store import deletion_rows, session_rows, tool_calls, turn_rows
+from graftwork.sessions.store.tool_calls import AcceptedOutputs
 from graftwork.sessions.store.turn_store import ledger_of
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptedOutputs:
-    """The result of storing tool outputs: the session, the stored outputs, and what they allow."""
-
-    session: AgentSession
-    outputs: tuple[ToolOutput, ...]
-    """The stored outputs of the calls that the request names, in the order of the request."""
-    concerns_head: bool
-    """Whether one of the outputs is for a tool call at the end of the latest checkpoint."""
-    turn_id: TurnId | None
-    """The latest turn that used one of the outputs."""
-
-    @property
-    def may_continue(self) -> bool:
-        """Whether a turn may start with these outputs.
-
-        This is so if every tool call at the session's latest checkpoint has an output, and no turn runs.
-        """
-        waits = self.session.status in (SessionStatus.AWAITING_TOOL, SessionStatus.SUSPENDED)
-        return waits and self.concerns_head and not self.session.awaited_call_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +56,10 @@ class SessionStore:
     async def create(
         self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
     ) -> AgentSession:
-        """Stores a new session with `items` as its history. The session's first turn encodes the items.
+        """Stores a new session whose history is `items`. The session's first turn encodes the items to token ids.
 
-        Raises BudgetSpent if the tenant would then have more than `max_sessions` open sessions.
+        Raises BudgetSpent if the tenant would then have more than `max_sessions` open sessions. If `max_sessions` is
+        None, there is no limit.
         """
         seed = seed_history(session, items) if items else None
         session = session if seed is None else replace(session, head_id=seed[1].checkpoint_id)
@@ -89,58 +68,59 @@ class SessionStore:
             if seed is not None:
                 turn, checkpoint = seed
                 await turn_rows.insert_turn(database, scope, turn)
-                await history_rows.insert_checkpoint(database, scope, checkpoint, items)
+                await turn_rows.insert_checkpoint(database, scope, checkpoint, items)
         return session
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Reads a session. Raises NotFound."""
+        """Reads a session. Raises NotFound if no session has this id, or if its time to live has passed."""
         async with self._database.read() as database:
             return self._checked(await session_rows.find_session(database, scope, session_id), session_id)
 
     async def list_sessions(self, scope: TenantScope, page: PageRequest) -> Page[AgentSession]:
-        """Reads one page of a tenant's sessions, including closed sessions that are still kept."""
+        """Reads one page of a tenant's sessions. Includes closed sessions whose time to live has not passed."""
         async with self._database.read() as database:
             return await session_rows.list_sessions(database, scope, page, self._clock.now(), self._retention_s)
 
     async def count_by_status(self) -> Mapping[SessionStatus, int]:
-        """Counts the sessions of all tenants by status, for metrics.
+        """Counts the sessions of all tenants by status, for the metrics.
 
-        Leaves out conversations, and sessions that only hold responses.
+        Leaves out conversations, internal sessions of the Responses API, and expired sessions.
         """
         async with self._database.read() as database:
             return await session_rows.count_by_status(database)
 
     async def list_items(self, scope: TenantScope, session: AgentSession, page: PageRequest) -> Page[Item]:
-        """Reads one page of a session's history, up to its latest checkpoint."""
+        """Reads one page of the items of a session's history, up to the latest checkpoint."""
         if session.head_id is None:
             return Page((), has_more=False)
         async with self._database.read() as database:
-            return await history_rows.list_items(database, scope, session.head_id, page)
+            return await turn_rows.list_items(database, scope, session.head_id, page)
 
     async def head(self, scope: TenantScope, session: AgentSession) -> Checkpoint | None:
-        """Reads the session's head, which is its latest checkpoint. Returns None for a session without turns."""
+        """Reads the session's head, which is its latest checkpoint. Returns None if the history is empty."""
         if session.head_id is None:
             return None
         async with self._database.read() as database:
-            return await history_rows.find_checkpoint(database, scope, session.head_id)
+            return await turn_rows.find_checkpoint(database, scope, session.head_id)
 
     async def accept_outputs(
         self, scope: TenantScope, session_id: str, outputs: Sequence[ToolOutput]
     ) -> AcceptedOutputs:
-        """Stores the outputs that are not stored yet. After an error no output is stored.
+        """Stores those of the tool outputs that are not stored yet. After an error, no output of this call is stored.
 
-        Raises NotFound or Conflict.
+        Raises NotFound if the session or a tool call does not exist. Raises Conflict if an output differs from the
+        stored one, or if the session cannot take an output now.
         """
         wanted = list(dict.fromkeys(given.call_id for given in outputs))
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
-            calls = await self._known_calls(database, scope, session, wanted)
-            stored = await self._stored_outputs(database, scope, session, calls, wanted)
+            calls = await tool_calls.known_calls(database, scope, session, wanted)
+            stored = await tool_calls.stored_outputs(database, scope, session, calls, wanted)
             fresh = new_outputs(stored, outputs)
             if fresh:
                 session.check_at_rest()
             for given in fresh:
-                await self._answer(database, scope, session, calls[given.call_id], given)
+                await tool_calls.save_output(database, scope, session, calls[given.call_id], given, self._clock.now())
             if fresh:
                 session = await self._wake(database, scope, session)
         stored |= {given.call_id: given.output for given in fresh}
@@ -161,8 +141,10 @@ class SessionStore:
         max_sessions: int | None,
         kind: SessionKind = SessionKind.SESSION,
     ) -> list[AgentSession]:
-        """Creates `count` sessions that share the history up to checkpoint `at`; None means the latest checkpoint.
+        """Creates `count` new sessions that share the history of a session up to one of its checkpoints.
 
+        `at` is the id of this checkpoint; None means the latest one. `max_sessions` is the tenant's limit of open
+        sessions; None means no limit.
         Raises Conflict if the session is closed. Can also raise NotFound or BudgetSpent.
         """
         async with self._locked(scope, session_id) as (database, session):
@@ -174,7 +156,10 @@ class SessionStore:
         return [_resting(replace(child, ledger=ledger)) for child in children]
 
     async def rewind(self, scope: TenantScope, session_id: str, to: str) -> AgentSession:
-        """Moves the session back to any of its checkpoints. Raises NotFound, or Conflict if a turn runs."""
+        """Moves a session back to one of its checkpoints. `to` is the id of this checkpoint.
+
+        Raises NotFound, or Conflict if a turn runs or the session is closed.
+        """
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             checkpoint = await self._own_checkpoint(database, scope, session, to)
@@ -184,9 +169,10 @@ class SessionStore:
             return await self._update(database, _resting(moved))
 
     async def change(self, scope: TenantScope, session_id: str, change: SessionChange) -> AgentSession:
-        """Stores the changes of a PATCH request.
+        """Stores the changes that a PATCH request makes to a session.
 
-        Raises Conflict if the session is closed, or if the model changes while a turn runs. Can also raise NotFound.
+        Raises Conflict if the session is closed, or if the model is to change while a turn runs. Can also raise
+        NotFound.
         """
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
@@ -198,16 +184,20 @@ class SessionStore:
             return await self._update(database, session)
 
     async def suspend(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Marks a session as suspended until its next turn or tool output. Does not move its KV: the caller does.
+        """Marks a session as suspended until its next turn or tool output.
 
-        Raises Conflict while a turn runs. Can also raise NotFound.
+        Does not move the session's KV: the caller does that. Raises Conflict while a turn runs. Can also raise
+        NotFound.
         """
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
             return await self._update(database, replace(session, status=SessionStatus.SUSPENDED))
 
     async def close(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Makes a session read-only. Does nothing if it is closed. Raises Conflict while a turn runs."""
+        """Makes a session read-only. Does nothing if the session is already closed.
+
+        Raises Conflict while a turn runs. Can also raise NotFound.
+        """
         async with self._locked(scope, session_id) as (database, session):
             if session.status is SessionStatus.CLOSED:
                 return session
@@ -216,9 +206,9 @@ class SessionStore:
             return await self._update(database, replace(closed, closed_at=self._clock.now()))
 
     async def request_cancel(self, scope: TenantScope, session_id: str, turn_id: TurnId | None = None) -> AgentSession:
-        """Asks the process that runs the session's turn to stop it.
+        """Asks the process that runs a session's turn to cancel the turn.
 
-        Does nothing if no turn runs, or if `turn_id` is given and another turn runs.
+        Does nothing if no turn runs. If `turn_id` is given, also does nothing if another turn runs.
         """
         async with self._locked(scope, session_id) as (database, session):
             if session.status is not SessionStatus.RUNNING or turn_id not in (None, session.running_turn_id):
@@ -226,17 +216,17 @@ class SessionStore:
             return await self._update(database, replace(session, cancel_requested=True))
 
     async def hide(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Hides a session from clients, which can no longer list it or read it.
+        """Hides a session from clients: they can no longer list it or read it.
 
-        From now on the session only holds responses.
+        From now on, the session counts as an internal session of the Responses API.
         """
         async with self._locked(scope, session_id) as (database, session):
             return await self._update(database, replace(session, kind=SessionKind.RESPONSES))
 
     async def remove_unused(self, scope: TenantScope, session_id: SessionId) -> None:
-        """Deletes a session that was made for responses, if no response and no fork uses it.
+        """Deletes an internal session of the Responses API, if no response and no fork uses the session.
 
-        Then does the same with the session from which it was forked, and so on.
+        Then does the same with the session from which the deleted session was forked, and so on.
         Keeps sessions of other kinds, and sessions that run a turn.
         """
         following: SessionId | None = session_id
@@ -245,16 +235,16 @@ class SessionStore:
                 following = await self._remove(database, scope, following)
 
     async def find_unused(self, before: float) -> list[tuple[TenantScope, SessionId]]:
-        """Finds sessions of all tenants that were made for responses, but that no response and no fork uses.
+        """Finds internal sessions of the Responses API, of all tenants, that no response and no fork uses any more.
 
-        Leaves out sessions that have changed since `before` (Unix seconds).
+        Leaves out sessions that run a turn, and sessions that were changed at or after `before` (Unix seconds).
         """
         async with self._database.read() as database:
             found = await deletion_rows.find_unused(database, before)
         return [(scope_of_tenant(AdminPrincipal(), tenant_id), session_id) for tenant_id, session_id in found]
 
     async def _remove(self, database: WriteSession, scope: TenantScope, session_id: SessionId) -> SessionId | None:
-        """Deletes a session that was made for responses, if nothing uses it.
+        """Deletes an internal session of the Responses API, if nothing uses the session.
 
         Returns the session from which it was forked.
         Returns None if the session stays, or if it was not forked from another session.
@@ -330,7 +320,7 @@ class SessionStore:
         """
         if checkpoint is None or not checkpoint.awaits_tools:
             return ()
-        ledger = ledger_of(checkpoint, await history_rows.find_items(database, scope, checkpoint.checkpoint_id))
+        ledger = ledger_of(checkpoint, await turn_rows.find_items(database, scope, checkpoint.checkpoint_id))
         for session in sessions:
             await session_rows.insert_ledger(database, scope, session.session_id, ledger)
         return ledger
@@ -344,65 +334,19 @@ class SessionStore:
         """
         if checkpoint_id is None:
             return None
-        found = await history_rows.find_checkpoint(database, scope, checkpoint_id)
+        found = await turn_rows.find_checkpoint(database, scope, checkpoint_id)
         if found is not None:
             if found.session_id == session.session_id:
                 return found
-            if session.origin_id and await history_rows.is_in_chain(database, scope, session.origin_id, checkpoint_id):
+            if session.origin_id and await turn_rows.is_in_chain(database, scope, session.origin_id, checkpoint_id):
                 return found
         raise NotFound(f"The checkpoint {checkpoint_id} does not exist in this session.", code="checkpoint_not_found")
-
-    async def _known_calls(
-        self, database: ReadSession, scope: TenantScope, session: AgentSession, call_ids: Sequence[CallId]
-    ) -> dict[CallId, LedgerCall]:
-        """Finds the tool calls with these ids, at the session's latest checkpoint and at its earlier ones."""
-        earlier = await session_rows.find_answered_calls(database, scope, session.session_id, call_ids)
-        named = (call for call in session.ledger if call.call_id in call_ids)
-        return {call.call_id: call for call in [*earlier, *named]}
-
-    async def _stored_outputs(
-        self,
-        database: ReadSession,
-        scope: TenantScope,
-        session: AgentSession,
-        calls: Mapping[CallId, LedgerCall],
-        call_ids: Sequence[CallId],
-    ) -> dict[CallId, str | None]:
-        """Returns the output of each call; None for a call without one. Also reads the history before a fork.
-
-        Raises NotFound or Conflict.
-        """
-        stored = {call.call_id: call.output for call in calls.values()}
-        if session.origin_id is not None and not stored.keys() >= set(call_ids):
-            inherited = await history_rows.find_outputs(database, scope, session.origin_id)
-            stored = {item.call_id: item.body["output"] for item in inherited} | stored
-        for call_id in call_ids:
-            if call_id not in stored:
-                raise _unknown_call(session, call_id)
-        return stored
 
     async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
         """Reads the session's tool calls again, ends a suspension, and returns the stored session."""
         assert session.head_id is not None
         ledger = await session_rows.find_ledger(database, scope, session.session_id, session.head_id)
         return await self._update(database, _resting(replace(session, ledger=ledger)))
-
-    async def _answer(
-        self,
-        database: WriteSession,
-        scope: TenantScope,
-        session: AgentSession,
-        call: LedgerCall,
-        given: ToolOutput,
-    ) -> None:
-        if call.checkpoint_id != session.head_id:
-            raise Conflict(
-                f"The session has moved away from the call {call.call_id}: rewind to its checkpoint to answer it.",
-                param="outputs",
-                code="call_not_awaited",
-                details={"call_id": call.call_id, "head": session.head_id},
-            )
-        await session_rows.save_output(database, scope, session.session_id, call, given.output, self._clock.now())
 
     def _checked(self, session: AgentSession | None, session_id: str) -> AgentSession:
         if session is None or self._is_gone(session):
@@ -413,23 +357,11 @@ class SessionStore:
         return session.is_over(self._clock.now(), self._retention_s)
 
 
-def _unknown_call(session: AgentSession, call_id: CallId) -> GraftworkError:
-    """Returns the error for an output whose call is not in the session."""
-    if not session.ledger:
-        return Conflict(
-            f"The session awaits no tool output, and made no call {call_id}: read its items to see where it stands.",
-            param="outputs",
-            code="awaits_no_tool",
-            details={"head": session.head_id},
-        )
-    return NotFound(f"The session made no call {call_id}.", param="outputs", code="call_not_found")
-
-
 _ID_PREFIXES = {SessionKind.SESSION: "ses", SessionKind.RESPONSES: "chain", SessionKind.CONVERSATION: "conv"}
 
 
 def new_session_id(kind: SessionKind) -> SessionId:
-    """Returns a new session id. Its prefix depends on the kind."""
+    """Returns a new session id. Its prefix shows the kind: `ses` (session), `chain` (responses) or `conv`."""
     return SessionId(new_id(_ID_PREFIXES[kind]))
 
 

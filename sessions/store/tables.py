@@ -3,7 +3,7 @@
 Owns the columns. Never contains rules about sessions: they are in `sessions/core/session.py`.
 Invariant: rows of checkpoints and items are added and deleted, but never changed. Checkpoints form a tree.
 Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
-Ids that other packages own, such as tenant ids, are plain strings here.
+Ids of tables in other packages, such as tenant ids, are plain strings here, without a foreign key.
 """
 
 from typing import Any
@@ -109,9 +109,9 @@ class ItemRow(Base):
 
 
 class ToolCallRow(Base):
-    """A tool call at the end of a checkpoint, with its output, for one session. The rows of a session are its ledger.
+    """A tool call at the end of a checkpoint, with the output that a client sent to one session.
 
-    Sessions that share a checkpoint each have their own rows.
+    If several sessions share a checkpoint, each session has its own row for the call.
     """
 
     __tablename__ = "tool_calls"
@@ -144,9 +144,9 @@ class EventRow(Base):
 
 
 class ResponseRow(Base):
-    """A response of the Responses API: its session and its request.
+    """A response of the Responses API: the session that holds it, and the client's request.
 
-    Its id is the id of its turn with another prefix.
+    The id of a response is the id of its turn with another prefix.
     """
 
     __tablename__ = "responses"

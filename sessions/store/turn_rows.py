@@ -23,7 +23,7 @@ from graftwork.sessions.store.tables import CheckpointRow, EventRow, ItemRow, Tu
 
 
 async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
-    """Stores a new turn."""
+    """Stores the row of a new turn."""
     await database.execute(
         insert(TurnRow).values(
             id=turn.turn_id,
@@ -40,7 +40,10 @@ async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
 
 
 async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
-    """Stores how a turn ended. The turn's output is not in this row: it is stored as items of the turn's checkpoint."""
+    """Stores in the row of a turn how the turn ended.
+
+    The output of the turn is not in this row: it is stored as items of the turn's checkpoint.
+    """
     await database.execute(
         update(TurnRow).where(TurnRow.id == turn.turn_id, TurnRow.tenant_id == scope).values(**_changing_columns(turn))
     )
@@ -53,7 +56,10 @@ async def find_turn(database: ReadSession, scope: TenantScope, turn_id: str) -> 
 
 
 async def insert_events(database: WriteSession, events: Iterable[tuple[TenantScope, SessionEvent]], at: float) -> None:
-    """Stores events under their numbers. Skips an event whose number is stored already."""
+    """Stores events with their numbers. Skips an event whose number is stored already.
+
+    `at` is the present time in Unix seconds.
+    """
     rows: list[dict[str, Any]] = [
         {
             "session_id": event.session_id,
@@ -121,7 +127,7 @@ def _event_from_row(row: EventRow) -> SessionEvent:
 async def insert_checkpoint(
     database: WriteSession, scope: TenantScope, checkpoint: Checkpoint, items: Sequence[Item]
 ) -> None:
-    """Stores a checkpoint, and the items that its turn added."""
+    """Stores a checkpoint, and the items that the checkpoint's turn added to the history."""
     await database.execute(
         insert(CheckpointRow).values(
             id=checkpoint.checkpoint_id,
@@ -172,14 +178,14 @@ async def find_chain(database: ReadSession, scope: TenantScope, head_id: str) ->
 
 
 async def is_in_chain(database: ReadSession, scope: TenantScope, head_id: str, checkpoint_id: str) -> bool:
-    """Returns whether a checkpoint is `head_id` or one of the checkpoints before it."""
+    """Returns whether a checkpoint belongs to the history that ends at the checkpoint `head_id`."""
     chain = _chain(scope, head_id)
     found = await database.scalar(select(chain.c.id).where(chain.c.id == checkpoint_id))
     return found is not None
 
 
 async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: str) -> tuple[Item, ...]:
-    """Finds the items that the turn of one checkpoint added, in order."""
+    """Finds the items that the turn of one checkpoint added to the history, in order."""
     statement = (
         select(ItemRow.body)
         .where(ItemRow.checkpoint_id == checkpoint_id, ItemRow.tenant_id == scope)
@@ -210,7 +216,7 @@ async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) 
 async def list_items(database: ReadSession, scope: TenantScope, head_id: str, page: PageRequest) -> Page[Item]:
     """Reads one page of the items of the history that ends at the checkpoint `head_id`.
 
-    If `page.after` is not the id of an item of this history, the page begins at the start.
+    If `page.after` is not the id of an item of this history, it is ignored, and the first page is read.
     """
     chain = _chain(scope, head_id)
     ascending = page.order is Order.ASCENDING

@@ -30,7 +30,10 @@ NO_DEADLINES: Mapping[str, float] = {}
 
 @dataclass(frozen=True, slots=True)
 class TurnOutcome:
-    """How a turn ended. `drafts` holds the turn's events that are not stored yet; the last one ends the turn."""
+    """How a turn ended: its status, and what it added to the session.
+
+    `drafts` holds the events of the turn that are not stored yet. The last of them is the turn's last event.
+    """
 
     status: TurnStatus
     drafts: Sequence[EventDraft]
@@ -56,7 +59,8 @@ def ledger_of(
 ) -> tuple[LedgerCall, ...]:
     """Returns the tool calls at the end of a checkpoint, all without outputs.
 
-    `deadlines` maps tool names to Unix seconds.
+    `items` are the items that the checkpoint's turn added. `deadlines` maps the name of a tool to the time at which its
+    output is expected, in Unix seconds.
     """
     calls = [item for item in items if item.type is ItemType.FUNCTION_CALL]
     if not checkpoint.awaits_tools:
@@ -89,9 +93,10 @@ class TurnStore:
         self._lease_s = lease_s
 
     async def transcript(self, scope: TenantScope, session: AgentSession, opening: Opening) -> Transcript:
-        """Reads the history that a session's next turn continues.
+        """Reads the history that the next turn of a session continues.
 
-        `opening` has the instructions and tools of the next prompt.
+        `opening` has the instructions and tools of the next prompt. If they have changed since the last turn, the
+        result has the items of the whole history, so that the whole history can be encoded again.
         """
         if session.head_id is None:
             return replace(EMPTY_TRANSCRIPT, opening=opening.digest)
@@ -119,9 +124,11 @@ class TurnStore:
         new_items: Sequence[Item],
         made_with: Mapping[str, Any] | None = None,
     ) -> tuple[SessionLease, Turn]:
-        """Starts a turn, and gives this process the lease of the session.
+        """Stores a new turn of a session as running, and gives this process the lease of the session.
 
-        Raises Conflict if the session has changed since it was read as `seen`.
+        `seen` is the session as the caller has read it. `made_with` describes how the answer is made: the sampling, and
+        the digests of the model's files.
+        Raises Conflict if the session has changed since the caller has read it.
         """
         now = self._clock.now()
         async with self._database.write() as database:
@@ -159,10 +166,10 @@ class TurnStore:
         return SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch), turn
 
     async def append(self, batches: Sequence[EventBatch]) -> Sequence[bool | None]:
-        """Stores events of many turns, and renews their leases. Storing a batch again changes nothing.
+        """Stores events of many turns, and renews the turns' leases. Storing the same batch again changes nothing.
 
-        Returns for each turn whether a client has asked to cancel it. For a turn whose lease is lost, stores nothing
-        and returns None.
+        Returns, for each batch, whether a client has asked to cancel the turn. If the lease of a turn is lost, stores
+        none of its events and returns None for its batch.
         """
         now = self._clock.now()
         leases = [batch.lease for batch in batches]
@@ -176,7 +183,10 @@ class TurnStore:
         return [held.get(lease.session_id) for lease in leases]
 
     async def renew(self, lease: SessionLease) -> bool:
-        """Renews the lease, and returns whether a client has asked to cancel the turn. Raises LeaseLost."""
+        """Renews the lease of a turn. Returns whether a client has asked to cancel the turn.
+
+        Raises LeaseLost if another process has taken over the session.
+        """
         async with self._database.write() as database:
             held = await session_rows.extend_leases(database, [lease], self._clock.now() + self._lease_s)
         if lease.session_id not in held:
@@ -186,9 +196,9 @@ class TurnStore:
     async def end(
         self, lease: SessionLease, outcome: TurnOutcome, usage_row: UsageEvent | None = None
     ) -> tuple[SessionEvent, ...]:
-        """Stores how a turn ended, with its usage row, and returns its last events with their numbers.
+        """Stores how a turn ended, with its usage row. Returns the last events of the turn, with their numbers.
 
-        Raises LeaseLost.
+        Raises LeaseLost if another process has taken over the session.
         """
         async with self._database.write() as database:
             session = await session_rows.find_session(database, lease.scope, lease.session_id, lock=True)
@@ -201,10 +211,10 @@ class TurnStore:
     async def find_interrupted(
         self, running_here: Callable[[], Collection[TurnId]]
     ) -> list[tuple[TenantScope, SessionId, TurnId]]:
-        """Finds turns of all tenants that are marked as running, but that no process runs.
+        """Finds turns of all tenants that are marked as running, but that no process runs any more.
 
-        `running_here` returns the turns of this process. The function is called after the search, so that its result
-        includes a turn that began during the search.
+        `running_here` is a function that returns the ids of the turns of this process. It is called after the search,
+        so that its result includes a turn that began during the search.
         """
         async with self._database.read() as database:
             found = await session_rows.find_interrupted(database, self._owner, self._clock.now())
@@ -216,7 +226,10 @@ class TurnStore:
         ]
 
     async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
-        """Ends a turn as failed, because its process has stopped. Does nothing if the turn has already ended."""
+        """Ends a turn as failed, because the process that ran it has stopped.
+
+        Does nothing if the turn has already ended, or if another process still has a valid lease for it.
+        """
         error = interrupted_error()
         outcome = TurnOutcome(TurnStatus.FAILED, [failure_event(error)], error=error.body()["error"])
         async with self._database.write() as database:
@@ -226,7 +239,7 @@ class TurnStore:
             await self._end(database, scope, replace(session, epoch=session.epoch + 1), turn_id, outcome)
 
     async def find_turn(self, scope: TenantScope, turn_id: TurnId) -> Turn | None:
-        """Finds a turn, with its output. Returns None if the turn does not exist."""
+        """Finds a turn, with the items of its answer. Returns None if the turn does not exist."""
         async with self._database.read() as database:
             turn = await turn_rows.find_turn(database, scope, turn_id)
             if turn is None or turn.checkpoint_id is None:
@@ -301,12 +314,12 @@ def _at_rest(session: AgentSession, outcome: TurnOutcome, last_seq: int, now: fl
 
 
 def failure_event(error: GraftworkError) -> EventDraft:
-    """Returns the last event of a turn that failed."""
+    """Returns the last event of a turn that failed with `error`. The event has no number yet."""
     return EventDraft(EventType.TURN_FAILED, {"error": error.body()["error"]})
 
 
 def interrupted_error() -> Unavailable:
-    """Returns the error of a turn whose process has stopped."""
+    """Returns the error that clients get for a turn whose process has stopped before the turn's end."""
     return Unavailable(
         "The server that ran the turn stopped; the session is as it was before the turn: send the turn, or the tool "
         "outputs, again.",

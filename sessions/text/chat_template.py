@@ -36,7 +36,10 @@ from graftwork.sessions.text.messages import Message
 
 
 def template_environment(clock: Clock) -> ImmutableSandboxedEnvironment:
-    """Returns a Jinja sandbox with the filters and functions that chat templates expect."""
+    """Returns a Jinja sandbox with the filters and functions that chat templates expect.
+
+    `clock` gives the templates the time.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
@@ -55,9 +58,9 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Converts a value to JSON. Replaces Jinja's own filter, which would escape HTML.
+    """Converts a value to JSON text, for the filter `tojson` of templates. Jinja's own filter would escape HTML.
 
-    Templates pass arguments by name, so the parameters have the names that templates use.
+    Templates pass the options by name, so the parameters must have these names.
     """
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -68,7 +71,7 @@ def raise_exception(message: str) -> None:
 
 
 def time_formatter(clock: Clock) -> Callable[[str], str]:
-    """Makes the `strftime_now` function of templates, which formats the local time without a time zone."""
+    """Makes the function `strftime_now` for templates. The function formats the local time, without a time zone."""
 
     def strftime_now(format: str) -> str:
         local = datetime.fromtimestamp(clock.now(), tz=UTC).astimezone()
@@ -78,7 +81,10 @@ def time_formatter(clock: Clock) -> Callable[[str], str]:
 
 
 class GenerationTag(Extension):
-    """Renders the body of `{% generation %}…{% endgeneration %}` unchanged. Only training uses these tags."""
+    """The Jinja extension for `{% generation %}…{% endgeneration %}`. It renders the text between the tags unchanged.
+
+    Templates contain these tags for training.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - an instance variable by Jinja's declaration
 
@@ -92,7 +98,7 @@ class GenerationTag(Extension):
 
 
 class TemplateDict:
-    """The function `dict` for templates. It gives no access to Python's class."""
+    """The function `dict` for templates. It makes dictionaries, but hides Python's class `dict` from a template."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -104,7 +110,7 @@ class TemplateDict:
 class TemplateNamespace(Namespace):
     """The function `namespace` for templates.
 
-    It refuses names with a leading underscore, which could reach into Python.
+    It refuses names that begin with an underscore, because such names could give a template access to Python.
     """
 
     def __init__(*args: Any, **kwargs: Any) -> None:
@@ -137,18 +143,21 @@ ASSISTANT_FIELDS = ("content", "reasoning_content", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class PromptPiece:
-    """A piece of a rendered prompt's text."""
+    """A piece of the text of a rendered prompt. The pieces are encoded to tokens one by one."""
 
     text: str
     is_plain: bool
-    """Whether this piece is a marked control token spelling.
+    """Whether this piece is the spelling of a control token in a text of a user or a tool.
 
     Such a piece is encoded as plain text, without control tokens.
     """
 
 
 class ControlTokenTexts:
-    """Holds the spellings of a vocabulary's control tokens, and makes the escapers of prompts."""
+    """The texts that spell the control tokens of a vocabulary, such as `<|im_end|>`.
+
+    Makes an escaper for each prompt that has such a text in a message.
+    """
 
     def __init__(self, special: Iterable[str], visible: Iterable[str]) -> None:
         """The texts in `special` are escaped everywhere.
@@ -160,9 +169,9 @@ class ControlTokenTexts:
         self.all = _any_of(special + visible)
 
     def escaper_for(self, values: Iterable[Any], template_source: str) -> "ControlTokenEscaper | None":
-        """Returns an escaper for these JSON values; None if no value spells a control token.
+        """Returns an escaper for the JSON values of one prompt. Returns None if no value spells a control token.
 
-        The escaper's mark characters occur neither in the values nor in the template.
+        The escaper's two mark characters occur neither in the values nor in the template.
         """
         everything = "\0".join(chain.from_iterable(map(_strings, values)))
         if not self.all.search(everything):
@@ -173,7 +182,10 @@ class ControlTokenTexts:
 
 
 class ControlTokenEscaper:
-    """Puts the control token spellings in the texts of one prompt between two mark characters."""
+    """Puts each control token spelling, in the strings of one prompt, between two mark characters.
+
+    The marks show later which spellings came from a user or a tool, and must not become control tokens.
+    """
 
     def __init__(self, literals: ControlTokenTexts, opening: str, closing: str) -> None:
         self._literals = literals
@@ -182,9 +194,9 @@ class ControlTokenEscaper:
         self._splitter = re.compile(f"{opening}({literals.all.pattern}){closing}|[{opening}{closing}]")
 
     def escape_message(self, form: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns an escaped copy of a message for a template.
+        """Returns a copy of a message in the form that templates read, with marks around the control token spellings.
 
-        The text of an assistant may contain the markup that assistants write, such as `<tool_call>`.
+        In the text of an assistant, spellings such as `<tool_call>` get no marks, because assistants write them.
         """
         spoken = ASSISTANT_FIELDS if form.get("role") == "assistant" else ()
         return {
@@ -193,15 +205,18 @@ class ControlTokenEscaper:
         }
 
     def escape(self, value: Any) -> Any:
-        """Returns a copy of a JSON value with all its strings and keys escaped."""
+        """Returns a copy of a JSON value, with marks around the control token spellings in all its strings and keys."""
         return self._wrap(value, self._literals.all)
 
     def is_escaped(self, text: str, position: int) -> bool:
-        """Returns whether the text that starts at `position` of a rendered prompt was escaped."""
+        """Returns whether the control token spelling at `position` of the rendered prompt `text` has marks."""
         return position > 0 and text[position - 1] == self._opening
 
     def split(self, text: str) -> Iterator[PromptPiece]:
-        """Splits a rendered prompt at the mark characters. The pieces do not contain the marks."""
+        """Splits a rendered prompt into marked spellings and the texts between them.
+
+        The pieces do not contain the marks.
+        """
         for position, part in enumerate(self._splitter.split(text)):
             if part:
                 yield PromptPiece(part, is_plain=position % 2 == 1)
@@ -246,14 +261,17 @@ RenderingFailure = (TemplateError, TypeError, ValueError, LookupError, Arithmeti
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """The limits of one rendering. A template that exceeds a limit is stopped when it writes its next piece of text."""
+    """The limits for rendering one prompt: its length in characters, and the time in seconds.
+
+    A template that exceeds a limit is stopped when it writes its next piece of text.
+    """
 
     characters: int = 8_000_000
     seconds: float = 10.0
 
 
 class ChatTemplate:
-    """A compiled chat template, with the model's special tokens."""
+    """A compiled chat template of a model. It renders messages to the text of a prompt."""
 
     def __init__(
         self,
@@ -289,10 +307,12 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         escaper: ControlTokenEscaper | None = None,
     ) -> str:
-        """Renders a conversation. `variables` are extra names for the template.
+        """Renders a conversation to the text of a prompt.
 
-        `escaper` escapes all strings from the client.
-        Raises InvalidRequest with the template's message, and PayloadTooLarge above a limit of length or time.
+        `add_generation_prompt` adds the start of the next answer. `variables` are further names that the template can
+        read. `escaper` marks the control token spellings in the messages, tools and variables; None marks nothing.
+        Raises InvalidRequest if the template refuses the messages, and PayloadTooLarge if the rendering exceeds a limit
+        of length or time.
         """
         forms = [message.template_dict() for message in messages]
         given = _given(tools, variables)
@@ -313,13 +333,14 @@ class ChatTemplate:
     def render_delta(
         self, assistant: Message, new: Sequence[Message], *, closed: bool, escaper: ControlTokenEscaper | None = None
     ) -> str:
-        r"""Renders only the text that `new` adds after the message `assistant`, up to the start of the next answer.
+        r"""Renders only the text that the messages `new` add after the message `assistant`.
 
             …user\nHello<eos>\n<start>assistant\n | assistant | <eos> | \n<start>user\nnew<eos>\n<start>assistant\n
                                                     closed=False ^ closed=True ^
 
-        `closed` says whether the message's tokens end with the stop token. The history is not rendered again, because
-        its text could be encoded to other tokens than the stored ones.
+        The text ends with the start of the next answer. `closed` says whether the tokens of `assistant` end with the
+        stop token. The history is not rendered again, because its text could be encoded to other tokens than the stored
+        ones.
         Raises InvalidRequest if the template rewrites earlier messages. Can also raise PayloadTooLarge.
         """
         assistant = assistant.with_valid_arguments()
@@ -336,9 +357,9 @@ class ChatTemplate:
         return whole[end:] if closed else whole[start:]
 
     def control_texts(self, added_tokens: Iterable[str]) -> list[str]:
-        """Returns those of the added tokens that the template itself writes.
+        """Returns those of the added tokens whose text the template itself writes, such as `<|im_start|>`.
 
-        A user's text must not produce these as control tokens.
+        These texts must not become control tokens if a user writes them.
         """
         tree = self._environment.parse(self.source)
         literals = {node.data for node in tree.find_all(nodes.TemplateData)}

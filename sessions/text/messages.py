@@ -42,7 +42,7 @@ class PartRules:
     refusal: Callable[[object, str], InvalidRequest | ValidationFailed] = _refuse_part
     """Makes the error for a part of an unknown type.
 
-    Its arguments are the part's type, which may be any JSON value, and the place of the part in the body.
+    Its arguments are the part's type, which may be any JSON value, and the path of the part in the request body.
     """
     known_fields: frozenset[str] | None = None
     """The fields that a part may have; None allows all."""
@@ -63,7 +63,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. The role determines which fields are used."""
+    """One message of a conversation. Which fields have a value depends on the role."""
 
     role: Role
     content: str | None = None
@@ -76,9 +76,9 @@ class Message:
     """The reasoning of an assistant's message, for templates that show it."""
 
     def template_dict(self) -> dict[str, Any]:
-        """Returns the dictionary that a chat template reads.
+        """Returns this message as the dictionary that a chat template reads.
 
-        Leaves out fields that are None: templates would print them.
+        Leaves out fields that are None, because templates would print them.
         """
         form: dict[str, Any] = {"role": self.role}
         if self.content is not None:
@@ -94,7 +94,10 @@ class Message:
         return form
 
     def with_valid_arguments(self) -> "Message":
-        """Returns a copy that every template can render. Tool call arguments that are not a JSON object become `{}`."""
+        """Returns a copy of this message that every template can render.
+
+        Tool call arguments that are not a JSON object become `{}` in the copy.
+        """
         calls = [
             call if isinstance(parsed_arguments(call.arguments), dict) else replace(call, arguments="{}")
             for call in self.tool_calls
@@ -103,17 +106,18 @@ class Message:
 
 
 def messages_from_chat(values: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
-    """Reads OpenAI's chat messages. `param` is the name of their field.
+    """Reads the messages of a chat completions request. `param` is the name of the request field that has them.
 
-    Raises InvalidRequest, which names the wrong field.
+    Raises InvalidRequest for a wrong message. The error names the wrong field.
     """
     return tuple(message_from_chat(value, f"{param}[{position}]") for position, value in enumerate(values))
 
 
 def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
-    """Reads one of OpenAI's chat messages. `param` is the message's place in the body.
+    """Reads one message of a chat completions request.
 
-    Raises InvalidRequest, which names the wrong field.
+    `param` is the path of the message in the request body, such as `messages[0]`.
+    Raises InvalidRequest for a wrong message. The error names the wrong field.
     """
     role = ROLES.get(_field(value, "role", str, param) or "")
     if role is None:
@@ -135,9 +139,11 @@ def message_from_chat(value: Mapping[str, Any], param: str) -> Message:
 
 
 def read_content(content: object, param: str, rules: PartRules) -> list[str]:
-    """Returns the texts of a message's content, which is one text or a list of parts. `param` is its place in the body.
+    """Returns the texts of a message's content. The content is one text or a list of content parts.
 
-    Raises `rules.error`, which names the wrong field, or the error of `rules.refusal` for a part of an unknown type.
+    `param` is the path of the content in the request body, such as `messages[0].content`.
+    Raises `rules.error` for wrong content; the error names the wrong field. Raises the error of `rules.refusal` for a
+    part of an unknown type.
     """
     if isinstance(content, str):
         return [content]
@@ -147,9 +153,11 @@ def read_content(content: object, param: str, rules: PartRules) -> list[str]:
 
 
 def read_part(part: object, param: str, rules: PartRules) -> str:
-    """Returns the text of one content part. `param` is its place in the body.
+    """Returns the text of one content part of a message.
 
-    Raises `rules.error`, which names the wrong field, or the error of `rules.refusal` for a part of an unknown type.
+    `param` is the path of the part in the request body, such as `messages[0].content[1]`.
+    Raises `rules.error` for a wrong part; the error names the wrong field. Raises the error of `rules.refusal` for a
+    part of an unknown type.
     """
     if not isinstance(part, Mapping):
         raise rules.error(f"{param} must be an object with a type.", param=param)
@@ -195,7 +203,7 @@ def _call_dict(call: ToolCall) -> dict[str, Any]:
 
 
 def parsed_arguments(arguments: str) -> Any:
-    """Returns a tool call's arguments as a JSON value, for templates. Broken JSON is returned as text."""
+    """Returns a tool call's arguments, which are JSON text, as a JSON value for templates. Broken JSON stays text."""
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -21,7 +21,7 @@ NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """The facts about a model that the files of its folder give."""
+    """What the files in a model's folder say about the model, such as its special tokens and context length."""
 
     path: Path
     name: str
@@ -37,7 +37,10 @@ class ModelFolder:
 
     @classmethod
     def load(cls, path: Path) -> "ModelFolder":
-        """Reads config.json, tokenizer.json and the optional files. Raises ValidationFailed, which names the file."""
+        """Reads the files of the model folder `path`: config.json, tokenizer.json and optional files.
+
+        Raises ValidationFailed if a file is missing or wrong. The error names the file.
+        """
         config = _read_object(path / "config.json")
         tokenizer_config = _read_object(path / "tokenizer_config.json", missing_is_empty=True)
         special_tokens = _special_tokens(tokenizer_config)
@@ -53,7 +56,7 @@ class ModelFolder:
         )
 
     def chat_template(self, clock: Clock) -> ChatTemplate:
-        """Compiles the chat template. Raises InvalidRequest for a model without one."""
+        """Compiles the chat template of this model. Raises InvalidRequest if the model has no chat template."""
         if self.chat_template_source is None:
             raise InvalidRequest(
                 "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
@@ -67,7 +70,10 @@ class ModelFolder:
         )
 
     def prompt_encoder(self, clock: Clock) -> PromptEncoder:
-        """Returns the encoder of this model's prompts. Raises InvalidRequest for a model without a chat template."""
+        """Returns the encoder that turns messages into this model's prompts.
+
+        Raises InvalidRequest if the model has no chat template.
+        """
         return PromptEncoder(self.chat_template(clock), self.tokenizer)
 
 

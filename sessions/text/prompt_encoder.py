@@ -19,7 +19,7 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 
 
 class PromptEncoder:
-    """Encodes the prompts of one model."""
+    """Turns messages into the token ids of a prompt, for one model."""
 
     def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer) -> None:
         self.template = template
@@ -37,9 +37,11 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """Encodes a whole conversation, such as the first prompt of a session. Raises InvalidRequest.
+        """Returns the token ids of a whole conversation, such as the first prompt of a session.
 
-        `add_generation_prompt` adds the start of the next answer. `variables` are extra names for the template.
+        `add_generation_prompt` adds the start of the next answer. `variables` are further names that the chat template
+        can read.
+        Raises InvalidRequest if the chat template refuses the messages. Can also raise PayloadTooLarge.
         """
         escaper = self._escaper(messages, tools, variables)
         text = self.template.render(
@@ -48,18 +50,18 @@ class PromptEncoder:
         return self._encode(text, escaper, continues=False)
 
     def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Encodes only the text that the messages `new` add, up to the start of the next answer.
+        """Returns the token ids of the text that the messages `new` add to a conversation.
 
-        `assistant` is the generated message before them; `closed` says whether its tokens end with a stop token
-        (`ends_turn`).
-        Raises InvalidRequest.
+        The text ends with the start of the next answer. `assistant` is the model's answer before the new messages.
+        `closed` says whether the tokens of this answer end with a stop token (see `ends_turn`).
+        Raises InvalidRequest if the chat template refuses the messages. Can also raise PayloadTooLarge.
         """
         escaper = self._escaper((assistant, *new), None, None)
         text = self.template.render_delta(assistant, new, closed=closed, escaper=escaper)
         return self._encode(text, escaper, continues=True)
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
-        """Returns whether the token ids of a generated message end with a stop token."""
+        """Returns whether the last token of a generated message is a stop token of the model."""
         return bool(token_ids) and self.tokenizer.token_text(token_ids[-1]) in self.template.end_of_turn_texts
 
     def _escaper(
@@ -83,16 +85,19 @@ class PromptEncoder:
 
 @dataclass(frozen=True, slots=True)
 class PublicPrefixes:
-    """The token ids of the system prompts that the operator declares as public.
+    """The system prompts that the operator declares as public, so that all tenants may share their KV.
 
-    Each is the start of a rendered prompt.
+    Each entry of `prefixes` has the token ids of one such system prompt, rendered as the start of a prompt.
     """
 
     prefixes: tuple[tuple[int, ...], ...]
 
     @classmethod
     def read(cls, path: Path, encoder: PromptEncoder) -> "PublicPrefixes":
-        """Reads one system prompt from a file, or one from each `.txt` file of a folder. Raises InvalidRequest."""
+        """Reads public system prompts: one from the file `path`, or one from each `.txt` file of the folder `path`.
+
+        Raises InvalidRequest if a file cannot be read.
+        """
         files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
         try:
             texts = [file.read_text(encoding="utf-8").removesuffix("\n") for file in files]
@@ -105,7 +110,7 @@ class PublicPrefixes:
         )
 
     def tokens_of(self, prompt: Sequence[int]) -> int:
-        """Returns how many tokens at the start of a prompt are public."""
+        """Returns how many tokens at the start of `prompt` are equal to those of a public system prompt."""
         return max((_common(prefix, prompt) for prefix in self.prefixes), default=0)
 
 

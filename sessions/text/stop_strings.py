@@ -13,7 +13,7 @@ from graftwork.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class StopOutcome:
-    """What the search found in one piece of text."""
+    """The result of the search for stop strings in one piece of text."""
 
     text: str
     """The text that is certainly not part of a stop string."""
@@ -24,7 +24,10 @@ class StopOutcome:
 
 
 class StopStrings:
-    """Searches for several strings at once, and reads each character once. Source: Knuth, Morris and Pratt, 1977."""
+    """Searches a text for several stop strings at once, and reads each character of the text only once.
+
+    Source: Knuth, Morris and Pratt, 1977.
+    """
 
     def __init__(self, stops: Iterable[str]) -> None:
         """Makes the search for these strings. Raises InvalidRequest for an empty string."""
@@ -33,10 +36,10 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> StopOutcome:
-        """Reads the next piece of text.
+        """Reads the next piece of the text, and searches for the first stop string.
 
-        Returns the text before the first stop string, that string, and the text after it.
-        After a match, the search starts from the beginning.
+        If the end of the piece may be the start of a stop string, holds this end back until a later call.
+        After a match, the search starts anew. To search the rest of the piece too, pass this rest to `push`.
         """
         if not self._cursors:
             return StopOutcome(text)
@@ -51,7 +54,7 @@ class StopStrings:
         return StopOutcome(seen[: len(seen) - held])
 
     def flush(self) -> str:
-        """Returns the text that was held back. Call this method after the last piece."""
+        """Returns the text that the search still holds back. Call this method after the last piece of text."""
         held = self._held
         self._restart()
         return held

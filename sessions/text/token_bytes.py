@@ -14,20 +14,20 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes(Protocol):
-    """Converts tokens to bytes, for one kind of spelling."""
+    """The interface of the converters from tokens to bytes. Each converter knows one way to spell tokens."""
 
     leading_spaces: int
     """How many spaces decoding removes at the start of a text."""
 
     def of(self, token: str) -> bytes:
-        """Returns the bytes of a token, given its spelling in the vocabulary."""
+        """Returns the bytes of a token. `token` is the token's spelling in the vocabulary."""
         ...
 
 
 class ByteLevelTokens:
-    """Converts tokens in which each character stands for one byte.
+    """Converts tokens in which each character stands for one byte, as in the vocabulary of GPT-2.
 
-    A token with any other character becomes its UTF-8 bytes.
+    A token with a character that stands for no byte becomes the UTF-8 bytes of its text.
     """
 
     leading_spaces = 0
@@ -43,7 +43,7 @@ class ByteLevelTokens:
 
 
 class ByteFallbackTokens:
-    """Converts tokens in which `▁` means a space, and tokens such as `<0x0A>`, which mean one byte."""
+    """Converts tokens of SentencePiece vocabularies, in which `▁` means a space and `<0x0A>` means the byte 0x0A."""
 
     def __init__(self, replacements: Mapping[str, str], leading_spaces: int) -> None:
         self.leading_spaces = leading_spaces
@@ -59,8 +59,9 @@ class ByteFallbackTokens:
 
 
 def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
-    """Returns the converter for the spelling that the `decoder` of a tokenizer.json describes.
+    """Returns the converter from tokens to bytes that fits a model's tokenizer.
 
+    `decoder` is the object `decoder` of tokenizer.json, which says how the vocabulary spells bytes.
     Raises ValidationFailed for an unknown decoder.
     """
     steps = _steps(decoder or {})
@@ -77,9 +78,10 @@ def token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Returns the byte that each character of GPT-2's alphabet stands for.
+    """Returns the byte that each character in the tokens of GPT-2 stands for, by character.
 
-    A printable Latin-1 character stands for its own code. The other bytes have the characters from U+0100 on.
+    A printable Latin-1 character stands for the byte with its own code. The other bytes have the characters from U+0100
+    on.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -1,8 +1,9 @@
 """Encodes text to token ids, and decodes token ids to text, all at once or one token at a time.
 
-Owns two ways to encode: added tokens (tokens that a model adds to its vocabulary, such as control tokens) are
-recognised in the text, or the text is plain and never becomes a control token. Also owns the bytes of a character that
-is still incomplete. Never decodes a token twice, and never renders messages: `prompt_encoder.py` does.
+Added tokens are tokens that a model adds to its vocabulary, such as control tokens. Owns two ways to encode a text: one
+recognises added tokens in the text; the other treats the text as plain, so that it never becomes a control token. Also
+owns the bytes of a character that is still incomplete. Never decodes a token twice, and never renders messages:
+`prompt_encoder.py` does.
 Invariant: the joined results of `Detokenizer.push` and `flush` equal the decoding of all tokens at once.
 """
 
@@ -20,7 +21,7 @@ from graftwork.sessions.text.token_bytes import token_bytes
 
 
 class TextTokenizer:
-    """The tokenizer of one model, on top of the library `tokenizers`."""
+    """The tokenizer of one model: encodes text to token ids, and decodes them. It uses the library `tokenizers`."""
 
     def __init__(self, tokenizer_json: str, special_tokens: Iterable[str] = ()) -> None:
         """`tokenizer_json` is the content of tokenizer.json. Raises ValidationFailed if it is not a tokenizer.
@@ -61,9 +62,10 @@ class TextTokenizer:
     ) -> tuple[int, ...]:
         """Returns the token ids of a text.
 
-        If `allow_special`, recognises added tokens in the text; otherwise does the same as `encode_user_text`.
-        If `add_special_tokens`, adds the tokens that the tokenizer puts around a text, such as a leading `<s>`.
-        If `continues`, the text follows other text, so it gets no leading space.
+        If `allow_special`, recognises added tokens (such as control tokens) in the text. Otherwise does the same as
+        `encode_user_text`.
+        If `add_special_tokens`, adds the tokens that the tokenizer puts around a whole text, such as a leading `<s>`.
+        If `continues`, the text follows other text of the same prompt, so it gets no leading space.
         """
         if not allow_special:
             return self.encode_user_text(text, continues=continues)
@@ -74,9 +76,10 @@ class TextTokenizer:
         return self._ids(self.backend, well_formed(text))
 
     def encode_user_text(self, text: str, *, continues: bool = False) -> tuple[int, ...]:
-        """Returns the token ids of a text from a user or a tool. If `continues`, the text follows other text.
+        """Returns the token ids of a text from a user or a tool.
 
-        The ids never include added tokens, even if the text spells one.
+        The ids never include added tokens (such as control tokens), even if the text spells one.
+        If `continues`, the text follows other text of the same prompt, so it gets no leading space.
         """
         text = well_formed(text)
         token_ids = self._encode_plain(text, continues=continues)
@@ -85,7 +88,10 @@ class TextTokenizer:
         return self._encode_by_character(text, continues=continues)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of all tokens, decoded at once. Skips ids without a token."""
+        """Returns the text of all these tokens, decoded at once. Skips ids that have no token in the vocabulary.
+
+        If `skip_special_tokens`, the text does not show special tokens such as `<|im_end|>`.
+        """
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token_id(self, token: str) -> int | None:
@@ -93,12 +99,15 @@ class TextTokenizer:
         return found
 
     def token_text(self, token_id: int) -> str | None:
-        """Returns the token's spelling in the vocabulary; None for an id without a token."""
+        """Returns the spelling of a token in the vocabulary. Returns None if no token has this id."""
         found: str | None = self.backend.id_to_token(token_id)
         return found
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token, which may be part of a character; empty for an id without a token."""
+        """Returns the bytes of a token, which may be only a part of a character.
+
+        Returns no bytes if no token has this id.
+        """
         found = self._bytes_by_id.get(token_id)
         if found is None:
             spelling = self.token_text(token_id)
@@ -167,7 +176,10 @@ _SURROGATES = re.compile(rb"\xed[\xa0-\xbf]")
 
 
 class Detokenizer:
-    """Decodes the tokens of one generation, one at a time. Bytes that can never be UTF-8 become U+FFFD at once."""
+    """Decodes the tokens of one generation to text, one token at a time.
+
+    Bytes that can never be UTF-8 become the character U+FFFD at once.
+    """
 
     def __init__(
         self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
@@ -180,7 +192,7 @@ class Detokenizer:
         self._spaces_to_strip = tokenizer.bytes.leading_spaces
 
     def push(self, token_id: int) -> str:
-        """Reads the next token, and returns the characters that it completes."""
+        """Reads the next token, and returns the characters that are complete with it. May return an empty text."""
         if token_id in self._hidden:
             return ""
         data = self._tokenizer.token_bytes(token_id)
@@ -188,7 +200,10 @@ class Detokenizer:
         return self._stripped(text) if self._spaces_to_strip else text
 
     def flush(self) -> str:
-        """Returns the rest of the text after the last token: U+FFFD for an incomplete character."""
+        """Returns the end of the text. Call this method after the last token.
+
+        The end is U+FFFD if the last character is incomplete, and otherwise empty.
+        """
         return self._stripped(self._decoder.decode(b"", final=True))
 
     def _decode(self, data: bytes) -> str:

@@ -22,7 +22,7 @@ _ARGUMENTS_ROOT = "https://graftwork.invalid/arguments"
 
 
 class CallSyntax(StrEnum):
-    """The syntax in which a model writes a call."""
+    """The syntax in which a model writes a tool call: JSON or Python."""
 
     JSON = "json"
     """A JSON object with the name and the arguments."""
@@ -32,7 +32,7 @@ class CallSyntax(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """How a family of models writes tool calls."""
+    """How one family of models writes tool calls: the syntax, the texts around a call, and the JSON keys."""
 
     open: str
     """The text that begins a call or a list of calls."""
@@ -41,7 +41,7 @@ class ToolCallFormat:
     name_key: str = "name"
     arguments_key: str = "arguments"
     gap: str = ""
-    """The white space between the markers and the JSON object of a call."""
+    """The white space between `open` and the JSON object of a call, and between the JSON object and `close`."""
     between: str = ""
     """The text between two calls."""
     list_opens: tuple[str, ...] = ()
@@ -55,18 +55,19 @@ class ToolCallFormat:
 
     @property
     def opens(self) -> tuple[str, ...]:
-        """All texts that may come before the first call."""
+        """All texts with which a call, or a list of calls, may begin."""
         return tuple(self.open + tail for tail in self.list_opens or ("",))
 
     @property
     def has_grammar(self) -> bool:
-        """Whether a grammar can enforce this format."""
+        """Whether a grammar can make the model keep to this format."""
         return self.syntax is CallSyntax.JSON
 
     def call_tag(self, name: str, schema: Any) -> dict[str, Any]:
-        """Returns the grammar of a call of one tool, as one tag of a structural tag grammar.
+        """Returns the grammar tag for calls of the tool `name`. A structural tag grammar is a list of such tags.
 
-        `schema` describes the arguments.
+        The tag has the text before the arguments, the schema of the arguments, and the text after them. `schema` is the
+        JSON schema of the arguments.
         """
         head = f'{{"{self.name_key}": {json.dumps(name)}, "{self.arguments_key}": '
         if self.is_bare or self.list_opens:
@@ -74,9 +75,10 @@ class ToolCallFormat:
         return {"begin": self.open + self.gap + head, "schema": schema, "end": "}" + self.gap + self.close}
 
     def whole_call_tag(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the grammar of a call that is a bare JSON object, for answers that may also be other JSON objects.
+        """Returns the grammar tag for calls of the tool `name`, for requests that also ask for an answer in JSON.
 
-        Here, one schema describes the whole object. In `call_tag`, the schema describes only the arguments.
+        It is for formats in which a call is a JSON object without markers. The tag has one JSON schema for the whole
+        call, because calls and other answers begin alike. `schema` is the JSON schema of the call's arguments.
         """
         own_root = {
             "$id": _ARGUMENTS_ROOT,
@@ -91,9 +93,9 @@ class ToolCallFormat:
         return {"begin": "", "schema": call, "end": ""}
 
     def frame(self) -> dict[str, Any]:
-        """Returns the fields of a structural tag grammar for the texts around and between calls.
+        """Returns the fields of a structural tag grammar that do not depend on the tools.
 
-        These fields do not depend on the tools.
+        They are the texts before the first call, between calls and after the last call.
         """
         around = {"opening": self.opens[0], "closing": self.close} if self.list_opens else {}
         return {"separator": self.between, **around}
@@ -125,10 +127,11 @@ _SIGNS = (
 
 
 def tool_call_format(template_source: str | None, chosen: str = AUTO_FORMAT) -> ToolCallFormat:
-    """Returns the format with the name `chosen`.
+    """Returns the tool call format with the name `chosen`.
 
-    For `auto`, finds the format in the source of the chat template, or takes Hermes if the source shows no format.
-    Raises ValidationFailed for an unknown name.
+    If `chosen` is `auto`, finds the format by the source of the chat template. If the source shows no known format,
+    takes Hermes.
+    Raises ValidationFailed if no format has this name.
     """
     if chosen != AUTO_FORMAT and chosen not in TOOL_CALL_FORMATS:
         names = ", ".join((AUTO_FORMAT, *TOOL_CALL_FORMATS))

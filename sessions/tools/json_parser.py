@@ -17,7 +17,10 @@ from graftwork.sessions.tools.parser_events import CallArguments, CallFinished, 
 
 
 class JsonCallParser:
-    """Parses one generated text. Drops separators between calls, and white space after the last call."""
+    """Splits one generated text into plain text and JSON tool calls.
+
+    Drops the separators between calls, and white space after the last call.
+    """
 
     def __init__(self, tool_call_format: ToolCallFormat = HERMES) -> None:
         self._format = tool_call_format
@@ -27,11 +30,11 @@ class JsonCallParser:
         self._num_calls = 0
 
     def push(self, text: str) -> list[ParserEvent]:
-        """Returns the events of the next piece of text."""
+        """Reads the next piece of the generated text. Returns the events that are certain now."""
         return list(_joined(self._read(text)))
 
     def flush(self) -> list[ParserEvent]:
-        """Returns the events of the text that was held back. Call this method after the last piece."""
+        """Returns the events of the text that the parser still holds back. Call this method after the last piece."""
         abandoned = self._call.abandon() if self._call else []
         return list(_joined([*self._settle(abandoned), *self._text(self._opening.flush())]))
 
@@ -218,15 +221,18 @@ OUTSIDE_OF_STRINGS = frozenset('{}[]:,"+-.eE0123456789truefalsn' + WHITE_SPACE)
 
 
 class BrokenJson(ValueError):
-    """Raised for a text that is not valid JSON."""
+    """Raised if a text is not valid JSON, or if it is not the JSON of a tool call."""
 
 
 class JsonMembers:
-    """Reads a JSON object character by character, and puts each character of a value into `values` at once."""
+    """Reads one JSON object from a text, character by character.
+
+    `values` has the text of each value, by key. While a value is incomplete, `values` has the part that was read.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, list[str]] = {}
-        """The characters of each value, by key. The last value may be incomplete."""
+        """The characters of each value's JSON text, by key. The value that was read last may be incomplete."""
         self.is_complete = False
         self._step: Callable[[str], None] = self._object
         self._key = ""
@@ -237,7 +243,11 @@ class JsonMembers:
         self._escaped = False
 
     def feed(self, character: str) -> str | None:
-        """Reads one character. Returns the key of the value that it ends, else None. Raises BrokenJson."""
+        """Reads the next character of the JSON object.
+
+        If this character completes the value of a member, returns the key of the member. Otherwise returns None.
+        Raises BrokenJson if the JSON is not valid.
+        """
         self._ended_key = None
         self._step(character)
         return self._ended_key

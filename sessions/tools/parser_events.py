@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """Text outside of tool calls."""
+    """A piece of text outside of tool calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool call begins. `index` is the number of the call in the text, from 0."""
+    """A tool call begins. `index` counts the calls in the generated text, from 0."""
 
     index: int
     name: str
@@ -23,7 +23,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments, as the model wrote it."""
+    """The next piece of the arguments of a tool call, as the model wrote it."""
 
     index: int
     delta: str
@@ -31,7 +31,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A tool call has ended. This event has the whole call."""
+    """A tool call has ended. This event has the name and all arguments of the call."""
 
     index: int
     name: str

@@ -20,14 +20,14 @@ _MAX_HELD = 1 << 20
 
 
 class PythonCallParser:
-    """Parses one generated text, which is either a list of calls or plain text."""
+    """Parses one generated text. The whole text is either a Python list of tool calls or plain text."""
 
     def __init__(self) -> None:
         self._held = ""
         self._is_text = False
 
     def push(self, text: str) -> list[ParserEvent]:
-        """Returns the events of the next piece of text."""
+        """Reads the next piece of the generated text. Returns no event while the text may still be a list of calls."""
         if self._is_text:
             return [PlainText(text)] if text else []
         self._held += text
@@ -36,7 +36,10 @@ class PythonCallParser:
         return self._as_text()
 
     def flush(self) -> list[ParserEvent]:
-        """Returns the events of the text that was held back. Call this method after the last piece."""
+        """Returns the events of the text that the parser still holds back. Call this method after the last piece.
+
+        The events are tool calls if the whole text is a list of calls. Otherwise there is one event with plain text.
+        """
         if self._is_text:
             return []
         try:

@@ -1,7 +1,7 @@
 """Reads the fields `tools` and `tool_choice` of chat completions.
 
-Owns the shapes of both fields, which say which tools an answer may call, and whether it must call one. Other APIs
-translate their own fields into these two. Never reads a tool's schema.
+Owns the shapes of both fields. The fields say which tools an answer may call, and whether the answer must call one.
+Other APIs convert their own fields to these two. Never reads the schema of a tool's arguments.
 """
 
 import re
@@ -32,7 +32,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """The tools that an answer may or must call."""
+    """The tools that an answer may call, and whether the answer must call one."""
 
     indices: tuple[int, ...] = ()
     """The indices of the tools that may be called; empty if none may be called."""
@@ -46,9 +46,9 @@ class ToolChoice:
 
 
 def tool_names(tools: Sequence[ToolDefinition]) -> tuple[str, ...]:
-    """Returns the tools' names, by index.
+    """Returns the names of the tools, in the order of `tools`.
 
-    Raises InvalidRequest for an invalid name, or if two tools have the same name.
+    Raises InvalidRequest if a tool or its name is invalid, or if two tools have the same name.
     """
     names: list[str] = []
     for index, tool in enumerate(tools):
@@ -65,15 +65,19 @@ def tool_names(tools: Sequence[ToolDefinition]) -> tuple[str, ...]:
 
 
 def tool_for_prompt(tool: ToolDefinition) -> dict[str, Any]:
-    """Returns a tool as a prompt shows it: without `strict`, which is only for the server."""
+    """Returns a tool in the form that the prompt shows to the model.
+
+    The result has no field `strict`, because only the server reads this field.
+    """
     function = {name: value for name, value in tool["function"].items() if name != "strict"}
     return {**tool, "function": function}
 
 
 def read_tool_choice(choice: Any, names: Sequence[str]) -> ToolChoice:
-    """Returns the tools that an answer may call. `names` are the names of the request's tools.
+    """Reads the request field `tool_choice`. Returns which tools the answer may call, and whether it must call one.
 
-    Raises InvalidRequest for a choice of unknown shape, or with a tool that is not in `names`.
+    `names` are the names of the request's tools, in order.
+    Raises InvalidRequest if the field has an unknown form, or if it names a tool that is not in `names`.
     """
     everything = tuple(range(len(names)))
     if choice in (None, "auto"):

@@ -1,7 +1,7 @@
 """Reads turns and the events of sessions, for the request that started a turn and for later requests.
 
 Owns how events are read: first the stored events, then the events that a running turn adds.
-Never writes anything. A turn goes on if its reader disconnects.
+Never writes anything. A turn continues to run if the client that reads it disconnects.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _PAGE_EVENTS = 256
 
 
 class TurnReader:
-    """Reads turns and events of all sessions. Any number of requests may follow one session."""
+    """Reads the turns and events of all sessions. Several requests may read the same session's events at once."""
 
     def __init__(self, store: TurnStore, loader: SessionLoader, running: RunningTurns, poll_s: float) -> None:
         """`poll_s` is the time in seconds between two checks of a turn that runs in another process."""
@@ -30,7 +30,7 @@ class TurnReader:
         self._poll_s = poll_s
 
     async def find(self, scope: TenantScope, turn_id: TurnId) -> "TurnHandle | None":
-        """Finds a turn that was started earlier, in this process or another.
+        """Returns access to a turn that was started earlier, in this process or another. The turn may have ended.
 
         Returns None if the turn does not exist.
         """
@@ -38,9 +38,10 @@ class TurnReader:
         return None if turn is None else TurnHandle(scope, turn, self)
 
     async def follow(self, scope: TenantScope, session_id: SessionId, after: int) -> AsyncGenerator[SessionEvent]:
-        """Yields the session's events with numbers above `after`, until no turn runs.
+        """Yields the events of a session whose number is above `after`, and waits for new ones. Ends when no turn runs.
 
-        Reads a feed to its end, also after it is closed, so that the last events need no read of the store.
+        Takes events from memory (the feed of a turn that runs in this process) if it has them, and otherwise from the
+        store.
         """
         feed: EventFeed | None = None
         while True:
@@ -62,7 +63,10 @@ class TurnReader:
 
 
 class TurnHandle:
-    """One turn. It runs in this process or another, or it has ended."""
+    """Access to one turn: its events and its result, and a way to cancel it.
+
+    The turn may run in this process or another, or it may have ended.
+    """
 
     def __init__(self, scope: TenantScope, turn: Turn, reader: TurnReader, started: TurnTask | None = None) -> None:
         """`started` is the turn's task if this request has started the turn."""
@@ -81,37 +85,50 @@ class TurnHandle:
 
     @property
     def rate_limit_headers(self) -> Mapping[str, str]:
-        """The rate limit headers of the turn's quota reservation; empty if another request has started the turn."""
+        """The HTTP headers that show what is left of the tenant's quota after the reservation for this turn.
+
+        They are empty if another request has started the turn.
+        """
         return {} if self._started is None else self._started[0].account.reservation.rate_limit_headers()
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """The places of schema keywords that the grammar ignores; empty if another request has started the turn."""
+        """The paths of the schema keywords that the grammar of this turn ignores, because it cannot enforce them.
+
+        There are none if another request has started the turn.
+        """
         grammar = None if self._started is None else self._started[0].plan.request.grammar
         return () if grammar is None else grammar.unenforced
 
     async def admitted(self) -> None:
-        """Waits until the engine has admitted the prompt or the turn has ended.
+        """Waits until the engine has admitted the prompt of the turn, or the turn has ended.
 
-        Raises the engine's error if the engine refuses the prompt.
+        Raises the engine's error if the engine refuses the prompt. Returns at once if another request has started the
+        turn.
         """
         if self._started is not None:
             await self._started[0].admitted()
 
     def cancel(self) -> None:
-        """Cancels the turn if this request has started it. Otherwise does nothing."""
+        """Cancels the turn if this request has started it. Otherwise does nothing.
+
+        Does not wait for the end of the turn.
+        """
         if self._started is not None:
             self._started[0].cancel()
 
     async def stored(self) -> Turn:
-        """Reads the turn as it is stored now. Raises NotFound if the turn was deleted."""
+        """Reads the turn from the store, as it is now. Raises NotFound if the turn was deleted."""
         turn = await self._reader.store.find_turn(self._scope, self.turn_id)
         if turn is None:
             raise NotFound("The turn does not exist any more.", code="turn_not_found")
         return turn
 
     async def events(self, after: int = 0) -> AsyncGenerator[SessionEvent]:
-        """Yields the turn's events with numbers above `after`, up to the turn's last event."""
+        """Yields the events of this turn whose number is above `after`, up to the turn's last event.
+
+        Waits for events that the turn has not made yet.
+        """
         start = max(after, self._turn.first_seq - 1)
         async with aclosing(self._reader.follow(self._scope, self.session_id, start)) as events:
             async for event in events:
@@ -122,9 +139,9 @@ class TurnHandle:
                     return
 
     async def result(self) -> Turn:
-        """Waits for the turn's end, and returns the stored turn.
+        """Waits until the turn has ended, and reads the turn from the store.
 
-        Raises Unavailable if its outcome could not be stored.
+        Raises Unavailable if the end of the turn could not be stored. Raises NotFound if the turn was deleted.
         """
         if self._started is None:
             async with aclosing(self.events()) as events:

@@ -1,8 +1,8 @@
-"""Sends the engine commands for a session's KV between its turns: hold, prefetch, suspend, close, change, read.
+"""Sends the engine commands for the KV of a session between two turns: hold, prefetch, suspend, close, change, read.
 
-Owns the name of a session in the engine. Never stores anything.
-KV (the model's stored work on a prompt) is only a cache of the stored history. So it is no error if the engine does not
-answer: only the next turn takes longer.
+Owns the key under which the engine knows a session. Never stores anything.
+The KV in the engine is only a cache of the stored history. So it is no error if the engine does not answer a command:
+only the next turn takes longer.
 """
 
 import logging
@@ -22,14 +22,18 @@ _log = logging.getLogger("graftwork.sessions")
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A session, and the token ids of its history up to its latest checkpoint."""
+    """A session, with the token ids of its history up to the latest checkpoint."""
 
     session: AgentSession
     token_ids: Sequence[int]
 
 
 class SessionKvClient:
-    """Sends the KV commands of all sessions to one engine. Its methods return None if the engine does not answer."""
+    """Sends commands for the KV of sessions to one engine.
+
+    Each method returns how much of the session's KV is on each cache tier. It returns None if the engine does not
+    answer.
+    """
 
     def __init__(self, engine: EngineClient, pepper: bytes, public_prefixes: PublicPrefixes) -> None:
         self._engine = engine
@@ -37,33 +41,33 @@ class SessionKvClient:
         self._public_prefixes = public_prefixes
 
     async def hold(self, history: History, waits: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """Asks the engine to keep a session's KV after a turn.
+        """Asks the engine to keep the KV of a session after a turn, while the called tools run.
 
-        `waits` names the tools that the turn called, and how long each tool usually takes.
+        `waits` has the tools that the turn called, and how long each tool usually takes.
         """
         return await self._send(SessionVerb.HOLD, history, tuple(waits))
 
     async def prefetch(self, history: History, answered: Iterable[ToolWait] = ()) -> SessionMemory | None:
-        """Asks the engine to load the KV to the device for the next turn.
+        """Asks the engine to load the KV of a session to the device, before the session's next turn.
 
-        `answered` lists the tools whose outputs have arrived. An empty list means all tools.
+        `answered` has the tools whose outputs have arrived. An empty list means that all outputs have arrived.
         """
         return await self._send(SessionVerb.PREFETCH, history, tuple(answered))
 
     async def suspend(self, history: History) -> SessionMemory | None:
-        """Asks the engine to move the KV off the device."""
+        """Asks the engine to move the KV of a session from the device to a slower cache tier."""
         return await self._send(SessionVerb.SUSPEND, history)
 
     async def close(self, history: History) -> SessionMemory | None:
-        """Asks the engine to free the KV that only this session uses."""
+        """Asks the engine to free the KV that only this session uses, for example when the session is closed."""
         return await self._send(SessionVerb.CLOSE, history)
 
     async def change_adapter(self, history: History) -> SessionMemory | None:
-        """Frees the KV of this history, because the session's adapter has changed."""
+        """Asks the engine to free the KV that only this session uses, after its adapter has changed."""
         return await self._send(SessionVerb.CHANGE, history)
 
     async def read(self, history: History) -> SessionMemory | None:
-        """Returns how much of the KV is on each cache tier (device, host, disk)."""
+        """Asks the engine how much of a session's KV is on each cache tier (device, host, disk). Changes nothing."""
         return await self._send(SessionVerb.READ, history)
 
     async def _send(

@@ -1,6 +1,6 @@
-"""Plans turns and starts them.
+"""Plans the turns of sessions, and starts them.
 
-Owns the request of a turn to the engine, and the order of its start: plan, reserve quota, store, generate.
+Owns the engine request of each turn, and the order in which a turn starts: plan, reserve quota, store, generate.
 Never handles an HTTP request.
 Invariant: a request reaches the engine only after its quota is reserved and its turn is stored.
 """
@@ -33,7 +33,7 @@ from graftwork.sessions.turns.settings import (
 
 
 class TurnLauncher:
-    """Starts the turns of all tenants."""
+    """Plans and starts the turns of sessions, for all tenants."""
 
     def __init__(self, dependencies: TurnDependencies, running: RunningTurns, reader: TurnReader) -> None:
         self._dependencies = dependencies
@@ -48,19 +48,22 @@ class TurnLauncher:
         settings: SessionSettings,
         tool_hints: ToolHints = NO_HINTS,
     ) -> TurnHandle:
-        """Starts a turn with the session's model and these settings. The start continues if the caller is cancelled.
+        """Starts a turn of the session with the given settings, and returns access to the running turn.
 
-        If the instructions or tools have changed, encodes the whole history again. Raises Conflict if the session has
-        changed.
-        Can also raise InvalidRequest, ContextLengthExceeded, LimitExceeded or Unavailable. After an error nothing has
-        changed.
+        `new_items` is the input of the turn. If the instructions or tools have changed since the last turn, encodes the
+        whole history again. The start continues even if the caller is cancelled.
+        Raises Conflict if the session was changed after the caller has read it. Can also raise InvalidRequest,
+        ContextLengthExceeded, LimitExceeded or Unavailable. After these errors, the session is unchanged.
         """
         launching = self._launch(principal, session, new_items, settings, tool_hints)
         started = await self._running.launch(session.session_id, launching)
         return TurnHandle(principal.scope(), started[0].turn, self._reader, started)
 
     async def plan_output(self, principal: Principal, settings: SessionSettings) -> OutputPlan:
-        """Plans how answers under these settings are generated and parsed. Raises InvalidRequest."""
+        """Returns the plan for answers with these settings: the grammar, and whether tool calls are parsed.
+
+        Raises InvalidRequest if the settings ask for something wrong or unsupported.
+        """
         planner = self._dependencies.planner.of(principal.tenant_id)
         return await asyncio.to_thread(planner.plan, output_constraints(settings))
 

@@ -4,9 +4,9 @@
         │
         └─ answered, failed or cancelled ──► store outcome and usage ──► settle the quota ──► show the last events
 
-Owns a running turn. Only `cancel` and `shut_down` end the turn early: its readers have no influence. Never plans a
-turn.
-Invariant: the turn has exactly one last event. One transaction stores it with the turn's outcome and its usage row.
+Owns a running turn. A turn ends early only if it is cancelled, if it fails, or if this process stops. It does not end
+if a client that reads its events disconnects. Never plans a turn.
+Invariant: the turn has exactly one last event. One transaction stores this event with the turn's outcome and usage row.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ _STORE_ATTEMPTS = 40
 
 @dataclass(frozen=True, slots=True)
 class ToolHint:
-    """A client's hint about a tool: how long the tool usually takes, and when its output is due."""
+    """What a client says about a tool: how long the tool usually takes, and when its output is due."""
 
     expected_ms: float
     """The time in milliseconds that the tool usually takes."""
@@ -78,7 +78,7 @@ NO_HINTS: ToolHints = {}
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """What a turn will do, decided before the turn begins."""
+    """What a turn needs to run: the session, the prompt and the engine request. It is made before the turn begins."""
 
     principal: Principal
     session: AgentSession
@@ -94,7 +94,7 @@ class TurnPlan:
 
 @dataclass(frozen=True, slots=True)
 class TurnDependencies:
-    """The objects that plan and run turns. Each process has one instance."""
+    """The objects that all turns of a process share, such as the store and the generator."""
 
     generator: Generator
     accounting: Accounting
@@ -122,7 +122,10 @@ _USAGE_OUTCOMES: Mapping[TurnStatus, str] = {
 
 
 class TurnRunner:
-    """Runs one turn whose row is stored. Call `run` in one task. Other tasks may call the other methods."""
+    """Runs one turn whose row is already stored. Call `run` once, in its own task.
+
+    Other tasks may call the other methods.
+    """
 
     def __init__(
         self,
@@ -148,16 +151,19 @@ class TurnRunner:
         self._settled = asyncio.Event()
 
     def cancel(self) -> None:
-        """Ends the turn as cancelled. Does nothing if the turn has ended."""
+        """Makes `run` end the turn as cancelled. Does nothing if the turn has ended.
+
+        Does not wait for the end of the turn.
+        """
         self._stop_wanted.set()
 
     def shut_down(self) -> None:
-        """Ends the turn as failed, because this process stops."""
+        """Makes `run` end the turn as failed, because this process stops. Does not wait for the end of the turn."""
         self._shutting_down = True
         self._stop_wanted.set()
 
     async def admitted(self) -> None:
-        """Waits until the engine has admitted the prompt or the turn has ended.
+        """Waits until the engine has admitted the prompt of the turn, or the turn has ended.
 
         Raises the engine's error if the engine refuses the prompt.
         """
@@ -166,11 +172,10 @@ class TurnRunner:
             raise self.failure
 
     async def run(self, generation: Generation) -> None:
-        """Generates the turn's answer and stores the turn.
+        """Generates the answer of the turn, and stores the answer and the outcome of the turn.
 
-        If the outcome cannot be stored, tries to store the usage row alone.
-
-        In that case, the next search for interrupted turns marks the turn as failed.
+        If the outcome cannot be stored, tries to store the usage row alone. The next search for interrupted turns then
+        marks the turn as failed.
         """
         last_events: tuple[SessionEvent, ...] = ()
         try:

@@ -1,9 +1,10 @@
-"""Keeps the turns that run in this process, and loads the session for an id that a client sent.
+"""Keeps the turns that run in this process, and reads the sessions that clients ask for.
 
 Owns the asyncio tasks of turns, and ends these tasks at shutdown. Also decides which sessions a client can see:
-sessions that only hold responses, and sessions past their time to live, are hidden. Never plans or stores a turn.
-Invariants: a turn is listed here before its row exists and until its outcome is stored, so this process never mistakes
-it for an interrupted turn. A loaded session whose status is running has a process that runs its turn.
+internal sessions of the Responses API, and sessions past their time to live, are hidden. Never plans or stores a turn.
+Invariants: RunningTurns lists a turn before the row of the turn exists and until its outcome is stored, so this process
+never mistakes its own turn for an interrupted one. If SessionLoader returns a session whose status is running, a
+process still holds the lease of the session's turn.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ TurnTask = tuple[TurnRunner, asyncio.Task[None]]
 
 
 class RunningTurns:
-    """The turns that run in this process."""
+    """The turns that run in this process, with their asyncio tasks."""
 
     def __init__(self) -> None:
         self._runners: dict[SessionId, TurnRunner] = {}
@@ -42,11 +43,11 @@ class RunningTurns:
 
     @property
     def turn_ids(self) -> frozenset[TurnId]:
-        """The turns that run here or will start here."""
+        """The ids of the turns that run in this process, and of the turns whose row is being stored."""
         return frozenset((*self._tasks, *self._starting))
 
     def feed_of(self, session_id: SessionId) -> EventFeed | None:
-        """Returns the event feed of the session's running turn.
+        """Returns the event feed of a session's running turn: the newest events, in memory.
 
         Returns None if no turn of the session runs in this process.
         """
@@ -54,9 +55,10 @@ class RunningTurns:
         return None if runner is None or runner.feed.is_closed else runner.feed
 
     async def launch(self, session_id: SessionId, launching: Coroutine[None, None, TurnTask]) -> TurnTask:
-        """Runs `launching`, which starts a turn, to its end, even if the caller is cancelled.
+        """Runs the coroutine `launching`, which plans and starts a turn of a session.
 
-        Raises Unavailable after `close`.
+        Returns the started turn and its task. The coroutine runs to its end even if the caller is cancelled.
+        Raises Unavailable after a call of `close`.
         """
         if self._is_closing:
             launching.close()
@@ -68,7 +70,7 @@ class RunningTurns:
 
     @contextmanager
     def starting(self, turn_id: TurnId) -> Iterator[None]:
-        """Adds a turn to `turn_ids` while its row is being stored."""
+        """A context manager. While its block stores the row of a turn, the turn is in `turn_ids`."""
         self._starting.add(turn_id)
         try:
             yield
@@ -76,7 +78,7 @@ class RunningTurns:
             self._starting.discard(turn_id)
 
     def start(self, runner: TurnRunner, generation: Generation) -> TurnTask:
-        """Runs a turn in its own task."""
+        """Starts a new asyncio task that runs a turn. Returns the turn and its task."""
         task = asyncio.create_task(runner.run(generation))
         turn_id, session_id = runner.turn.turn_id, runner.turn.session_id
         self._runners[session_id] = runner
@@ -93,10 +95,11 @@ class RunningTurns:
         return runner, task
 
     async def cancel(self, session_id: SessionId, turn_id: TurnId | None = None) -> bool:
-        """Cancels the session's turn, or only the turn `turn_id`, and waits for its end.
+        """Cancels the turn of a session that runs in this process, and waits until the turn has ended.
 
-        Returns False if no such turn runs here.
-        First waits for turns of the session that are being started, because their rows may already exist.
+        If `turn_id` is given, cancels only that turn. Returns False if no such turn runs in this process.
+        First waits until turns of the session that are just starting have started, because their rows may already
+        exist.
         """
         if launches := [launch for launch, launched in self._launches.items() if launched == session_id]:
             await asyncio.wait(launches)
@@ -111,7 +114,7 @@ class RunningTurns:
         return True
 
     async def close(self) -> None:
-        """Ends the running turns as failed, and waits until their outcomes are stored.
+        """Ends the turns of this process as failed, and waits until their outcomes are stored.
 
         After this, no turn can start.
         """
@@ -130,7 +133,10 @@ class RunningTurns:
 
 
 class SessionLoader:
-    """Loads the sessions of all tenants for ids that clients send."""
+    """Reads sessions from the store for the requests of clients, and hides sessions that clients must not see.
+
+    If a session has a turn whose process has stopped, first ends this turn.
+    """
 
     def __init__(self, sessions: SessionStore, turns: TurnStore, running: RunningTurns, clock: Clock) -> None:
         self._sessions = sessions
@@ -139,17 +145,22 @@ class SessionLoader:
         self._clock = clock
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Loads a session or a conversation. Raises NotFound, also for a session that only holds responses."""
+        """Reads a session or a conversation from the store.
+
+        Raises NotFound if the session does not exist or its time to live has passed. Also raises NotFound for internal
+        sessions of the Responses API.
+        """
         session = await self.load_any(scope, session_id)
         if session.kind is SessionKind.RESPONSES:
             raise _unknown_session()
         return session
 
     async def load_any(self, scope: TenantScope, session_id: str) -> AgentSession:
-        """Loads a session of any kind. Raises NotFound.
+        """Reads a session of any kind from the store, also an internal session of the Responses API.
 
-        If the lease of the session's turn has expired and this process does not run the turn, first ends the turn as
+        If the lease of the session's turn has expired, and this process does not run the turn, first ends the turn as
         failed.
+        Raises NotFound if the session does not exist, or if its time to live has passed.
         """
         if not may_be_id(session_id):
             raise _unknown_session()
@@ -162,12 +173,15 @@ class SessionLoader:
         return await self._sessions.load(scope, session_id)
 
     async def history(self, scope: TenantScope, session: AgentSession) -> History:
-        """Reads the token ids of the session's history, up to its latest checkpoint."""
+        """Reads the token ids of a session's history, up to the latest checkpoint."""
         return History(session, await self._turns.token_ids(scope, session))
 
 
 def may_be_id(text: str) -> bool:
-    """Returns whether `text` could be an id. Other texts may contain characters that PostgreSQL refuses."""
+    """Returns whether `text` could be an id: all its characters are printable ASCII.
+
+    PostgreSQL refuses some other characters, so such a text must not reach a query.
+    """
     return text.isascii() and text.isprintable()
 
 

@@ -1,9 +1,9 @@
-"""Makes and checks the settings of a turn: the session's settings with the turn's overrides.
+"""Makes and checks the settings of a turn: the session's settings, some of them replaced for this turn.
 
-Owns the rules for these settings. Never checks the schemas in them: `ConstraintPlanner` does.
-A turn's `sampling` overrides single fields of the session's `sampling`. A turn's `tool_choice` or `response_format`
-replaces the session's value. With `tool_choice: "none"` the tools stay in the prompt, so that the prompt does not
-change, and all output is text.
+Owns the rules for these settings. Never checks the JSON schemas in the settings: `ConstraintPlanner` does.
+A turn's `sampling` replaces single fields of the session's `sampling`. A turn's `tool_choice` or `response_format`
+replaces the whole value of the session. With `tool_choice: "none"` the tools stay in the prompt, so that the prompt
+does not change, and all output is text.
 """
 
 import json
@@ -23,16 +23,16 @@ from graftwork.sessions.tools.tool_choice import MAX_TOOLS, read_tool_choice, to
 
 @dataclass(frozen=True, slots=True)
 class TurnOverrides:
-    """The settings that one turn changes. None keeps the session's value."""
+    """The values that one turn uses instead of the session's settings. None means the session's value."""
 
     tool_choice: Any = None
     response_format: Mapping[str, Any] | None = None
     sampling: Mapping[str, Any] | None = None
 
     def over(self, settings: SessionSettings) -> SessionSettings:
-        """Returns the session's settings with these overrides.
+        """Returns a copy of a session's settings in which these values replace the session's values.
 
-        Raises ValidationFailed if the result cannot be served.
+        Raises ValidationFailed if the new settings are wrong. The error names the wrong field.
         """
         return checked_settings(
             replace(
@@ -48,9 +48,9 @@ NO_OVERRIDES = TurnOverrides()
 
 
 def checked_settings(settings: SessionSettings) -> SessionSettings:
-    """Returns the settings unchanged if they can be served and stored.
+    """Checks that turns can use the settings, and that the database can store them. Returns the settings unchanged.
 
-    Raises ValidationFailed with the wrong field's name.
+    Raises ValidationFailed for wrong settings. The error names the wrong field.
     """
     if len(settings.tools) > MAX_TOOLS:
         raise ValidationFailed(f"tools may be at most {MAX_TOOLS}.", param="tools")
@@ -63,7 +63,7 @@ def checked_settings(settings: SessionSettings) -> SessionSettings:
 
 
 def output_constraints(settings: SessionSettings) -> OutputConstraints:
-    """Returns the parts of the settings that constrain the output."""
+    """Returns those settings that limit what the model may write, in the form that `ConstraintPlanner` takes."""
     return OutputConstraints(
         tools=settings.tools,
         tool_choice=settings.tool_choice,
@@ -73,14 +73,18 @@ def output_constraints(settings: SessionSettings) -> OutputConstraints:
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raises ValidationFailed if the metadata cannot be stored: it must be valid Unicode."""
+    """Checks that the database can store the metadata of a session: all texts must be valid Unicode.
+
+    Raises ValidationFailed if not.
+    """
     _check_storable(dict(metadata), "metadata")
 
 
 def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: int) -> TokenBudget:
-    """Returns the token limit of a turn's answer.
+    """Returns the token budget of a turn's answer.
 
-    The limit is the `max_tokens` of the turn's sampling, but at most the free rest of the context.
+    The answer may have `max_tokens` of the sampling settings, but never more tokens than the prompt leaves free in the
+    context. Without `max_tokens`, it may have all free tokens.
     Raises ContextLengthExceeded if the prompt leaves no token for the answer.
     """
     if prompt_tokens + 1 > context_tokens:
@@ -96,8 +100,9 @@ def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: i
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Raises ValidationFailed if a token id in the sampling fields is outside the vocabulary. The error names the
-    field.
+    """Checks that all token ids in the sampling parameters are in the vocabulary, that is, below `vocab_size`.
+
+    Raises ValidationFailed if not. The error names the field.
     """
     named = {"stop_token_ids": params.stop_token_ids, "logit_bias": [token_id for token_id, _ in params.logit_bias]}
     for field, token_ids in named.items():
@@ -107,7 +112,10 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
 
 
 def read_sampling(sampling: Mapping[str, Any]) -> SessionSampling:
-    """Reads the sampling fields of a session or a turn. Raises ValidationFailed with the wrong field's name."""
+    """Reads the field `sampling` of a session or a turn.
+
+    Raises ValidationFailed for a wrong value. The error names the wrong field.
+    """
     served = dict(sampling)
     for name, neutral in NEUTRAL_VALUES.items():
         param, value = f"sampling.{name}", served.pop(name, None)

@@ -1,9 +1,9 @@
 """Stores the outputs of a session's tool calls, and starts the next turn once all outputs are stored.
 
-Owns the decision when that turn starts. Never runs a turn. A client may send outputs in any order and more than once;
-each output is stored once.
-Invariant: an accepted output is never lost. If the turn that uses it is refused or fails, the client can send any
-output again to start another turn.
+Owns the decision when the next turn starts. Never runs a turn. A client may send the outputs in any order, and may send
+an output again; each output is stored once.
+Invariant: an accepted output is never lost. If the turn that uses the outputs is refused or fails, a client that sends
+one of them again starts another turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,8 @@ from graftwork.platform.ids import CallId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.items import function_call_output, parse_output
 from graftwork.sessions.core.session import AgentSession, ToolOutput
-from graftwork.sessions.store.session_store import AcceptedOutputs, SessionStore
+from graftwork.sessions.store.session_store import SessionStore
+from graftwork.sessions.store.tool_calls import AcceptedOutputs
 from graftwork.sessions.turns.handle import TurnHandle, TurnReader
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.launcher import TurnLauncher
@@ -26,11 +27,14 @@ from graftwork.sessions.turns.settings import NO_OVERRIDES
 
 @dataclass(frozen=True, slots=True)
 class ToolOutputsResult:
-    """The stored tool outputs of a session, and the turn that uses them."""
+    """The stored outputs of a session's tool calls, and the turn that uses these outputs."""
 
     session: AgentSession
     outputs: tuple[ToolOutput, ...]
-    """The stored outputs of the calls that the request names. After `read`, of all calls at the session's head."""
+    """The stored outputs of the calls that the request names.
+
+    `ToolOutputs.read` returns those of all calls at the end of the latest checkpoint.
+    """
     missing: tuple[CallId, ...]
     """The ids of the tool calls that have no output yet."""
     turn: TurnHandle | None = None
@@ -41,7 +45,7 @@ class ToolOutputsResult:
 
 
 class ToolOutputs:
-    """Accepts tool outputs for sessions of all tenants."""
+    """Stores the outputs of tool calls that clients send, and starts the turns that use them, for all tenants."""
 
     def __init__(
         self,
@@ -58,7 +62,10 @@ class ToolOutputs:
         self._kv = kv
 
     async def read(self, principal: Principal, session_id: str) -> ToolOutputsResult:
-        """Reads the stored outputs of the tool calls at the session's head (its latest checkpoint). Raises NotFound."""
+        """Reads the stored outputs of the tool calls at the end of a session's latest checkpoint.
+
+        Raises NotFound if the session does not exist.
+        """
         session = await self._loader.load(principal.scope(), session_id)
         stored = [ToolOutput(call.call_id, call.output) for call in session.ledger if call.output is not None]
         return ToolOutputsResult(session, tuple(stored), session.awaited_call_ids)
@@ -66,10 +73,11 @@ class ToolOutputs:
     async def send(
         self, principal: Principal, session_id: str, outputs: Sequence[Mapping[str, Any]]
     ) -> ToolOutputsResult:
-        """Stores outputs, each as `{call_id, output}`. The last missing output starts the next turn.
+        """Stores outputs of tool calls. If then no output is missing, starts the session's next turn.
 
-        Raises LimitExceeded, ContextLengthExceeded or Unavailable if that turn is refused.
-        Can also raise ValidationFailed, NotFound or Conflict.
+        Each of `outputs` has the fields `call_id` and `output`.
+        Raises LimitExceeded, ContextLengthExceeded or Unavailable if the next turn cannot start; the outputs stay
+        stored. Can also raise ValidationFailed, NotFound or Conflict.
         """
         scope, given = principal.scope(), _tool_outputs(outputs)
         session = await self._loader.load(scope, session_id)

@@ -38,7 +38,7 @@ def push(
     name: Annotated[str | None, typer.Option(help="The adapter's name (default: the folder's).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload a folder as the next version. The same files again make no new one.
+    """Upload a folder as the next version of an adapter. If a version has the same files, no new version is made.
 
     Example: graftwork adapters push ./my-lora --name support
     """
@@ -92,7 +92,7 @@ def promote(
     alias: Alias = "prod",
     as_json: JsonFlag = False,
 ) -> None:
-    """Point an alias at a version.
+    """Point an alias of an adapter at a version of the adapter.
 
     Example: graftwork adapters promote support 3
     """
@@ -102,7 +102,7 @@ def promote(
 
 @app.command()
 def rollback(name: NameArgument, alias: Alias = "prod", as_json: JsonFlag = False) -> None:
-    """Point an alias back at the newest version that is older than its present one.
+    """Point an adapter's alias back at an older version: the newest one before the alias's current version.
 
     Example: graftwork adapters rollback support
     """
@@ -117,7 +117,7 @@ def delete(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete an adapter, or one of its versions. Running requests end first.
+    """Delete an adapter, or one of its versions. Running requests still finish.
 
     Example: graftwork adapters delete support 2 --yes
     """
@@ -130,7 +130,7 @@ def delete(
 
 @app.command()
 def verify(folder: Folder, model: ModelDir = None, demo: OfDemo = False, as_json: JsonFlag = False) -> None:
-    """Check a folder against a base model, without a server. Without --model, GRAFTWORK_MODEL names the base.
+    """Check that an adapter folder fits a base model. Needs no server. Without --model, GRAFTWORK_MODEL names the base.
 
     Example: graftwork adapters verify ./my-lora --model ./llama
     """

@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="The database's schema. `serve` bri
 
 @app.command()
 def upgrade(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
-    """Bring the database to the newest schema. If it has no schema yet, create one.
+    """Bring the database to the newest schema. If the database has no schema yet, create one.
 
     Example: graftwork db upgrade --database-url postgresql://graftwork@db/graftwork
     """
@@ -31,7 +31,7 @@ def downgrade(
     database_url: DatabaseUrl = None,
     yes: YesFlag = False,
 ) -> None:
-    """Take the schema back to a revision. Rows of newer tables are lost.
+    """Take the database's schema back to a revision. The rows of tables that are newer than this revision are lost.
 
     Example: graftwork db downgrade 0001_tenancy --yes
     """

@@ -7,9 +7,9 @@ from graftwork.api.cli.console.output import JsonFlag
 
 
 def demo(as_json: JsonFlag = False) -> None:
-    """Watch three tenants' agents share one small model: tools, a fork, a restart.
+    """Watch the agents of three tenants share one small model: they call tools, fork a session, and survive a restart.
 
-    Starts its own server on a free port with a temporary data folder, and takes about a minute.
+    The demo starts its own server on a free port with a temporary data folder, and takes about a minute.
 
     Example: graftwork demo
     """

@@ -56,7 +56,7 @@ def list_keys(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def rotate(tenant: TenantArgument, key: KeyArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """Give a key a new secret, and show it only this once. The old secret stops working.
+    """Give a key a new secret. The new secret is shown only this once, and the old secret stops working.
 
     Example: graftwork keys rotate acme key_01h… --yes
     """
@@ -67,7 +67,7 @@ def rotate(tenant: TenantArgument, key: KeyArgument, yes: YesFlag = False, as_js
 
 @app.command()
 def revoke(tenant: TenantArgument, key: KeyArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """End a key for good.
+    """Revoke a key. The key never works again.
 
     Example: graftwork keys revoke acme key_01h… --yes
     """

@@ -1,4 +1,4 @@
-"""Defines `graftwork tenants`, which creates, shows, suspends and deletes the tenants of a server."""
+"""Defines `graftwork tenants`, which creates, lists, shows, suspends, resumes and deletes the tenants of a server."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,7 +78,7 @@ def suspend(tenant: TenantArgument, yes: YesFlag = False, as_json: JsonFlag = Fa
 
 @app.command()
 def resume(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
-    """Let a suspended tenant in again.
+    """Accept the keys of a suspended tenant again.
 
     Example: graftwork tenants resume acme
     """

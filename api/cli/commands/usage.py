@@ -35,7 +35,7 @@ def usage(
 
 
 def audit(limit: Annotated[int, typer.Option(help="How many entries.", min=1)] = 50, as_json: JsonFlag = False) -> None:
-    """Show who changed what. Needs GRAFTWORK_ADMIN_KEY.
+    """Show the audit entries: who changed what, and when. Needs GRAFTWORK_ADMIN_KEY.
 
     Example: graftwork audit --limit 20
     """

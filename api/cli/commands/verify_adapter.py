@@ -22,7 +22,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class AdapterReport:
-    """The name of its base model, the rank, the size and more, for an adapter that passed all checks."""
+    """Facts about an adapter that passed all checks, such as the name of the base model, the rank and the size."""
 
     model_name: str
     model_folder: Path
@@ -37,10 +37,10 @@ class AdapterReport:
 
 
 def check_adapter(folder: Path, settings: Settings) -> AdapterReport:
-    """Checks whether the adapter in a folder fits the model that the settings select.
+    """Checks whether the adapter in `folder` fits the base model that the settings select.
 
-    Raises ValidationFailed, which names the wrong tensor or field. Raises InvalidRequest if a file is missing, or if
-    the settings select no model.
+    Raises ValidationFailed, which names the wrong tensor or field.
+    Raises InvalidRequest if a file is missing, or if the settings select no model.
     """
     model = model_folder(settings)
     description = describe_model(model, model_name(settings))
@@ -58,9 +58,9 @@ def check_adapter(folder: Path, settings: Settings) -> AdapterReport:
 
 
 def describe_model(folder: Path, name: str = "") -> EngineDescription:
-    """Returns the description that an engine would give of a model. Reads only the model's files.
+    """Returns the description that an engine would send for the model in `folder`. Reads only the model's files.
 
-    An empty name stands for the folder's name.
+    If `name` is empty, the model has the folder's name.
     """
     model, engine = read_model_config(folder), EngineConfig(folder)
     return EngineDescription(

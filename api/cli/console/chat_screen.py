@@ -1,9 +1,9 @@
 """Runs the interactive chat of `graftwork sessions chat`.
 
 Owns the loop that reads lines, prints events and gets the outputs of tools. Never stores anything: the server does.
-Ctrl-C stops the running answer. The session is then as it was before the message. After an error of the server, the
-chat prints the error and continues. The chat ends at the end of the input, at `/quit`, or if the server does not
-answer.
+Ctrl-C stops the running answer. The session is then as it was before the message.
+If the server answers with an error, the chat prints the error and continues.
+The chat ends at the end of the input, at `/quit`, or if the server does not answer.
 """
 
 import json
@@ -103,7 +103,10 @@ class ChatScreen:
         }
 
     def talk(self) -> None:
-        """Reads lines from the user and runs them, until `/quit` or the end of the input."""
+        """Reads lines from the user, until `/quit` or the end of the input.
+
+        Sends a line to the model as a message, or runs it as a command, such as `/fork`.
+        """
         version = self._session.model.version
         model = self._session.model.name + (f"@{version}" if version else "")
         typer.echo(f"{self._session.id} on {model}. Type a message, or /help.")

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 
 
 def connect(max_retries: int = 0) -> "Graftwork":
-    """Returns a client for the server at GRAFTWORK_URL, with the keys of the environment.
+    """Returns a client for the server at GRAFTWORK_URL.
 
+    The keys come from the environment variables GRAFTWORK_API_KEY and GRAFTWORK_ADMIN_KEY.
     By default the client does not retry, so that a person sees an error at once.
     """
     # httpx takes longer to import than the rest of the program, and `graftwork --help` does not need it.
@@ -20,9 +21,10 @@ def connect(max_retries: int = 0) -> "Graftwork":
 
 
 def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
-    """Returns the id of the tenant with this id or name.
+    """Returns the id of the tenant whose id or name is `name_or_id`.
 
-    If there is no such tenant, returns the text unchanged, and the server then refuses it.
+    If there is no such tenant, returns `name_or_id` unchanged. The server then answers the caller's request with an
+    error.
     Raises ConfigurationError if several tenants have this name.
     """
     found = tenant_ids_of(client, name_or_id)
@@ -32,7 +34,10 @@ def tenant_id_of(client: "Graftwork", name_or_id: str) -> str:
 
 
 def tenant_ids_of(client: "Graftwork", name_or_id: str) -> list[str]:
-    """Returns the id of the tenant with this id, or else the ids of all tenants with this name."""
+    """Returns the id of the tenant whose id is `name_or_id`, in a list.
+
+    If there is no such tenant, returns the ids of all tenants whose name is `name_or_id`.
+    """
     named: list[str] = []
     after: str | None = None
     while True:

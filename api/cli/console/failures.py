@@ -27,7 +27,10 @@ _NEEDS_SERVER = "This command needs the server: pip install 'graftwork[server]'"
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands. If a command raises an expected error, prints one line and exits with status 1."""
+    """The group of all commands of the program.
+
+    If a command raises an expected error, prints one line, and exits with status 1.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -45,9 +48,9 @@ class CommandGroup(TyperGroup):
 
 
 def require_modules(*names: str) -> None:
-    """Checks that these top-level modules are installed, without importing them.
+    """Checks that these Python packages are installed, without importing them.
 
-    Raises ModuleNotFoundError for the first module that is not installed.
+    Raises ModuleNotFoundError for the first package that is not installed.
     """
     for name in names:
         if find_spec(name) is None:
@@ -55,7 +58,7 @@ def require_modules(*names: str) -> None:
 
 
 def advice(error: sdk_errors.GraftworkError | platform_errors.GraftworkError) -> str:
-    """Returns one line that says what is wrong and what the user can do about it."""
+    """Returns one line of text for an error: what is wrong, and what the user can do about it."""
     message = " ".join(error.message.split())
     if isinstance(error, _VALUE_ERRORS) and error.param and error.param not in message:
         message = f"{error.param}: {message}"

@@ -40,7 +40,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: 
 
 
 def show_facts(facts: Sequence[tuple[str, object]]) -> None:
-    """Prints the names and values of one object, one pair in each line, with the values aligned."""
+    """Prints the facts about one object: a name and a value in each line, with the values aligned."""
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         typer.echo(f"{name.ljust(width)}  {_cell(value)}")

@@ -1,6 +1,6 @@
 """Runs one conversation of the demo through the SDK: sends messages, runs tools, and records the times of each turn.
 
-Owns this record. Never checks it and never prints it: `story.py` and `report.py` do.
+Owns the record of the conversation. Never checks or prints the record: `story.py` and `report.py` do.
 """
 
 import json
@@ -34,7 +34,7 @@ MAX_ROUNDS = 3
 class Turn:
     """The record of one turn, from its request to its last event.
 
-    Times are in seconds on the monotonic clock of `Talk`.
+    All times are in seconds on a monotonic clock.
     """
 
     started_at: float
@@ -85,9 +85,9 @@ class Talk:
             await self.say(ask)
 
     async def say(self, ask: Ask) -> Exchange:
-        """Sends a message, runs the tools that the model calls, and returns the record.
+        """Sends a message, and runs the tools that the model calls, until the model answers without a tool call.
 
-        Runs at most MAX_ROUNDS turns.
+        Stops after MAX_ROUNDS turns. Returns the record of the message and its turns.
         """
         exchange = Exchange(ask)
         self.exchanges.append(exchange)

@@ -16,7 +16,10 @@ from graftwork.api.cli.demo.conversation import Exchange, Talk
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement about Graftwork, and whether it was true while this demo ran. `found` is the measured value."""
+    """A statement about Graftwork that the demo checks.
+
+    `holds` says whether the statement was true in this run, and `found` is the measured value.
+    """
 
     text: str
     holds: bool
@@ -63,7 +66,8 @@ class Report:
 def figures_of(talk: Talk) -> Figures:
     """Computes the figures of one conversation.
 
-    The client measures the tokens per second over the time of all turns, so this time includes the wait for the server.
+    The speed is the number of completion tokens, divided by the seconds of all turns. The client measures these seconds
+    from each request to its last event, so they include the wait in the server's queue.
     """
     turns = talk.turns
     prompt, cached = sum(turn.prompt_tokens for turn in turns), sum(turn.cached_tokens for turn in turns)

@@ -1,4 +1,4 @@
-"""Makes the demo's messages. Each message needs a tool call, and has words that the model has never seen.
+"""Makes the demo's messages. Each message needs a tool call, and has words that the model has never seen in training.
 
 Invariant: the messages come from a fixed seed, so every run of the demo sends the same messages.
 """

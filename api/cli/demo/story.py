@@ -1,4 +1,4 @@
-"""Runs the demo (`graftwork demo`) on the demo model, and checks what the README says about it.
+"""Runs the demo (`graftwork demo`) on the demo model, and checks the statements that the README makes about Graftwork.
 
 1. Three tenants and the base model talk at once, and each session calls tools.
 2. One session is forked, and the two forks ask different questions.
@@ -66,9 +66,9 @@ async def _running(server: DemoServer) -> AsyncGenerator[DemoServer, None]:
 
 
 class Story:
-    """Runs the three steps of the demo.
+    """Runs the three steps of the demo (see the top of this file).
 
-    Collects the conversations, and the statements that the demo checks (claims).
+    Collects the conversations, and the statements that the demo checks, which are called claims.
     """
 
     def __init__(self, server: DemoServer, clock: Clock, quiet: bool) -> None:
@@ -81,7 +81,7 @@ class Story:
         self._keys: dict[str, str] = {}
 
     async def talk_at_once(self) -> None:
-        """Runs step 1: three tenants and the base model talk at once."""
+        """Runs step 1 of the demo: three tenants and the base model talk at once, and their sessions call tools."""
         self._step(1, "Three tenants, each with an adapter of its own, and the base model: all at once.")
         async with AsyncExitStack() as stack:
             await self._open_talks(stack)
@@ -92,7 +92,7 @@ class Story:
         self._check_talks()
 
     async def fork(self) -> None:
-        """Runs step 2: a session is forked."""
+        """Runs step 2 of the demo: forks a session, and asks the two forks different questions."""
         trunk = self.talks[0]
         self._step(2, f"{trunk.label} is forked: two branches of one past ask different things.")
         async with self._client(self._keys[trunk.label]) as client:
@@ -117,7 +117,7 @@ class Story:
         self._claim("both branches begin with all that was said in their trunk", shared, f"{len(past)} items")
 
     async def restart(self) -> None:
-        """Runs step 3: the server restarts, and a session continues."""
+        """Runs step 3 of the demo: restarts the server, and continues a session from its stored history."""
         talk, branch = self.talks[0], self.talks[-2]
         self._step(3, "The server is stopped and started; a session goes on from its stored transcript.")
         await self._server.stop()

@@ -1,8 +1,8 @@
 """Describes the SDK's input and output as data. Never reads or sends anything itself.
 
-An effect is an object that describes one action, such as sending a request. Each operation is a generator, which yields
-effects and receives their results. `runtimes.py` performs the effects, with or without `await`, so both clients share
-all other code.
+An effect is an object that describes one action, such as sending a request. Each method of the SDK is a generator,
+which yields effects and receives their results. `runtimes.py` performs the effects, with or without `await`, so both
+clients share all other code.
 """
 
 from collections.abc import Generator, Mapping
@@ -35,14 +35,17 @@ class Call:
     """Whether the call creates something. The SDK then adds an Idempotency-Key, so that it can repeat the call."""
 
     def with_headers(self, **headers: str) -> "Call":
-        """Returns a copy with more headers. `_` in a name becomes `-`: `idempotency_key` sets `idempotency-key`."""
+        """Returns a copy of the call with more headers.
+
+        In a name, `_` becomes `-`: `idempotency_key` sets `idempotency-key`.
+        """
         added = {name.replace("_", "-"): value for name, value in headers.items()}
         return replace(self, headers={**self.headers, **added})
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """The open response that a stream reads. A runtime sets the response and closes it."""
+    """The HTTP response that a stream of events reads. A runtime sets the response, and closes it at the end."""
 
     response: httpx.Response | None = None
     chunks: Any = None
@@ -50,16 +53,20 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Sends the call and reads the whole answer. The result is an httpx.Response. Raises APIConnectionError."""
+    """An effect that sends an HTTP request and reads the whole answer. The result is an httpx.Response.
+
+    Raises APIConnectionError if no answer comes.
+    """
 
     call: Call
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Sends the call and opens its answer as a stream. The result is an httpx.Response. Raises APIConnectionError.
+    """An effect that sends an HTTP request and opens the answer as a stream. The result is an httpx.Response.
 
-    Reads only the headers of a successful answer, but the whole body of an error.
+    Sets `connection`. Reads only the headers of a successful answer, but the whole body of an error.
+    Raises APIConnectionError if no answer comes.
     """
 
     call: Call
@@ -68,21 +75,24 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class ReadStream:
-    """Reads from an open stream. The result is the next bytes, or None at the end. Raises APIConnectionError."""
+    """An effect that reads from an open stream. The result is the next bytes, or None at the end of the stream.
+
+    Raises APIConnectionError if the connection breaks.
+    """
 
     connection: Connection
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Waits for a number of seconds. The result is None."""
+    """An effect that waits for a number of seconds. The result is None."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """Runs the user's functions, all at the same time.
+    """An effect that runs the user's functions for these tool calls, all at the same time.
 
     The result is a list of ToolOutput, in the order of the calls.
     """
@@ -94,16 +104,16 @@ class RunTools:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Reports that the server has accepted a stream's request. The caller then gets the stream."""
+    """An effect that reports that the server has accepted the request of a stream. The caller then gets the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emit(Generic[T]):
-    """Gives one event to the code that iterates over the stream."""
+    """An effect that gives one event to the code that iterates over the stream."""
 
     event: T
 
 
 Effect = Send | OpenStream | ReadStream | Sleep | RunTools | Opened | Emit[Any]
 Steps = Generator[Effect, Any, T]
-"""A generator that yields effects and returns a T."""
+"""The generator of one method of the SDK. It yields effects, and returns the method's result, a T."""

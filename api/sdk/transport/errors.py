@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the command line imports this module at every start, but ne
 
 
 class GraftworkError(Exception):
-    """The base of all errors of the SDK. `message` says what is wrong."""
+    """The base class of all errors of the SDK. `message` says what is wrong."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class GraftworkError(Exception):
 
 
 class ConfigurationError(GraftworkError):
-    """A key, a folder or an argument is missing. The SDK sent nothing."""
+    """The caller gave no key, or a folder or an argument is missing. The SDK sent nothing."""
 
 
 class ToolLoopError(GraftworkError):
@@ -91,15 +91,15 @@ class APITimeoutError(APIConnectionError):
 
 
 class BadRequestError(APIError):
-    """400: the server cannot use a value. `param` names the field."""
+    """400: the server cannot use a value in the request. `param` names the field."""
 
 
 class AuthenticationError(APIError):
-    """401: the key is missing, wrong, expired or revoked."""
+    """401: the API key is missing, wrong, expired or revoked."""
 
 
 class PermissionDeniedError(APIError):
-    """403: the key does not allow this call."""
+    """403: the API key does not allow this call."""
 
 
 class NotFoundError(APIError):
@@ -107,15 +107,15 @@ class NotFoundError(APIError):
 
 
 class ConflictError(APIError):
-    """409: the object's state does not allow this now. `details` has the current state."""
+    """409: the state of the object does not allow this call now. `details` has the state."""
 
 
 class PayloadTooLargeError(APIError):
-    """413: the body is too large."""
+    """413: the body of the request is too large."""
 
 
 class ValidationError(APIError):
-    """422: a field or an adapter's file is wrong. `param` names it."""
+    """422: a field of the request or a file of an adapter is wrong. `param` names the field or file."""
 
 
 class RateLimitError(APIError):
@@ -153,7 +153,10 @@ STATUS_BY_TYPE: Mapping[str, int] = {
 
 
 def error_from_response(response: "httpx.Response") -> APIError:
-    """Returns the error for an unsuccessful answer. The caller must have read the answer's body."""
+    """Converts an HTTP answer with an error status to an error of the SDK.
+
+    The caller must have read the answer's body.
+    """
     body = _json_or_none(response)
     described = body.get("error", body.get("detail")) if isinstance(body, dict) else None
     fallback = response.text.strip()[:500] or response.reason_phrase
@@ -161,9 +164,9 @@ def error_from_response(response: "httpx.Response") -> APIError:
 
 
 def error_from_description(described: object, status: int | None, request_id: str | None = None) -> APIError:
-    """Returns the error for `{"message": …, "type": …, "param": …, "code": …}`.
+    """Converts the JSON object of an error, `{"message": …, "type": …, "param": …, "code": …}`, to an error of the SDK.
 
-    `details` gets the other fields. A value that is not a mapping becomes the message.
+    `details` of the error gets the other fields of the object. If `described` is not an object, it becomes the message.
     """
     fields = dict(described) if isinstance(described, Mapping) else {"message": str(described)}
     message, kind = str(fields.pop("message", "The server gave no reason.")), str(fields.pop("type", ""))

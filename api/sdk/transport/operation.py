@@ -1,8 +1,8 @@
 """Lets one method work in both the synchronous client and the asyncio client. Never sends a request itself.
 
-A method with the decorator `operation` exists once, as a generator of effects (see effects.py). In `Graftwork` a call
-of the method returns the result; in `AsyncGraftwork` it returns an awaitable. Type checkers see the difference, because
-the class `Resource` has the type of its runtime as a parameter.
+A method with the decorator `operation` is written once, as a generator of effects (see effects.py). In `Graftwork`, a
+call of the method returns the result. In `AsyncGraftwork`, it returns an awaitable. Type checkers see the difference,
+because the class `Resource` has the type of its runtime as a parameter.
 """
 
 import functools
@@ -32,9 +32,10 @@ A = TypeVar("A", bound=Answer)
 
 
 class Resource(Generic[R]):
-    """The base of the client's groups of methods, such as `client.sessions`. All its operations use one runtime.
+    """The base class of the client's groups of methods, such as `client.sessions`.
 
-    A runtime sends requests for one client. It belongs to the synchronous client or to the asyncio client.
+    All methods of a group use the same runtime. A runtime sends requests for the synchronous client or for the asyncio
+    client.
     """
 
     def __init__(self, runtime: R) -> None:
@@ -56,9 +57,10 @@ class Resource(Generic[R]):
 
 
 class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in lower case
-    """Decorates a method that is a generator of effects. The runtime of the method's `Resource` performs the effects.
+    """Decorates a method that is a generator of effects. A call of the method performs these effects.
 
-    An effect describes one input or output, such as sending a request (see effects.py).
+    An effect describes one input or output, such as sending a request (see effects.py). The runtime of the method's
+    `Resource` performs it.
     """
 
     def __init__(self, steps: Callable[Concatenate[S, P], Steps[T]]) -> None:
@@ -111,5 +113,5 @@ class operation(Generic[S, P, T]):  # noqa: N801 - a decorator has a name in low
 
 
 def path_segment(name: str) -> str:
-    """Quotes a name, so that it is exactly one segment of a URL path."""
+    """Quotes a name for a URL, so that the name is exactly one segment of the path."""
     return quote(name, safe="@")

@@ -17,13 +17,13 @@ from graftwork.api.sdk.transport.errors import APIConnectionError, APITimeoutErr
 FIRST_WAIT_S = 0.5
 LONGEST_BACKOFF_S = 8.0
 LONGEST_WAIT_S = 60.0
-"""The longest wait in seconds. If the server asks for a longer one, the SDK raises the error and does not try again."""
+"""The longest wait in seconds. If the server asks for a longer wait, the SDK raises the error at once."""
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often to try again, and the random part of the wait. With `max_retries` 0, there is only one try."""
+    """How often to send a request again, and the random part of each wait. With `max_retries` 0, there is one try."""
 
     max_retries: int = 2
     random: Random = field(default_factory=Random, repr=False)
@@ -71,7 +71,7 @@ def _may_retry(response: httpx.Response) -> bool:
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Returns the seconds to wait from `retry-after-ms`, or else from `retry-after`.
+    """Returns how many seconds the server asks the client to wait. Reads `retry-after-ms`, or else `retry-after`.
 
     Returns None if both headers are missing or have no number.
     """
@@ -84,7 +84,7 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
 
 
 def send(call: Call, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """Sends a call, and sends it again as the policy allows.
+    """Sends an HTTP request, and sends it again as the policy allows.
 
     Returns the response, or raises the error of the last try.
     """
@@ -93,16 +93,16 @@ def send(call: Call, policy: RetryPolicy) -> Steps[httpx.Response]:
 
 
 def open_stream(call: Call, connection: Connection, policy: RetryPolicy) -> Steps[httpx.Response]:
-    """Sends a call with retries, as `send` does, but opens the answer as a stream.
+    """Sends an HTTP request with retries, as `send` does, but opens the answer as a stream.
 
-    `connection` then has this stream.
+    Stores the open answer in `connection`, and also returns it.
     """
     call = with_key(call)
     return (yield from _try_until_answered(OpenStream(call, connection), call, policy))
 
 
 def with_key(call: Call) -> Call:
-    """Returns the call with an `Idempotency-Key` if the call creates something. Returns other calls unchanged."""
+    """Returns the call with an `Idempotency-Key` if the call creates something. Returns any other call unchanged."""
     if not call.creates or "idempotency-key" in call.headers:
         return call
     return call.with_headers(idempotency_key=uuid4().hex)

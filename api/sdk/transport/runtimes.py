@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The tenant's key and the admin key. A call raises ConfigurationError if the key that it needs is missing."""
+    """The tenant's key and the admin key, or None for a key that the caller did not give.
+
+    `header` raises ConfigurationError if the key that a call needs is None.
+    """
 
     tenant: str | None
     admin: str | None
@@ -49,13 +52,13 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[T]):
-    """The result of an operation whose generator has ended."""
+    """Says that the generator of an SDK method has ended. `value` is the method's result."""
 
     value: T
 
 
 def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys) -> httpx.Request:
-    """Builds the httpx request of a call. Each try needs a new request."""
+    """Builds the httpx request of a call, with the API key. Each try needs a new request."""
     query = {name: value for name, value in call.query.items() if value is not None}
     headers = {**keys.header(call), **call.headers}
     return http.build_request(
@@ -64,7 +67,7 @@ def build_request(http: httpx.Client | httpx.AsyncClient, call: Call, keys: Keys
 
 
 def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APIConnectionError:
-    """Converts an httpx error to an error of the SDK."""
+    """Converts an httpx error to an error of the SDK, whose message names the server's address."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return APIConnectionError(f"No Graftwork server answers at {base_url}", code="unreachable")
     if isinstance(error, httpx.TimeoutException):
@@ -73,7 +76,11 @@ def connection_error(error: httpx.TransportError, base_url: httpx.URL) -> APICon
 
 
 class SyncRuntime:
-    """Performs effects one after another on the caller's thread. Only tools run on threads of their own."""
+    """Performs effects one after another on the caller's thread. Only the user's tools run on other threads.
+
+    An effect describes one input or output, such as sending a request. Each method of the SDK is a generator of effects
+    (see effects.py).
+    """
 
     def __init__(self, http: httpx.Client, keys: Keys, policy: RetryPolicy, sleep: Callable[[float], None]) -> None:
         self.http = http
@@ -82,13 +89,16 @@ class SyncRuntime:
         self._sleep = sleep
 
     def run(self, steps: Steps[T]) -> T:
-        """Performs all effects of an operation that emits no events, and returns the operation's result."""
+        """Performs all effects of the generator `steps`, and returns its result. `steps` must not emit events."""
         ended = self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Performs the effects of an operation until it emits an event or ends."""
+        """Performs the effects of the generator `steps` until `steps` emits an event, has opened its stream, or ends.
+
+        Returns the effect Emit or Opened, or Ended with the result of `steps`.
+        """
         answer: Any = None
         failure: APIConnectionError | None = None
         try:
@@ -135,7 +145,11 @@ class SyncRuntime:
 
 
 class AsyncRuntime:
-    """Performs effects with `await`. Many operations can run at the same time."""
+    """Performs effects with `await`. Many methods of the SDK can run at the same time.
+
+    An effect describes one input or output, such as sending a request. Each method of the SDK is a generator of effects
+    (see effects.py).
+    """
 
     def __init__(
         self, http: httpx.AsyncClient, keys: Keys, policy: RetryPolicy, sleep: Callable[[float], Awaitable[None]]
@@ -146,13 +160,16 @@ class AsyncRuntime:
         self._sleep = sleep
 
     async def run(self, steps: Steps[T]) -> T:
-        """Performs all effects of an operation that emits no events, and returns the operation's result."""
+        """Performs all effects of the generator `steps`, and returns its result. `steps` must not emit events."""
         ended = await self.advance(steps)
         assert isinstance(ended, Ended)
         return ended.value
 
     async def advance(self, steps: Steps[T]) -> Ended[T] | Emit[Any] | Opened:
-        """Performs the effects of an operation until it emits an event or ends."""
+        """Performs the effects of the generator `steps` until `steps` emits an event, has opened its stream, or ends.
+
+        Returns the effect Emit or Opened, or Ended with the result of `steps`.
+        """
         answer: Any = None
         failure: APIConnectionError | None = None
         try:

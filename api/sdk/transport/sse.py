@@ -15,7 +15,7 @@ class Frame:
 
 @dataclass(slots=True)
 class FrameParser:
-    """Parses bytes to frames. A blank line ends a frame, and `feed` yields the frame when that line arrives."""
+    """Parses bytes to server-sent events (frames). A blank line ends a frame: then `feed` yields the frame."""
 
     _rest: bytes = b""
     _event: str = ""

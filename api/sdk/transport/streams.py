@@ -15,7 +15,7 @@ E = TypeVar("E")
 
 
 class Stream(Iterator[E]):
-    """Yields events as they arrive. To stop early, close the stream or leave its `with` block."""
+    """Yields events as they arrive, for a `for` loop. To stop early, close the stream or leave its `with` block."""
 
     def __init__(self, runtime: SyncRuntime, steps: Steps[None], connection: Connection) -> None:
         self._runtime = runtime
@@ -23,7 +23,10 @@ class Stream(Iterator[E]):
         self._connection = connection
 
     def open(self) -> Self:
-        """Sends the request. Raises the server's error if the server refuses the request."""
+        """Sends the request and waits for the start of the answer.
+
+        Raises the server's error if the server refuses the request.
+        """
         self._runtime.advance(self._steps)
         return self
 
@@ -53,7 +56,7 @@ class Stream(Iterator[E]):
 
 
 class AsyncStream(AsyncIterator[E]):
-    """Yields events as they arrive, like Stream. The request is sent when a loop asks for the first event.
+    """Yields events as they arrive, for an `async for` loop. Sends the request when the loop asks for the first event.
 
     To learn earlier whether the server accepts the request, `await` the stream.
     """
@@ -104,9 +107,9 @@ class AsyncStream(AsyncIterator[E]):
 
 
 def start_stream(runtime: Runtime, steps: Steps[None], connection: Connection) -> Stream[Any] | AsyncStream[Any]:
-    """Returns a stream of the events that `steps` emits. A synchronous stream sends its request at once.
+    """Returns a stream of the events that the generator `steps` emits.
 
-    `steps` must yield Opened when the server has accepted the request.
+    A synchronous stream sends its request at once. `steps` must yield Opened when the server has accepted the request.
     """
     if isinstance(runtime, SyncRuntime):
         return Stream[Any](runtime, steps, connection).open()

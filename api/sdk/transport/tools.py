@@ -27,7 +27,7 @@ A mapping sets a limit for each tool by name. A tool that is not in the mapping 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """The output of one tool call."""
+    """The output of one tool call, as text. `call_id` is the id of the call."""
 
     call_id: str
     output: str
@@ -37,9 +37,10 @@ class ToolOutput:
 
 
 async def run_tools(calls: Sequence[PendingCall], tools: Tools, limits: ToolTimeout) -> list[ToolOutput]:
-    """Runs all calls at the same time, and returns their outputs in the order of the calls.
+    """Runs all tool calls at the same time, and returns their outputs in the order of the calls.
 
-    Python cannot stop a thread. So a plain function that exceeds its time limit keeps its thread until it returns.
+    Python cannot stop a thread. So a plain function that exceeds its time limit keeps its thread until the function
+    returns.
     """
     if not calls:
         return []
@@ -51,7 +52,7 @@ async def run_tools(calls: Sequence[PendingCall], tools: Tools, limits: ToolTime
 
 
 def limit_of(name: str, limits: ToolTimeout) -> float | None:
-    """Returns the time limit of one tool in seconds. None means no limit."""
+    """Returns the time limit in seconds of the tool `name`. None means no limit."""
     return limits.get(name, TOOL_TIMEOUT_S) if isinstance(limits, Mapping) else limits
 
 
