@@ -2,7 +2,7 @@
 
     GraftworkError
     ├── InvalidRequest            400  the server cannot serve a value; `param` names its field
-    │   └── ContextLengthExceeded 400  prompt and answer together are longer than the model's context
+    │   └── ContextLengthExceeded 400  the prompt leaves no room for an answer in the model's context
     ├── ValidationFailed          422  a wrong body on this server's own routes, or a wrong adapter file
     ├── NotAuthenticated          401  the API key is wrong, expired or revoked
     ├── NotPermitted              403  the API key is valid, but does not have the permission
@@ -23,7 +23,7 @@ other libraries are converted into these errors in the module that calls the lib
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class GraftworkError(Exception):
@@ -84,7 +84,40 @@ class InvalidRequest(GraftworkError):
 
 
 class ContextLengthExceeded(InvalidRequest):
+    """The prompt leaves no room for an answer. The message is OpenAI's, because clients search for its words."""
+
     default_code = "context_length_exceeded"
+
+    @classmethod
+    def of_prompt(
+        cls,
+        prompt_tokens: int,
+        context_tokens: int,
+        param: str,
+        *,
+        max_tokens: int | None = None,
+        is_exact: bool = True,
+    ) -> Self:
+        """Returns the error for a prompt that leaves no room for one token of an answer.
+
+        `param` is the field of the prompt, and `max_tokens` is the client's limit on the answer. If `is_exact` is
+        False, the prompt has at least `prompt_tokens` tokens.
+        """
+        start = f"This model's maximum context length is {context_tokens} tokens. However, "
+        asked = max_tokens or 1
+        if prompt_tokens > context_tokens:
+            least = "" if is_exact else "at least "
+            message = (
+                f"{start}your {param} resulted in {least}{prompt_tokens} tokens. "
+                f"Please reduce the length of the {param}."
+            )
+        else:
+            message = (
+                f"{start}you requested {prompt_tokens + asked} tokens ({prompt_tokens} in the {param}, {asked} in the "
+                f"completion). Please reduce the length of the {param} or completion."
+            )
+        details = {"context_tokens": context_tokens, "prompt_tokens": prompt_tokens, "max_tokens": asked}
+        return cls(message, param=param, details=details)
 
 
 class ValidationFailed(GraftworkError):

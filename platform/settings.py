@@ -264,3 +264,8 @@ def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
     If a variable is in both, the value of this process is used.
     """
     return {**defaults, **os.environ}
+
+
+def time_zone() -> dict[str, str]:
+    """Returns the environment variable of the time zone, for a child process. Returns {} if it is not set."""
+    return {"TZ": os.environ["TZ"]} if "TZ" in os.environ else {}

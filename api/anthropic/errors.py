@@ -13,7 +13,7 @@ from graftwork.api.anthropic.translate import with_anthropic_fields
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.http.errors import error_headers
 from graftwork.api.http.validation import as_invalid_request
-from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
+from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, InvalidRequest, ValidationFailed
 
 _TYPES = {
     400: "invalid_request_error",
@@ -35,7 +35,18 @@ def anthropic_error(error: GraftworkError) -> dict[str, Any]:
 
     This form is the body of an error response, and the data of an `error` event in a stream.
     """
-    return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": error.message}}
+    message = _too_long(error) if isinstance(error, ContextLengthExceeded) else error.message
+    return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": message}}
+
+
+def _too_long(error: ContextLengthExceeded) -> str:
+    """Returns Anthropic's own message for a prompt that leaves no room for an answer. Clients read its numbers."""
+    prompt, most, asked = (error.details.get(name) for name in ("prompt_tokens", "context_tokens", "max_tokens"))
+    if prompt is None or most is None:
+        return error.message
+    if prompt > most:
+        return f"prompt is too long: {prompt} tokens > {most} maximum"
+    return f"input length and `max_tokens` exceed context limit: {prompt} + {asked} > {most}"
 
 
 class AnthropicRoute(OpenAiRoute):
@@ -59,4 +70,6 @@ class AnthropicRoute(OpenAiRoute):
         return answer
 
     def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
+        if isinstance(error, ContextLengthExceeded):
+            return error
         return with_anthropic_fields(as_invalid_request(error))

@@ -22,6 +22,7 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import RequestId
+from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
@@ -35,8 +36,8 @@ from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionService
+from graftwork.sessions.text.encoding import PromptEncoding
 from graftwork.sessions.text.model_files import ModelFolder
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
 
@@ -52,8 +53,8 @@ class InferenceResources:
     description: EngineDescription
     """The description of the engine and its model, which the engine sent when this process started."""
     folder: ModelFolder
-    prompts: PromptEncoder | None
-    """Encodes chats. It is None if the model has no chat template."""
+    encoding: PromptEncoding
+    """Encodes prompts. Long prompts are encoded in worker processes."""
     planner: ConstraintPlanner
     """Plans constrained outputs. The planner knows the form in which this model writes tool calls."""
     tasks: ServerTasks
@@ -66,17 +67,6 @@ class InferenceResources:
     def base_name(self) -> str:
         """The name that clients use for the base model."""
         return self.description.model_name
-
-    def chat_prompts(self) -> PromptEncoder:
-        """Returns the encoder that turns the messages of a chat into token ids.
-
-        Raises InvalidRequest if the model has no chat template.
-        """
-        if self.prompts is None:
-            raise InvalidRequest(
-                "This model has no chat template, so it cannot chat; use /v1/completions.", code="no_chat_template"
-            )
-        return self.prompts
 
     async def resolve(
         self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
@@ -162,6 +152,8 @@ class ServerResources:
     quotas: QuotaKeeper
     telemetry: Telemetry
     engine: EngineClient
+    json: JsonParsing
+    """Parses long bodies in another process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -132,6 +133,8 @@ class AuthenticatedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
+            # This function deletes its variables for errors before it raises them. An error refers to this frame by its
+            # traceback, so a variable would close a cycle that keeps the body in memory until the next collection.
             request.state.principal = await self.authenticate(request)
             bounded = self._bounded(request)
             try:
@@ -140,15 +143,34 @@ class AuthenticatedRoute(APIRoute):
             except RequestValidationError as error:
                 raise self.as_route_error(invalid_body(error)) from error
             except HTTPException as error:
-                raise self._body_error(error) from error
+                failure = self._body_error(error)
+                error.__traceback__ = failure.__traceback__ = None  # FastAPI's frame holds the body and the error
+                try:
+                    raise failure from error
+                finally:
+                    del failure
             except (InvalidRequest, ValidationFailed) as error:
-                raise self.as_route_error(error) from error
+                failure = self.as_route_error(error)
+                try:
+                    if failure is error:
+                        raise
+                    raise failure from error
+                finally:
+                    del failure
 
         return guarded
 
     def _bounded(self, request: Request) -> BoundedRequest:
         limit_bytes = UPLOAD_BODY_BYTES if self.takes_files else JSON_BODY_BYTES
-        return BoundedRequest(request.scope, request.receive, limit_bytes=limit_bytes, wants_json=not self.takes_files)
+        principal = request.state.principal
+        owner = principal.tenant_id if isinstance(principal, Principal) else principal.name
+        return BoundedRequest(
+            request.scope,
+            request.receive,
+            limit_bytes=limit_bytes,
+            wants_json=not self.takes_files,
+            parse_long=partial(resources_of(request).server.json.parse, owner),
+        )
 
     async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
         """Returns the principal that owns the request's key. Raises NotAuthenticated without a valid key.

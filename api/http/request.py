@@ -1,9 +1,8 @@
 """Reads a request's body and API key, and builds the header that names parts of JSON Schemas that are not enforced.
 
 Owns the limit of the body in bytes. Counts the bytes as they arrive, so a false `content-length` has no effect.
-Refuses a body that is not UTF-8 JSON, or that nests deeper than `MAX_DEPTH`. Refuses NaN, Infinity, half of a surrogate
-pair, and integers with thousands of digits. Python could parse most of these, but a database or a tokenizer would fail.
-Never checks a schema.
+Passes a long JSON body to the function `parse_long` of the route, which parses the body in another process. Never
+checks a schema.
 
 A client sends JSON Schemas in fields such as `tools`. Each part of a schema that the server does not enforce is written
 as the field's name and a JSON pointer into the schema. A header of at most 2000 characters, which every client and
@@ -12,15 +11,15 @@ proxy accepts, lists these parts:
     x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
 """
 
-import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request
 from starlette.types import Receive, Scope
 
 from graftwork.platform.errors import InvalidRequest, NotAuthenticated, PayloadTooLarge
+from graftwork.platform.strict_json import parse_json
 
 UNENFORCED = "x-graftwork-unenforced"
 
@@ -50,61 +49,6 @@ def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str)
     return {UNENFORCED: ", ".join([*shown, f"+{left_out} more"] if left_out else shown)} if places else {}
 
 
-MAX_DEPTH = 64
-"""The most levels of nested lists and objects in a body. Real JSON Schemas have fewer than 20 levels."""
-
-
-def parse_json(body: bytes) -> Any:
-    """Parses a body as strict JSON. Raises InvalidRequest with the reason."""
-    try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise _too_deep() from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("The body is not UTF-8: send JSON encoded as UTF-8.", code="invalid_json") from error
-    except ValueError as error:  # json.JSONDecodeError, and integers of more than 4300 digits
-        raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
-    if _depth_exceeds(value, MAX_DEPTH):
-        raise _too_deep()
-    if b"\\u" in body:
-        _refuse_lone_surrogates(value)
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest(f"The body nests deeper than {MAX_DEPTH} levels: flatten it.", code="invalid_json")
-
-
-def _depth_exceeds(value: Any, limit: int) -> bool:
-    """Returns whether a value nests deeper than `limit`. Uses no recursion, which could overflow the stack."""
-    level = [value]
-    for _ in range(limit):
-        level = [child for container in level for child in _children(container)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [child for child in value.values() if isinstance(child, (dict, list))]
-    if isinstance(value, list):
-        return [child for child in value if isinstance(child, (dict, list))]
-    return []
-
-
-def _refuse_lone_surrogates(value: Any) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        message = "The body holds half of a surrogate pair: send whole characters."
-        raise InvalidRequest(message, code="invalid_json") from None
-
-
 JSON_BODY_BYTES = 8 * 1024 * 1024
 
 
@@ -112,13 +56,23 @@ UPLOAD_BODY_BYTES = 256 * 1024 * 1024
 """The largest upload. An adapter of rank 64 on every module of an 8B model has about 170 MB in half precision."""
 
 
+LONG_JSON_BYTES = 64 * 1024
+"""A longer JSON body is parsed in another process, because Python's parser blocks all threads until it ends."""
+
+ParseLong = Callable[[bytes], Awaitable[Any]]
+"""Parses a long body off the event loop. Raises InvalidRequest with the reason."""
+
+
 class BoundedRequest(Request):
     """A request whose body may have at most `limit_bytes` bytes. `wants_json` is False for uploads of files."""
 
-    def __init__(self, scope: Scope, receive: Receive, *, limit_bytes: int, wants_json: bool) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, *, limit_bytes: int, wants_json: bool, parse_long: ParseLong
+    ) -> None:
         super().__init__(scope, receive)
         self._limit_bytes = limit_bytes
         self._wants_json = wants_json
+        self._parse_long = parse_long
         self._parsed: list[Any] = []
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -142,7 +96,8 @@ class BoundedRequest(Request):
     async def json(self) -> Any:
         """Parses the body as JSON, only once. Raises InvalidRequest if the JSON is invalid or nests too deep."""
         if not self._parsed:
-            self._parsed.append(parse_json(await self.body()))
+            body = await self.body()
+            self._parsed.append(await self._parse_long(body) if len(body) > LONG_JSON_BYTES else parse_json(body))
         return self._parsed[0]
 
     def _refuse_declared_length(self) -> None:

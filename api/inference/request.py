@@ -44,7 +44,10 @@ class InferenceRequest:
     prediction_token_ids: tuple[int, ...] = ()
     """The tokens of the answer that the client expects. They change the speed, but never the output."""
     expected_tokens: int = 0
-    """The expected number of tokens in one answer. The quota reserves this number for each answer."""
+    """The expected number of tokens in one answer to each prompt, summed over the prompts.
+
+    The quota reserves this number once for each choice.
+    """
 
     @property
     def unenforced(self) -> tuple[str, ...]:
@@ -70,7 +73,7 @@ class InferenceRequest:
         When the request ends, the real usage replaces the estimate.
         """
         prompt_tokens = sum(len(prompt) for prompt in self.prompts)
-        return prompt_tokens + self.num_answers * self.expected_tokens
+        return prompt_tokens + self.choices_per_prompt * self.expected_tokens
 
     def generation_requests(self, isolation: IsolationDomain, limits: KvLimits) -> list[GenerationRequest]:
         """Makes one generation request for each answer, in the order of the answers."""

@@ -16,12 +16,12 @@ from graftwork.api.inference.request import InferenceRequest, ResponseHead, serv
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.platform.answers.chat import ChatCompletion
-from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.sampling import token_budget
 from graftwork.sessions.text.messages import messages_from_chat
+from graftwork.sessions.text.prompts import ConversationPrompt, TextPrompt
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
@@ -56,8 +56,10 @@ async def chat_inference(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    output, prompt = await asyncio.to_thread(_read, body, resources, principal)
-    prediction = await asyncio.to_thread(_encode_prediction, body, resources)
+    planner = resources.planner.of(principal.tenant_id)
+    output = await asyncio.to_thread(planner.plan, body.output_constraints())
+    prompt = await resources.accounting.encode(principal.tenant_id, resources.encoding, chat_prompt(body))
+    prediction = await _encode_prediction(body, resources, principal)
     budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")
     return InferenceRequest(
         request_id=request_id,
@@ -73,29 +75,24 @@ async def chat_inference(
     )
 
 
-def _read(
-    body: ChatCompletionRequest, resources: InferenceResources, principal: Principal
-) -> tuple[OutputPlan, tuple[int, ...]]:
-    """Plans the output and encodes the prompt. Both take CPU time, so this runs on a thread."""
-    planner = resources.planner.of(principal.tenant_id)
-    return planner.plan(body.output_constraints()), encode_chat(body, resources)
-
-
-def encode_chat(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
-    """Returns the token ids of the prompt for a chat, with its messages and tools."""
+def chat_prompt(body: ChatCompletionRequest) -> ConversationPrompt:
+    """Returns the messages and tools of a chat as a prompt. Raises InvalidRequest, which names the field."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
-    return resources.chat_prompts().encode_messages(messages_from_chat(body.messages), tools or None)
+    return ConversationPrompt(messages_from_chat(body.messages), tools or None)
 
 
-def _encode_prediction(body: ChatCompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+async def _encode_prediction(
+    body: ChatCompletionRequest, resources: InferenceResources, principal: Principal
+) -> tuple[int, ...]:
     """Encodes the text that the client expects as the answer, as the model would write it, with control tokens."""
     if body.prediction is None:
         return ()
-    token_ids = resources.tokenizer.encode(body.prediction.text, allow_special=True, continues=True)
-    if len(token_ids) > resources.description.context_tokens:
+    text = TextPrompt(body.prediction.text, continues=True, param="prediction")
+    try:
+        return await resources.accounting.encode(principal.tenant_id, resources.encoding, text)
+    except ContextLengthExceeded as error:
         raise InvalidRequest(
-            f"The prediction has {len(token_ids)} tokens; this model's context is "
+            f"The prediction has {error.details['prompt_tokens']} tokens; this model's context is "
             f"{resources.description.context_tokens}. Shorten the prediction.",
             param="prediction",
-        )
-    return token_ids
+        ) from error

@@ -19,8 +19,9 @@ from graftwork.platform.answers.completions import TextCompletion
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.sessions.generation.constraints import OutputConstraints, OutputPlan
+from graftwork.sessions.generation.constraints import OutputConstraints
 from graftwork.sessions.generation.sampling import token_budget
+from graftwork.sessions.text.prompts import TextPrompt
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
@@ -55,39 +56,32 @@ async def _inference_request(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    output, prompts = await asyncio.to_thread(_read, body, resources, principal)
-    longest = max(len(prompt) for prompt in prompts)
-    budget = token_budget(longest, body.token_limit, resources.description.context_tokens, "prompt")
+    constraints = OutputConstraints(response_format=body.response_format_fields())
+    output = await asyncio.to_thread(resources.planner.of(principal.tenant_id).plan, constraints)
+    prompts = tuple([await _encode_prompt(prompt, body, resources, principal) for prompt in body.prompt])
+    context_tokens = resources.description.context_tokens
+    budgets = [token_budget(len(prompt), body.token_limit, context_tokens, "prompt") for prompt in prompts]
+    most_tokens = max(budget.max_tokens for budget in budgets)  # the engine ends each answer at the context's end
     return InferenceRequest(
         request_id=request_id,
         principal=principal,
         resolved=resolved,
         prompts=prompts,
-        samplings=tuple(body.sampling_params(budget.max_tokens, choice) for choice in range(body.n or 1)),
+        samplings=tuple(body.sampling_params(most_tokens, choice) for choice in range(body.n or 1)),
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
         output=output,
-        expected_tokens=budget.expected_tokens,
+        expected_tokens=sum(budget.expected_tokens for budget in budgets),
     )
 
 
-def _read(
-    body: CompletionRequest, resources: InferenceResources, principal: Principal
-) -> tuple[OutputPlan, tuple[tuple[int, ...], ...]]:
-    """Plans the output and encodes the prompts. Both take CPU time, so this runs on a thread."""
-    constraints = OutputConstraints(response_format=body.response_format_fields())
-    return resources.planner.of(principal.tenant_id).plan(constraints), _encode(body, resources)
-
-
-def _encode(body: CompletionRequest, resources: InferenceResources) -> tuple[tuple[int, ...], ...]:
-    return tuple(_encode_prompt(prompt, body, resources) for prompt in body.prompt)
-
-
-def _encode_prompt(prompt: Prompt, body: CompletionRequest, resources: InferenceResources) -> tuple[int, ...]:
+async def _encode_prompt(
+    prompt: Prompt, body: CompletionRequest, resources: InferenceResources, principal: Principal
+) -> tuple[int, ...]:
     """Encodes one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
     if isinstance(prompt, str):
-        with_special = body.add_special_tokens is not False
-        token_ids = resources.tokenizer.encode(prompt, allow_special=True, add_special_tokens=with_special)
+        text = TextPrompt(prompt, add_special_tokens=body.add_special_tokens is not False)
+        token_ids = await resources.accounting.encode(principal.tenant_id, resources.encoding, text)
     else:
         token_ids = tuple(prompt)
         resources.check_token_ids(token_ids, "prompt")

@@ -4,7 +4,6 @@ Translates the body to a chat completion request, runs it with the code for chat
 Anthropic's form.
 """
 
-import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -20,7 +19,7 @@ from graftwork.api.http.streaming import EventStream, until_disconnect
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.request import ResponseHead
 from graftwork.api.openapi.declare import also
-from graftwork.api.routes.chat import chat_inference, encode_chat
+from graftwork.api.routes.chat import chat_inference, chat_prompt
 from graftwork.platform.answers.messages import Message
 from graftwork.platform.answers.models import TokenCount
 
@@ -48,10 +47,14 @@ async def create_message(
     return JSONResponse(message, headers=headers)
 
 
-@router.post("/count_tokens", responses=also(404))
+@router.post("/count_tokens", responses=also(404, 429))
 async def count_tokens(body: CountTokensRequest, resources: ForInference, principal: InferenceKey) -> TokenCount:
-    """Count the tokens of a conversation's prompt. The server generates nothing and records no usage."""
+    """Count the tokens of a conversation's prompt. The server generates nothing and records no usage.
+
+    The request counts in the tenant's limits of requests.
+    """
     chat = chat_request(body)
     await resources.resolve(principal, chat.model)
-    token_ids = await asyncio.to_thread(encode_chat, chat, resources)
-    return TokenCount(input_tokens=len(token_ids))
+    prompt = chat_prompt(chat)
+    async with resources.accounting.counted(principal.tenant_id):
+        return TokenCount(input_tokens=await resources.encoding.count(principal.tenant_id, prompt))

@@ -4,39 +4,44 @@ import asyncio
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.resources import ForInference, InferenceKey, InferenceResources
+from graftwork.api.deps.resources import ForInference, InferenceKey
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.tokenization import DetokenizeRequest, TokenizeRequest
 from graftwork.platform.answers.models import DetokenizedPrompt, TokenizedPrompt
 from graftwork.sessions.text.messages import messages_from_chat
+from graftwork.sessions.text.prompts import ConversationPrompt, Prompt, TextPrompt
 
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
-@router.post("/tokenize", responses=also(404))
+@router.post("/tokenize", responses=also(404, 429))
 async def tokenize(body: TokenizeRequest, resources: ForInference, principal: InferenceKey) -> TokenizedPrompt:
-    """Encode a prompt to token ids. Messages are encoded in the same way as for chat completions."""
+    """Encode a prompt to token ids. Messages are encoded in the same way as for chat completions.
+
+    The request counts in the tenant's limits of requests. A prompt that is longer than the context is refused.
+    """
     await resources.resolve(principal, body.model)
-    token_ids = await asyncio.to_thread(_encode, body, resources)
+    prompt = _prompt(body)
+    async with resources.accounting.counted(principal.tenant_id):
+        token_ids = await resources.encoding.encode(principal.tenant_id, prompt)
     context_tokens = resources.description.context_tokens
     return TokenizedPrompt(tokens=token_ids, count=len(token_ids), max_model_len=context_tokens)
 
 
-@router.post("/detokenize", responses=also(404))
+@router.post("/detokenize", responses=also(404, 429))
 async def detokenize(body: DetokenizeRequest, resources: ForInference, principal: InferenceKey) -> DetokenizedPrompt:
     """Decode token ids to text. The text includes control tokens."""
     await resources.resolve(principal, body.model)
     resources.check_token_ids(body.tokens, "tokens")
-    text = await asyncio.to_thread(resources.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    async with resources.accounting.counted(principal.tenant_id):
+        text = await asyncio.to_thread(resources.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return DetokenizedPrompt(prompt=text)
 
 
-def _encode(body: TokenizeRequest, resources: InferenceResources) -> tuple[int, ...]:
+def _prompt(body: TokenizeRequest) -> Prompt:
     if body.messages is None:
-        with_special = body.add_special_tokens is not False
-        return resources.tokenizer.encode(body.prompt or "", allow_special=True, add_special_tokens=with_special)
+        return TextPrompt(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
     tools = [tool.as_template_input() for tool in body.tools or ()]
-    return resources.chat_prompts().encode_messages(
-        messages_from_chat(body.messages), tools or None, add_generation_prompt=body.add_generation_prompt is not False
-    )
+    with_generation_prompt = body.add_generation_prompt is not False
+    return ConversationPrompt(messages_from_chat(body.messages), tools or None, with_generation_prompt)

@@ -33,5 +33,5 @@ class DetokenizeRequest(OpenAiBody):
     """The token ids that the server converts to text."""
 
     model: str
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 20)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 18)]
     """The token ids, in the order of the text."""

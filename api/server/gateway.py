@@ -25,6 +25,7 @@ from graftwork.api.server.wiring import open_resources
 from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
+from graftwork.platform.memory import free_large_blocks_at_once
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
 
@@ -59,6 +60,7 @@ def run_until_signalled(settings: Settings, process: Process) -> None:
     signal stops the HTTP server (see SignalWatch).
     """
     configure_logging(settings.log_level)
+    free_large_blocks_at_once()
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     prepare_data_folder(settings.data_dir)

@@ -32,6 +32,7 @@ from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import new_id
+from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
@@ -49,6 +50,7 @@ from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
+from graftwork.sessions.text.encoding import LocalEncoding, PromptEncoding
 from graftwork.sessions.text.model_files import ModelFolder
 from graftwork.sessions.text.prompt_encoder import NO_PUBLIC_PREFIXES, PromptEncoder, PublicPrefixes
 from graftwork.sessions.tools.formats import tool_call_format
@@ -91,6 +93,8 @@ async def open_resources(
         resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
         backlog = resources.inference.accounting.backlog
         stack.push_async_callback(resources.server.quotas.close)
+        stack.push_async_callback(resources.inference.encoding.close)
+        stack.push_async_callback(resources.server.json.close)
         stack.push_async_callback(backlog.flush)
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
         stack.push_async_callback(resources.inference.tasks.close)
@@ -118,6 +122,8 @@ async def _assemble(
     pepper = await asyncio.to_thread(load_pepper, settings)
     admin_key = await asyncio.to_thread(load_admin_key, settings)
     served = await _served_model(settings, clock, telemetry, engine)
+    local = LocalEncoding(served.folder.tokenizer, served.prompts, served.generator.description.context_tokens)
+    encoding = PromptEncoding(local, clock)
     tenancy = Tenancy(database, pepper, clock)
     meter = UsageMeter(database)
     quotas = await _quota_keeper(settings, clock, meter)
@@ -141,6 +147,7 @@ async def _assemble(
         log=EventLog(turns.append, clock, asyncio.sleep),
         kv=SessionKvClient(engine, pepper, served.generator.public_prefixes),
         encoder=served.prompts,
+        encoding=encoding,
         clock=clock,
         pepper=pepper,
         heartbeat_s=_HEARTBEAT_S,
@@ -157,7 +164,7 @@ async def _assemble(
             accounting=accounting,
             description=description,
             folder=served.folder,
-            prompts=served.prompts,
+            encoding=encoding,
             planner=served.planner,
             tasks=tasks,
         ),
@@ -180,6 +187,7 @@ async def _assemble(
             quotas=quotas,
             telemetry=telemetry,
             engine=engine,
+            json=JsonParsing(),
         ),
     )
 

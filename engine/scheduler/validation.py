@@ -60,10 +60,8 @@ class RequestValidator:
         if not prompt:
             raise InvalidRequest("The prompt is empty: send at least one token.", param="prompt")
         if len(prompt) + 1 > limits.context_tokens:
-            raise ContextLengthExceeded(
-                f"The prompt has {len(prompt)} tokens; this model's context is {limits.context_tokens} tokens, the "
-                "answer included. Shorten the prompt.",
-                param="prompt",
+            raise ContextLengthExceeded.of_prompt(
+                len(prompt), limits.context_tokens, "prompt", max_tokens=request.sampling.max_tokens
             )
         _check_mixture(request)
         check_vocabulary(request, limits.vocab_size)

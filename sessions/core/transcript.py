@@ -10,40 +10,24 @@ import hashlib
 import json
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from graftwork.platform.ids import CheckpointId, SessionId, TurnId
 from graftwork.sessions.core.items import Item, prompt_messages
 from graftwork.sessions.text.messages import Message
+from graftwork.sessions.text.prompts import ContinuationPrompt, ConversationPrompt
 
 ToolDefinition = dict[str, Any]
 """A tool in the form of OpenAI's chat completions."""
 
 
 class TurnEncoder(Protocol):
-    """The interface of the prompt encoder, which turns messages into token ids. It has only what sessions use."""
+    """The interface of the prompt encoder that sessions use. `PromptEncoding` encodes the prompts themselves."""
 
     template_digest: str
     tokenizer_digest: str
-
-    def encode_messages(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> tuple[int, ...]:
-        """Returns the token ids of a whole conversation, up to and including the start of the next answer.
-
-        `tools` are the tools that the prompt shows to the model.
-        """
-        ...
-
-    def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """Returns the token ids of the text that the messages `new` add to a conversation that ends with `assistant`.
-
-        `assistant` is an answer of the model. `closed` says whether the answer's tokens end with an end-of-sequence
-        token.
-        """
-        ...
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
         """Returns whether the last token of an answer is an end-of-sequence token."""
@@ -122,20 +106,19 @@ class Transcript:
     must_encode_all: bool = False
     """Whether the instructions or tools have changed, so that the whole history must be encoded again."""
 
-    def encode_next(self, encoder: TurnEncoder, opening: Opening, new_items: Sequence[Item]) -> tuple[int, ...]:
-        """Returns the token ids that the next prompt adds to this history.
+    def next_prompt(self, opening: Opening, new_items: Sequence[Item]) -> ConversationPrompt | ContinuationPrompt:
+        """Returns the prompt of the text that the next turn adds to this history.
 
-        These are the ids of `new_items` and of the start of the next answer. If the history is empty, or if
-        `must_encode_all` is True, returns the token ids of the whole prompt instead.
+        This text is `new_items` and the start of the next answer. If the history is empty, or if `must_encode_all` is
+        True, returns the whole prompt instead.
         """
         if self.head is None or self.must_encode_all:
             instructions = (Message("system", opening.instructions),) if opening.instructions is not None else ()
-            return encoder.encode_messages(
-                (*instructions, *prompt_messages((*self.head_items, *new_items))), opening.tools or None
-            )
+            messages = (*instructions, *prompt_messages((*self.head_items, *new_items)))
+            return ConversationPrompt(messages, opening.tools or None, param="input")
         answer_items = self.head_items[-self.head.num_answer_items :]
         answer, *new_messages = prompt_messages((*answer_items, *new_items))
-        return encoder.encode_delta(answer, new_messages, closed=self.head.closed)
+        return ContinuationPrompt(answer, tuple(new_messages), closed=self.head.closed)
 
 
 EMPTY_TRANSCRIPT = Transcript(token_ids=(), head=None, head_items=())

@@ -209,19 +209,18 @@ class TokenBudget:
 def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, param: str) -> TokenBudget:
     """Returns the token budget of one answer.
 
-    The answer may have `asked` tokens. If `asked` is None, it may have all tokens of the context that the prompt leaves
-    free.
-    Raises ContextLengthExceeded if the prompt and the answer together are longer than the context. The error names the
-    request field `param`.
+    The answer may have `asked` tokens, but at most the tokens of the context that the prompt leaves free. If `asked` is
+    None, it may have all of these.
+    Raises ContextLengthExceeded if the prompt leaves no token for the answer. The error names the request field
+    `param`.
     """
-    if prompt_tokens + (asked or 1) <= context_tokens:
-        left = context_tokens - prompt_tokens
-        return TokenBudget(left, min(left, ASSUMED_TOKENS)) if asked is None else TokenBudget(asked, asked)
-    wanted = f"the prompt has {prompt_tokens} tokens"
-    if asked is not None:
-        wanted += f" and {asked} more were asked for, {prompt_tokens + asked} together"
-    message = f"This model's context is {context_tokens} tokens, but {wanted}. Shorten the prompt or the answer."
-    raise ContextLengthExceeded(message, param=param)
+    left = context_tokens - prompt_tokens
+    if left < 1:
+        raise ContextLengthExceeded.of_prompt(prompt_tokens, context_tokens, param, max_tokens=asked)
+    if asked is None:
+        return TokenBudget(left, min(left, ASSUMED_TOKENS))
+    fitting = min(asked, left)
+    return TokenBudget(fitting, fitting)
 
 
 def parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:

@@ -6,7 +6,8 @@ Invariant: the usage row is written before the reservation is settled. So at any
 the reservation, in the usage row, or in both.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageEvent
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.views import usage_body
+from graftwork.sessions.text.encoding import PromptEncoding
+from graftwork.sessions.text.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,43 @@ class Accounting:
             self.telemetry.count_request(tenant_id, "refused")
             raise
         return RequestAccount(self, charge, reservation)
+
+    async def encode(self, tenant_id: TenantId, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
+        """Encodes a prompt. While a long prompt is encoded, it counts as one concurrent request of the tenant.
+
+        A long prompt that is refused counts in the tenant's requests. A long prompt that is encoded does not, because
+        `open` counts the whole request. Raises the errors of `PromptEncoding.encode`, and for a long prompt those of `open`.
+        """
+        if not encoding.is_long(prompt):
+            return await encoding.encode(tenant_id, prompt)
+        self.backlog.check()
+        reservation = await self._reserve_request(tenant_id)
+        try:
+            token_ids = await encoding.encode(tenant_id, prompt)
+        except BaseException:
+            await reservation.settle(0)
+            raise
+        await reservation.refund()
+        return token_ids
+
+    @asynccontextmanager
+    async def counted(self, tenant_id: TenantId) -> AsyncGenerator[None]:
+        """Counts a request that generates nothing in the tenant's requests, and as concurrent while it runs.
+
+        Raises LimitExceeded.
+        """
+        reservation = await self._reserve_request(tenant_id)
+        try:
+            yield
+        finally:
+            await reservation.settle(0)
+
+    async def _reserve_request(self, tenant_id: TenantId) -> Reservation:
+        try:
+            return await self.quotas.reserve(tenant_id, await self.quota_of(tenant_id), 0)
+        except LimitExceeded:
+            self.telemetry.count_request(tenant_id, "refused")
+            raise
 
 
 class RequestAccount:

@@ -289,7 +289,7 @@ class ChatTemplate:
         self.source = source
         self.end_of_turn_texts = frozenset(end_of_turn_texts) | {special_tokens.get("eos_token", "")} - {""}
         self._clock = clock
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
         self._limits = limits
         self._environment = template_environment(clock)
         try:
@@ -321,7 +321,7 @@ class ChatTemplate:
             given = escaper.escape(given)
         return self._write(
             {
-                **self._special_tokens,
+                **self.special_tokens,
                 **given["variables"],
                 "messages": forms,
                 "tools": given["tools"],

@@ -74,7 +74,7 @@ class ModelFolder:
 
         Raises InvalidRequest if the model has no chat template.
         """
-        return PromptEncoder(self.chat_template(clock), self.tokenizer)
+        return PromptEncoder(self.chat_template(clock), self.tokenizer, self.context_tokens)
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -21,9 +21,11 @@ from graftwork.sessions.text.tokenizer import TextTokenizer
 class PromptEncoder:
     """Turns messages into the token ids of a prompt, for one model."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer) -> None:
+    def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer, context_tokens: int | None = None) -> None:
+        """`context_tokens` is the length of the model's context. If it is None, prompts may have every length."""
         self.template = template
         self.tokenizer = tokenizer
+        self._context_tokens = context_tokens
         self.template_digest = "sha256:" + hashlib.sha256(template.source.encode()).hexdigest()
         self.tokenizer_digest = tokenizer.digest
         special = [text for token_id, text in tokenizer.added_tokens.items() if token_id in tokenizer.special_ids]
@@ -36,29 +38,33 @@ class PromptEncoder:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        param: str = "messages",
     ) -> tuple[int, ...]:
         """Returns the token ids of a whole conversation, such as the first prompt of a session.
 
         `add_generation_prompt` adds the start of the next answer. `variables` are further names that the chat template
-        can read.
-        Raises InvalidRequest if the chat template refuses the messages. Can also raise PayloadTooLarge.
+        can read. `param` is the request field that errors name.
+        Raises InvalidRequest if the chat template refuses the messages. Raises ContextLengthExceeded before encoding if
+        the length of the text proves that it cannot fit in the context. Can also raise PayloadTooLarge.
         """
         escaper = self._escaper(messages, tools, variables)
         text = self.template.render(
             messages, tools, add_generation_prompt=add_generation_prompt, variables=variables, escaper=escaper
         )
-        return self._encode(text, escaper, continues=False)
+        return self._encode(text, escaper, param, continues=False)
 
-    def encode_delta(self, assistant: Message, new: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
+    def encode_delta(
+        self, assistant: Message, new: Sequence[Message], *, closed: bool, param: str = "messages"
+    ) -> tuple[int, ...]:
         """Returns the token ids of the text that the messages `new` add to a conversation.
 
         The text ends with the start of the next answer. `assistant` is the model's answer before the new messages.
         `closed` says whether the tokens of this answer end with a stop token (see `ends_turn`).
-        Raises InvalidRequest if the chat template refuses the messages. Can also raise PayloadTooLarge.
+        Raises the errors of `encode_messages`.
         """
         escaper = self._escaper((assistant, *new), None, None)
         text = self.template.render_delta(assistant, new, closed=closed, escaper=escaper)
-        return self._encode(text, escaper, continues=True)
+        return self._encode(text, escaper, param, continues=True)
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
         """Returns whether the last token of a generated message is a stop token of the model."""
@@ -73,7 +79,11 @@ class PromptEncoder:
         forms = [message.template_dict() for message in messages]
         return self._literals.escaper_for((forms, tools, variables), self.template.source)
 
-    def _encode(self, text: str, escaper: ControlTokenEscaper | None, *, continues: bool) -> tuple[int, ...]:
+    def _encode(
+        self, text: str, escaper: ControlTokenEscaper | None, param: str, *, continues: bool
+    ) -> tuple[int, ...]:
+        if self._context_tokens is not None:
+            self.tokenizer.check_may_fit(text, self._context_tokens, param)
         if escaper is None:
             return self.tokenizer.encode(text, allow_special=True, continues=continues)
         token_ids: list[int] = []

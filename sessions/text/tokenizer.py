@@ -16,8 +16,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
-from graftwork.platform.errors import ValidationFailed
+from graftwork.platform.errors import ContextLengthExceeded, ValidationFailed
 from graftwork.sessions.text.token_bytes import token_bytes
+from graftwork.sessions.text.token_density import TokenDensity
 
 
 class TextTokenizer:
@@ -42,6 +43,7 @@ class TextTokenizer:
         added: dict[int, AddedToken] = self.backend.get_added_tokens_decoder()
         self.added_tokens: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._density = TokenDensity.of(content, self.backend.get_vocab(with_added_tokens=False))
         self._bytes_by_id: dict[int, bytes] = {}
         self._leads_with_space = self._encode_after_newline("a") != self._ids(self.backend, "a")
 
@@ -57,6 +59,15 @@ class TextTokenizer:
         """
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
+    def check_may_fit(self, text: str, context_tokens: int, param: str) -> None:
+        """Raises ContextLengthExceeded if the length of a text proves that it has more tokens than the context.
+
+        Encodes nothing, so it takes little time for texts of any length. `param` is the field that has the text.
+        """
+        least = self._density.least_tokens(text)
+        if least > context_tokens:
+            raise ContextLengthExceeded.of_prompt(least, context_tokens, param, is_exact=False)
+
     def encode(
         self, text: str, *, allow_special: bool, add_special_tokens: bool = False, continues: bool = False
     ) -> tuple[int, ...]:
@@ -70,7 +81,7 @@ class TextTokenizer:
         if not allow_special:
             return self.encode_user_text(text, continues=continues)
         if add_special_tokens:
-            return tuple(self.backend.encode(well_formed(text)).ids)
+            return self._ids(self.backend, well_formed(text), add_special_tokens=True)
         if continues and self._leads_with_space:
             return self._encode_after_newline(well_formed(text))
         return self._ids(self.backend, well_formed(text))
@@ -92,7 +103,8 @@ class TextTokenizer:
 
         If `skip_special_tokens`, the text does not show special tokens such as `<|im_end|>`.
         """
-        return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        (text,) = self.backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def token_id(self, token: str) -> int | None:
         found: int | None = self.backend.token_to_id(token)
@@ -142,8 +154,10 @@ class TextTokenizer:
         return token_ids[len(newline) :] if token_ids[: len(newline)] == newline else self._ids(backend, text)
 
     @staticmethod
-    def _ids(backend: Tokenizer, text: str) -> tuple[int, ...]:
-        return tuple(backend.encode(text, add_special_tokens=False).ids)
+    def _ids(backend: Tokenizer, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """Encodes a text as a batch of one, because the library lets other threads run only while it encodes a batch."""
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
 
 def well_formed(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from graftwork.engine.core.requests import ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.stats import EngineDescription
-from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 from graftwork.platform.ids import RequestId, TurnId, new_id
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.items import Item
@@ -110,10 +110,17 @@ class TurnLauncher:
         dependencies, encoder = self._dependencies, self._encoder()
         output = await self.plan_output(principal, settings)
         transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
-        new_token_ids = await asyncio.to_thread(transcript.encode_next, encoder, settings.opening, new_items)
-        prompt = (*transcript.token_ids, *new_token_ids)
+        new_prompt = transcript.next_prompt(settings.opening, new_items)
         description = dependencies.generator.description
-        budget = turn_budget(settings, len(prompt), description.context_tokens)
+        try:
+            new_token_ids = await dependencies.accounting.encode(principal.tenant_id, dependencies.encoding, new_prompt)
+            prompt = (*transcript.token_ids, *new_token_ids)
+            budget = turn_budget(settings, len(prompt), description.context_tokens)
+        except ContextLengthExceeded as error:
+            if transcript.head is None:
+                raise
+            message = f"{error.message} Or rewind to an earlier checkpoint."
+            raise ContextLengthExceeded(message, param=error.param, details=error.details) from None
         fields = read_sampling(settings.sampling)
         sampling = fields.sampling_params(budget.max_tokens)
         check_vocabulary(sampling, description.vocab_size)

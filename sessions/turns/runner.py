@@ -52,6 +52,7 @@ from graftwork.sessions.generation.generator import (
 from graftwork.sessions.generation.usage import Accounting, RequestAccount, Usage
 from graftwork.sessions.store.event_log import RETRY_AFTER_S, EventLog
 from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore, failure_event
+from graftwork.sessions.text.encoding import PromptEncoding
 from graftwork.sessions.turns.kv import History, SessionKvClient
 
 _log = logging.getLogger("graftwork.sessions")
@@ -102,7 +103,9 @@ class TurnDependencies:
     log: EventLog
     kv: SessionKvClient
     encoder: TurnEncoder | None
-    """Encodes prompts; None for a model without a chat template."""
+    """Names the chat template and the tokenizer by digests. It is None for a model without a chat template."""
+    encoding: PromptEncoding
+    """Encodes the prompts of turns."""
     clock: Clock
     pepper: bytes
     heartbeat_s: float

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest, ValidationFailed
+from graftwork.platform.errors import InvalidRequest, ValidationFailed
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.generation.constraints import OutputConstraints, ResponseFormatFields, read_response_format
 from graftwork.sessions.generation.sampling import NEUTRAL_VALUES, SessionSampling, TokenBudget, token_budget
@@ -87,16 +87,7 @@ def turn_budget(settings: SessionSettings, prompt_tokens: int, context_tokens: i
     context. Without `max_tokens`, it may have all free tokens.
     Raises ContextLengthExceeded if the prompt leaves no token for the answer.
     """
-    if prompt_tokens + 1 > context_tokens:
-        raise ContextLengthExceeded(
-            f"This model's context is {context_tokens} tokens and the turn's prompt has {prompt_tokens}, which leaves "
-            "none for an answer: rewind to an earlier checkpoint, or send less.",
-            param="input",
-            details={"context_tokens": context_tokens, "prompt_tokens": prompt_tokens},
-        )
-    asked = read_sampling(settings.sampling).token_limit
-    fitting = None if asked is None else min(asked, context_tokens - prompt_tokens)
-    return token_budget(prompt_tokens, fitting, context_tokens, "input")
+    return token_budget(prompt_tokens, read_sampling(settings.sampling).token_limit, context_tokens, "input")
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:

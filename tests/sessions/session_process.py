@@ -31,11 +31,12 @@ from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal, TenantS
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.lease import Pause
 from graftwork.sessions.core.session import AgentSession, SessionSettings
-from graftwork.sessions.core.transcript import TurnEncoder
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.service import NewSession, SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
+from graftwork.sessions.text.encoding import LocalEncoding, PromptEncoding
+from graftwork.sessions.text.prompt_encoder import PromptEncoder
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 from tests.sessions.scripted_engine import description, generator_on
@@ -264,7 +265,7 @@ class SessionProcess:
         clock: ManualClock | None = None,
         owner: str = "first",
         heartbeat_s: float = 1000.0,
-        encoder: TurnEncoder | None = None,
+        encoder: PromptEncoder | None = None,
         engine: AnsweringEngine | None = None,
         pause: Pause = let_tasks_run,
     ) -> None:
@@ -286,6 +287,7 @@ class SessionProcess:
             log=EventLog(turns.append, self.clock, pause),
             kv=SessionKvClient(self.engine, b"pepper", generator.public_prefixes),
             encoder=encoder or prompt_encoder(),
+            encoding=PromptEncoding(LocalEncoding(text_tokenizer(), encoder or prompt_encoder(), 2048), self.clock),
             clock=self.clock,
             pepper=b"pepper",
             heartbeat_s=heartbeat_s,

@@ -1,6 +1,7 @@
 """Tests of `POST /v1/messages`: prompts, refusals, answers and pings."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from graftwork.api.deps.background import ServerTasks
 from graftwork.api.inference.request import ResponseHead
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
-from tests.api.fake_engine import FakeEngine
+from tests.api.fake_engine import CONTEXT_TOKENS, FakeEngine
 from tests.api.in_process_gateway import Gateway, TestTenant, session_frames
 from tests.api.inference_jobs import make_job
 
@@ -278,7 +279,9 @@ async def test_every_error_has_the_form(gateway: Gateway, tenant: TestTenant) ->
     json_type = {"content-type": "application/json"}
     broken = await tenant.client.post("/v1/messages", content=b"{", headers=json_type)
     stranger = await gateway.anonymous.post("/v1/messages", json=body())
-    too_long = await tenant.client.post("/v1/messages", json=body(max_tokens=100_000))
+    too_long = await tenant.client.post(
+        "/v1/messages", json=body(messages=[{"role": "user", "content": "x " * CONTEXT_TOKENS}])
+    )
 
     assert [answer.status_code for answer in (broken, stranger, too_long)] == [400, 401, 400]
     for answer in (broken, stranger, too_long):
@@ -286,7 +289,27 @@ async def test_every_error_has_the_form(gateway: Gateway, tenant: TestTenant) ->
         assert set(answer.json()["error"]) == {"type", "message"}
         assert answer.headers["request-id"] == answer.headers["x-request-id"] == answer.json()["request_id"]
     assert stranger.headers["www-authenticate"] == "Bearer"
-    assert "context is 2048 tokens" in too_long.json()["error"]["message"]
+    message = too_long.json()["error"]["message"]
+    assert re.fullmatch(rf"prompt is too long: (\d+) tokens > {CONTEXT_TOKENS} maximum", message)
+
+
+async def test_a_full_context_is_refused_in_anthropics_words(gateway: Gateway, tenant: TestTenant) -> None:
+    """A prompt that fits without one token of an answer is refused with the numbers that Claude Code reads."""
+    await tenant.client.post("/v1/messages", json=body(messages=[{"role": "user", "content": "x"}]))
+    free = CONTEXT_TOKENS - len(gateway.engine.requests[-1].prompt_token_ids)
+    messages = [{"role": "user", "content": "x" * free}]
+    fitting = await tenant.client.post("/v1/messages", json=body(messages=messages, max_tokens=9000))
+    messages = [{"role": "user", "content": "x" * (free + 1)}]
+
+    full = await tenant.client.post("/v1/messages", json=body(messages=messages, max_tokens=9000))
+
+    assert fitting.status_code == 200, "one token of an answer fits, so max_tokens is cut"
+    assert gateway.engine.requests[-1].sampling.max_tokens == 1
+    assert full.status_code == 400
+    assert full.json()["error"] == {
+        "type": "invalid_request_error",
+        "message": f"input length and `max_tokens` exceed context limit: {CONTEXT_TOKENS} + 9000 > {CONTEXT_TOKENS}",
+    }
 
 
 async def test_metering_is_that_of_every_answer(tenant: TestTenant) -> None:

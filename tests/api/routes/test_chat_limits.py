@@ -8,7 +8,7 @@ import pytest
 
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.platform.quotas.quota import Quota
-from tests.api.fake_engine import MAX_ANSWERS
+from tests.api.fake_engine import CONTEXT_TOKENS, MAX_ANSWERS
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 
@@ -57,6 +57,25 @@ async def test_tokens_settle(gateway: Gateway) -> None:
     assert second.status_code == 200
     remaining = int(second.headers["x-ratelimit-remaining-tokens"])
     assert 0 < remaining < 100
+
+
+async def test_a_token_limit_beyond_the_context(gateway: Gateway, tenant: TestTenant) -> None:
+    """`max_tokens` is cut to what the prompt leaves free, in the engine's request and in the quota alike."""
+    for field in ("max_tokens", "max_completion_tokens"):
+        answer = await tenant.client.post("/v1/chat/completions", json=chat() | {field: 10 * CONTEXT_TOKENS})
+
+        sent = gateway.engine.requests[-1]
+        assert answer.status_code == 200
+        assert sent.sampling.max_tokens == CONTEXT_TOKENS - len(sent.prompt_token_ids)
+
+
+async def test_the_quota_reserves_a_cut_token_limit(gateway: Gateway) -> None:
+    """A tenant with tokens for one whole context may ask for more than the context: only what fits is reserved."""
+    tenant = await gateway.tenant(quota=Quota(tokens_per_minute=CONTEXT_TOKENS))
+
+    answer = await tenant.client.post("/v1/chat/completions", json=chat(max_tokens=10 * CONTEXT_TOKENS))
+
+    assert answer.status_code == 200
 
 
 async def test_budget_spent(gateway: Gateway) -> None:

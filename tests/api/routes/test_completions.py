@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from graftwork.platform.quotas.quota import Quota
 from tests.api.fake_engine import CONTEXT_TOKENS
 from tests.api.in_process_gateway import Gateway, TestTenant, chat, chunks
 from tests.sessions.tokenizer_and_templates import prompt_encoder, text_tokenizer
@@ -165,3 +166,28 @@ async def test_bad_tokenize(tenant: TestTenant) -> None:
         )
 
         assert answer.status_code == status, (route, given, answer.text)
+
+
+async def test_a_token_limit_beyond_the_context(gateway: Gateway) -> None:
+    """Each prompt reserves only the answer that fits behind it, and no prompt cuts the answer to another."""
+    long_prompt = IDS[:1] * (CONTEXT_TOKENS - 10)
+    needed = 2 * CONTEXT_TOKENS
+    tenant = await gateway.tenant(quota=Quota(tokens_per_minute=needed))
+
+    answer = await tenant.client.post("/v1/completions", json=body([long_prompt, IDS], max_tokens=10 * CONTEXT_TOKENS))
+
+    assert answer.status_code == 200
+    assert {request.sampling.max_tokens for request in gateway.engine.requests} == {CONTEXT_TOKENS - len(IDS)}
+
+
+async def test_context_limit(tenant: TestTenant) -> None:
+    """A prompt without room for an answer is a 400 in OpenAI's words."""
+    answer = await tenant.client.post("/v1/completions", json=body(IDS[:1] * CONTEXT_TOKENS, max_tokens=5))
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
+    assert error["message"] == (
+        f"This model's maximum context length is {CONTEXT_TOKENS} tokens. However, you requested {CONTEXT_TOKENS + 5} "
+        f"tokens ({CONTEXT_TOKENS} in the prompt, 5 in the completion). Please reduce the length of the prompt or "
+        "completion."
+    )

@@ -45,7 +45,7 @@ def test_prompts_that_cannot_be_served_are_refused(prompt: list[int], error: typ
 
 def test_the_context_error_names_both_numbers() -> None:
     """The message has the tokens of the prompt and of the context."""
-    with pytest.raises(ContextLengthExceeded, match=f"{CONTEXT + 2} tokens.*{CONTEXT} tokens"):
+    with pytest.raises(ContextLengthExceeded, match=f"{CONTEXT} tokens.*{CONTEXT + 2} tokens"):
         SchedulerDriver().submit("bad", [5] * (CONTEXT + 2))
 
 

@@ -14,6 +14,7 @@ from graftwork.sessions.core.transcript import (
     pack_token_ids,
     unpack_token_ids,
 )
+from graftwork.sessions.text.encoding import encode_with_template
 from graftwork.sessions.text.messages import Message, ToolCall
 from tests.sessions.tokenizer_and_templates import prompt_encoder
 
@@ -59,7 +60,7 @@ def test_first_prompt_has_instructions_and_tools() -> None:
     """The first turn encodes the instructions and tools."""
     opening = Opening("Be brief.", (TOOL,))
 
-    ids = EMPTY_TRANSCRIPT.encode_next(prompt_encoder(), opening, [message("user", "Hi")])
+    ids = encode_with_template(prompt_encoder(), EMPTY_TRANSCRIPT.next_prompt(opening, [message("user", "Hi")]))
 
     assert ids == prompt_encoder().encode_messages([Message("system", "Be brief."), Message("user", "Hi")], [TOOL])
 
@@ -71,7 +72,9 @@ def test_delta_is_told_the_models_own_message_alone() -> None:
     answer = function_call(call_id, "f", "{}")
     transcript = Transcript((1, 2), checkpoint(1, 2, num_answer_items=1, closed=False), (*given_items, answer))
 
-    ids = transcript.encode_next(prompt_encoder(), Opening(None, (TOOL,)), [function_call_output(call_id, "done")])
+    ids = encode_with_template(
+        prompt_encoder(), transcript.next_prompt(Opening(None, (TOOL,)), [function_call_output(call_id, "done")])
+    )
 
     assistant = Message("assistant", "", (ToolCall(call_id, "f", "{}"),))
     tool = Message("tool", "done", tool_call_id=call_id, name="f")

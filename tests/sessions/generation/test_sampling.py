@@ -51,10 +51,47 @@ def test_a_budget_is_what_was_asked_or_what_is_left() -> None:
     assert token_budget(990, None, 1000, "messages") == TokenBudget(10, 10)
 
 
-@pytest.mark.parametrize(("asked", "numbers"), [(None, "has 1000 tokens"), (991, "991 more were asked for")])
-def test_a_budget_that_does_not_fit_is_refused(asked: int | None, numbers: str) -> None:
-    """The refusal names the context, the prompt, and what was asked for."""
-    with pytest.raises(ContextLengthExceeded, match=numbers) as caught:
-        token_budget(1000 if asked is None else 10, asked, 1000, "prompt")
+def test_a_limit_beyond_the_context_is_cut_to_what_is_left() -> None:
+    """An answer never gets more tokens than the prompt leaves free, and the quota reserves no more either."""
+    assert token_budget(990, 5000, 1000, "messages") == TokenBudget(10, 10)
+    assert token_budget(999, 2, 1000, "prompt") == TokenBudget(1, 1)
 
-    assert caught.value.param == "prompt"
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "asked", "message"),
+    [
+        (
+            1001,
+            7,
+            (
+                "This model's maximum context length is 1000 tokens. However, your messages resulted in 1001 tokens. "
+                "Please reduce the length of the messages."
+            ),
+        ),
+        (
+            1000,
+            7,
+            (
+                "This model's maximum context length is 1000 tokens. However, you requested 1007 tokens (1000 in the "
+                "messages, 7 in the completion). Please reduce the length of the messages or completion."
+            ),
+        ),
+        (
+            1000,
+            None,
+            (
+                "This model's maximum context length is 1000 tokens. However, you requested 1001 tokens (1000 in the "
+                "messages, 1 in the completion). Please reduce the length of the messages or completion."
+            ),
+        ),
+    ],
+)
+def test_a_prompt_that_leaves_no_room_is_refused_in_openais_words(
+    prompt_tokens: int, asked: int | None, message: str
+) -> None:
+    """The refusal is OpenAI's sentence, because clients recognise the error by it."""
+    with pytest.raises(ContextLengthExceeded) as caught:
+        token_budget(prompt_tokens, asked, 1000, "messages")
+
+    assert (caught.value.message, caught.value.param) == (message, "messages")
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")

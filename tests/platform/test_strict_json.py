@@ -1,4 +1,4 @@
-"""Parsing of JSON bodies."""
+"""Tests of the strict parser of JSON bodies."""
 
 import json
 from contextlib import suppress
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.api.http.request import MAX_DEPTH, parse_json
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.strict_json import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, parse_json
 
 VALUES = st.recursive(
     st.none()
@@ -52,3 +52,21 @@ def test_what_fails_later(body: bytes) -> None:
     """Values that Python parses and databases or tokenizers cannot hold are refused."""
     with pytest.raises(InvalidRequest):
         parse_json(body)
+
+
+def test_number_of_containers() -> None:
+    """The limit on lists and objects is exact, wherever they stand."""
+    for one in ("[]", "{}"):
+        sound = "[" + ",".join([one] * (MAX_CONTAINERS - 1)) + "]"
+        assert len(parse_json(sound.encode())) == MAX_CONTAINERS - 1
+        with pytest.raises(InvalidRequest, match=f"more than {MAX_CONTAINERS} lists and objects"):
+            parse_json((sound[:-1] + f",{one}]").encode())
+
+
+def test_number_of_values() -> None:
+    """The limit on values is exact, and counts those of all lists and objects together."""
+    halves = ["1," * (MAX_VALUES // 2 - 1) + "1"] * 2
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_VALUES} values"):
+        parse_json(f"[[{halves[0]}],[{halves[1]}]]".encode())
+
+    assert len(parse_json(f"[{halves[0]},{halves[1]}]".encode())) == MAX_VALUES

@@ -1,0 +1,62 @@
+"""Tests of the memory that a process returns to the system, each in a process of its own."""
+
+import platform
+import subprocess
+import sys
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from graftwork.platform.memory import resident_bytes
+
+FREES = """
+from graftwork.platform.memory import free_large_blocks_at_once, give_memory_back
+import psutil
+
+def fill_and_free(num_blocks, size):
+    "Frees all large blocks and keeps the small blocks between them. Returns the bytes that were used and are kept."
+    before = psutil.Process().memory_info().rss
+    blocks, small = [], []
+    for _ in range(num_blocks):
+        blocks.append(b"x" * size)
+        small.append(bytes(4000))
+    used = psutil.Process().memory_info().rss - before
+    blocks.clear()
+    give_back()
+    print(used, psutil.Process().memory_info().rss - before)
+"""
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such functions")
+
+
+def bytes_used_and_kept(*lines: str) -> tuple[int, int]:
+    """Returns the two numbers that a fresh interpreter prints for a program."""
+    program = "\n".join([FREES, *lines])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    used, kept = map(int, done.stdout.split())
+    return used, kept
+
+
+@needs_glibc
+def test_large_blocks_return_when_they_are_freed() -> None:
+    """After a block of 24 MiB was freed, blocks of 1 MiB between live small blocks still return to the system."""
+    used, kept = bytes_used_and_kept(
+        "free_large_blocks_at_once()", "give_back = lambda: None", "bytearray(24 << 20)", "fill_and_free(64, 1 << 20)"
+    )
+
+    assert used >= 64 << 20
+    assert kept < used / 4
+
+
+@needs_glibc
+def test_freed_memory_is_given_back() -> None:
+    """Blocks of 100 KB that were freed in the heap return to the system."""
+    used, kept = bytes_used_and_kept("give_back = give_memory_back", "fill_and_free(640, 100_000)")
+
+    assert used >= 64_000_000
+    assert kept < used / 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+def test_resident_bytes() -> None:
+    """The number is that of psutil, but for what was allocated between the two."""
+    assert resident_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
