@@ -164,11 +164,12 @@ class EngineLoop:
 
     def _submit(self, request: EngineRequest, sink: Sink) -> None:
         try:
-            self._scheduler.submit(request)
+            displaced = self._scheduler.submit(request)
         except GraftworkError as error:
             sink([RequestOutput(request.request_id, error)])
         else:
             self._sinks[request.request_id] = sink
+            self._deliver(displaced)
 
     def _cancel(self, request_id: RequestId) -> None:
         self._sinks.pop(request_id, None)

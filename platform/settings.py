@@ -75,6 +75,8 @@ class Settings:
     """Bytes of KV in files under the data folder, which outlive the engine. None is 2 GiB; 0 turns this tier off."""
     public_prompts: Path | None = None
     """A text file, or a folder of text files: system prompts whose KV all tenants may share."""
+    public_grammars: Path | None = None
+    """A folder of JSON schemas (`.json`) whose compiled grammars all tenants share."""
     kv_dir: Path | None = None
     """The folder of the KV files. Engines must not share one. None is `kv` in `data_dir`."""
     max_batch_tokens: int = 512
@@ -82,7 +84,13 @@ class Settings:
     max_running: int = 64
     """The most requests in one step, at least 1."""
     max_waiting: int = 256
-    """The most requests in the queue, at least 1. Further requests are refused with a status 429."""
+    """The most requests in the queue, at least 1. When it is full, the tenant with the most requests in it gets a status
+    429: for its new request, or for its last one in the queue if a tenant with fewer requests sends one.
+    """
+    max_waiting_tokens: int = 2**20
+    """The most prompt tokens in the queue, at least 1."""
+    waiting_share: float = 0.75
+    """The part of the queue, from 0 to 1, that one tenant may fill. One request of each tenant may always wait."""
     max_connections_per_address: int = 512
     """HTTP connections that one address may hold; 0 sets no limit. Addresses of this machine have no limit."""
     max_draft_tokens: int = 16
@@ -184,6 +192,13 @@ def _whole(minimum: int, maximum: int = 2**31) -> Callable[[object], int]:
     return parse
 
 
+def _fraction(value: object) -> float:
+    """Parses a number from 0 to 1."""
+    if not re.fullmatch(r"0|1|[01]?\.\d+", str(value).strip()) or float(str(value)) > 1:
+        raise ValueError("give a number from 0 to 1")
+    return float(str(value))
+
+
 def _one_of(*choices: str) -> Callable[[object], str]:
     """Returns a parser that accepts `choices`, in upper or lower case."""
 
@@ -229,10 +244,13 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
     "public_prompts": _folder,
+    "public_grammars": _folder,
     "kv_dir": _folder,
     "max_batch_tokens": _whole(1),
     "max_running": _whole(1),
     "max_waiting": _whole(1),
+    "max_waiting_tokens": _whole(1),
+    "waiting_share": _fraction,
     "max_connections_per_address": _whole(0),
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),

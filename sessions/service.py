@@ -152,7 +152,7 @@ class SessionService:
         Can raise ValidationFailed, InvalidRequest, NotFound or LimitExceeded.
         """
         settings = checked_settings(new.settings)
-        await self.launcher.plan_output(settings)
+        await self.launcher.plan_output(principal, settings)
         check_metadata(new.metadata)
         model = await self.resolve(principal, new.model)
         now = self._clock.now()
@@ -285,7 +285,7 @@ class SessionService:
             return SessionChanged(session, 0, 0)
         history = await self.loader.history(scope, before)
         held = await self._kv.read(history)
-        kept = await self._kv.close(history)  # other sessions still use the rest
+        kept = await self._kv.change_adapter(history)  # other sessions still use the rest
         given_up = None if held is None or kept is None else held.num_bytes - kept.num_bytes
         return SessionChanged(session, head.num_tokens, given_up)
 

@@ -20,12 +20,15 @@ from graftwork.api.inference.request import InferenceRequest
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.ids import RequestId
+from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
 from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, kv_limits
 
 
-async def start_inference(resources: InferenceResources, inference: InferenceRequest) -> "InferenceJob":
-    """Reserves the tenant's quota for the request, and starts the request's job.
+async def start_inference(
+    resources: InferenceResources, inference: InferenceRequest, places: HeldPlaces
+) -> "InferenceJob":
+    """Reserves the tenant's quota for the request, and starts the request's job, which keeps `places` until its end.
 
     Raises LimitExceeded if the quota does not allow the request; then the engine generates nothing.
     If the engine later refuses the request, the methods of the job raise the engine's error.
@@ -33,7 +36,7 @@ async def start_inference(resources: InferenceResources, inference: InferenceReq
     principal, accounting = inference.principal, resources.accounting
     quota = await accounting.quota_of(principal.tenant_id)
     charge = Charge(inference.request_id, principal, inference.resolved)
-    account = await accounting.open(charge, quota, inference.estimated_tokens)
+    account = await accounting.open(charge, quota, inference.estimated_tokens, inference.num_answers)
     requests = inference.generation_requests(principal.isolation(resources.pepper), kv_limits(quota))
     job = InferenceJob(
         inference.request_id,
@@ -42,7 +45,7 @@ async def start_inference(resources: InferenceResources, inference: InferenceReq
         account,
         account.reservation.rate_limit_headers() | {"x-graftwork-model": inference.resolved.label},
     )
-    job.start(resources.tasks)
+    job.start(resources.tasks, places)
     return job
 
 
@@ -74,6 +77,7 @@ class InferenceJob:
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
         self._account = account
+        self._places: HeldPlaces | None = None
         self._has_news = asyncio.Event()
         """Is set by the first event, or when the job ends."""
         self._has_ended = asyncio.Event()
@@ -94,7 +98,11 @@ class InferenceJob:
             drafts=DraftReport.sum_of(generation.drafts for generation in self._generations),
         )
 
-    def start(self, tasks: ServerTasks) -> None:
+    def start(self, tasks: ServerTasks, places: HeldPlaces | None = None) -> None:
+        """Runs the job in its own task. The job keeps `places` until the engine has ended all its generations."""
+        self._places = places
+        if places is not None:
+            places.keep()
         self._task = tasks.start(self._run(), f"inference {self._request_id}")
         self._task.add_done_callback(self._finish)
 
@@ -150,6 +158,7 @@ class InferenceJob:
         except GraftworkError as error:
             failure, outcome = error, "failed"
         finally:
+            self._release_places()
             was_admitted = any(generation.cache is not None for generation in self._generations)
             await self._account.close(self.usage if was_admitted else None, outcome)
         self._end(failure)
@@ -184,10 +193,15 @@ class InferenceJob:
 
     def _finish(self, task: asyncio.Task[None]) -> None:
         """Ends a job that was cancelled or crashed."""
+        self._release_places()  # a job that was cancelled before it ran has not done so
         if task.cancelled():
             self._end(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))
         elif task.exception() is not None:  # ServerTasks has logged the error
             self._end(internal_failure(self._request_id))
+
+    def _release_places(self) -> None:
+        if self._places is not None:
+            self._places.release()
 
     def _end(self, failure: GraftworkError | None) -> None:
         self._failure = failure

@@ -63,6 +63,10 @@ class InferenceRequest:
         return len(self.samplings)
 
     @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * self.choices_per_prompt
+
+    @property
     def estimated_tokens(self) -> int:
         """The estimated usage in tokens: all prompts once, plus the expected tokens of every answer.
 

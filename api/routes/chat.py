@@ -35,8 +35,9 @@ async def create_chat_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Answer a conversation. With `stream`, send the answer in chunks while the model generates it."""
-    inference = await chat_inference(body, resources, principal, request_id)
-    job = await start_inference(resources, inference)
+    with resources.accounting.take_places(principal.tenant_id, body.n or 1) as places:
+        inference = await chat_inference(body, resources, principal, request_id)
+        job = await start_inference(resources, inference, places)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
     head = ResponseHead.of("chatcmpl-", inference, resources)
     if body.stream:
@@ -55,7 +56,8 @@ async def chat_inference(
     resolved = await resources.resolve(principal, body.model, body.adapters)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
-    output = await asyncio.to_thread(resources.planner.plan, body.output_constraints())
+    planner = resources.planner.of(principal.tenant_id)
+    output = await asyncio.to_thread(planner.plan, body.output_constraints())
     prompt = await resources.accounting.encode(principal.tenant_id, resources.encoding, chat_prompt(body))
     prediction = await _encode_prediction(body, resources, principal)
     budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")

@@ -35,9 +35,10 @@ async def create_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Complete one or more prompts. With `stream`, send the completions in chunks while the model generates them."""
-    inference = await _inference_request(body, resources, principal, request_id)
-    form = _form(body, resources, inference)
-    job = await start_inference(resources, inference)
+    with resources.accounting.take_places(principal.tenant_id, len(body.prompt) * (body.n or 1)) as places:
+        inference = await _inference_request(body, resources, principal, request_id)
+        form = _form(body, resources, inference)
+        job = await start_inference(resources, inference, places)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
     head = ResponseHead.of("cmpl-", inference, resources)
     if body.stream:
@@ -56,7 +57,7 @@ async def _inference_request(
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     constraints = OutputConstraints(response_format=body.response_format_fields())
-    output = await asyncio.to_thread(resources.planner.plan, constraints)
+    output = await asyncio.to_thread(resources.planner.of(principal.tenant_id).plan, constraints)
     prompts = tuple([await _encode_prompt(prompt, body, resources, principal) for prompt in body.prompt])
     context_tokens = resources.description.context_tokens
     budgets = [token_budget(len(prompt), body.token_limit, context_tokens, "prompt") for prompt in prompts]

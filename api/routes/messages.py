@@ -35,8 +35,9 @@ async def create_message(
     request_id: CurrentRequestId,
 ) -> Response:
     """Answer a conversation. With `stream`, send events while the model generates the answer."""
-    inference = await chat_inference(chat_request(body), resources, principal, request_id)
-    job = await start_inference(resources, inference)
+    with resources.accounting.take_places(principal.tenant_id) as places:
+        inference = await chat_inference(chat_request(body), resources, principal, request_id)
+        job = await start_inference(resources, inference, places)
     headers = {**job.headers, **unenforced_header(inference.unenforced, anthropic_names)}
     head = ResponseHead.of("msg_", inference, resources)
     if body.stream:

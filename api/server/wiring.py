@@ -33,6 +33,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
+from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
@@ -126,8 +127,9 @@ async def _assemble(
     tenancy = Tenancy(database, pepper, clock)
     meter = UsageMeter(database)
     quotas = await _quota_keeper(settings, clock, meter)
-    backlog = UsageBacklog(meter)
-    accounting = Accounting(tenancy.get_quota, quotas, backlog, telemetry, clock)
+    backlog, description = UsageBacklog(meter), served.generator.description
+    in_flight = InFlightBound(clock, description.max_requests, description.max_domain_requests)
+    accounting = Accounting(tenancy.get_quota, quotas, backlog, telemetry, clock, in_flight)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
     registry = AdapterRegistry(
         database,
@@ -152,7 +154,7 @@ async def _assemble(
         planner=served.planner,
     )
     sessions = SessionService(database, registry, dependencies)
-    description, tasks = served.generator.description, ServerTasks()
+    tasks = ServerTasks()
     return Resources(
         inference=InferenceResources(
             clock=clock,

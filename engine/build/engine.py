@@ -18,6 +18,7 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
+from graftwork.engine.grammar.compile.grammar_cache import PublicGrammars
 from graftwork.engine.grammar.manager import GrammarManager
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
@@ -142,7 +143,10 @@ def build_engine(
 def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:
     vocabulary = read_vocabulary(config.model, model.vocab_size, model.eos_token_ids)
     limits = CompileLimits()
-    compiler = GrammarCompiler(config.model, vocabulary, limits, inbox.put, clock) if vocabulary is not None else None
+    public = PublicGrammars.read(config.public_grammars)
+    compiler = None
+    if vocabulary is not None:
+        compiler = GrammarCompiler(config.model, vocabulary, limits, inbox.put, clock, public)
     return GrammarManager(compiler, model.eos_token_ids, limits, clock)
 
 
@@ -152,6 +156,8 @@ def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:
         max_batch_tokens=config.max_batch_tokens,
         max_running=min(config.max_running, config.max_batch_tokens),
         max_waiting=config.max_waiting,
+        max_waiting_tokens=config.max_waiting_tokens,
+        waiting_share=config.waiting_share,
         context_tokens=model.context_tokens,
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
@@ -159,6 +165,7 @@ def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:
 
 
 def _describe(config: EngineConfig, model: ModelConfig, device_pages: int) -> EngineDescription:
+    limits = _limits(config, model)
     return EngineDescription(
         model_name=config.model_name or config.model.resolve().name,
         fingerprint=fingerprint(config.model),
@@ -172,4 +179,6 @@ def _describe(config: EngineConfig, model: ModelConfig, device_pages: int) -> En
         max_lora_rank=config.max_lora_rank,
         page_tokens=config.page_tokens,
         device_pages=device_pages,
+        max_requests=limits.max_running + limits.queue.requests,
+        max_domain_requests=limits.max_running + limits.queue.domain_requests,
     )

@@ -59,9 +59,20 @@ class EngineConfig:
     max_batch_tokens: int = 512
     """The most tokens of one step, over all requests. Large steps prefill faster; small ones delay decoding less."""
     max_running: int = 64
-    """The most requests in one batch; at most `max_batch_tokens`."""
+    """The most requests in one batch; at most `max_batch_tokens`. Isolation domains that wait get their fair number of
+    these places.
+    """
     max_waiting: int = 256
-    """The most requests in the queue. A further request is refused with a time to retry."""
+    """The most requests in the queue. A further request displaces a request of the isolation domain with the most
+    waiting requests, or is refused itself.
+    """
+    max_waiting_tokens: int = 2**20
+    """The most prompt tokens in the queue."""
+    waiting_share: float = 0.75
+    """The fraction of the queue, 0 to 1, in requests and in tokens, that one isolation domain may fill."""
+    public_grammars: Path | None = None
+    """A folder of JSON schemas (`.json`) whose compiled grammars all isolation domains share; None if there are none.
+    """
     max_draft_tokens: int = 16
     """The most draft tokens of one request in one step; 0 turns drafting off. Drafting does not change answers."""
     draft_cache_bytes: int = 32 * 2**20

@@ -22,6 +22,10 @@ class SessionVerb(StrEnum):
     """Before a long pause: copy the session's pages to the host, and free its device pages."""
     CLOSE = "close"
     """At the session's end: drop every page that no other session uses."""
+    CHANGE = "change"
+    """After a change of the session's adapter: drop every page that no other session uses. The session goes on, and its
+    next turn reports that the adapter has changed.
+    """
     READ = "read"
     """Change nothing; only report."""
 

@@ -33,6 +33,10 @@ class EngineDescription:
     max_lora_rank: int
     page_tokens: int
     device_pages: int
+    max_requests: int | None = None
+    """The most requests that may run or wait in the engine at one time; None if the engine does not say."""
+    max_domain_requests: int | None = None
+    """The most of these requests that one isolation domain (usually one tenant) may have; None as above."""
 
 
 def _pages(tier: str, state: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.step import MaskRow
-from graftwork.engine.grammar.compile.compiler import GrammarCompiled, GrammarCompiler, GrammarKey
+from graftwork.engine.grammar.compile.compiler import GrammarCompiled, GrammarCompiler
+from graftwork.engine.grammar.compile.grammar_cache import GrammarKey
 from graftwork.engine.grammar.matching.cursor import GrammarCursor, GrammarDrafts
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.platform.clock import Clock
@@ -83,7 +84,7 @@ class GrammarManager:
         assert self._compiler is not None
         assert request.grammar is not None
         if request.request_id not in self._keys:
-            self._keys[request.request_id] = self._compiler.key(request.grammar)
+            self._keys[request.request_id] = self._compiler.key(request.grammar, request.domain.hex())
         return self._keys[request.request_id]
 
     def absorb(self, compiled: GrammarCompiled) -> None:

@@ -264,10 +264,12 @@ class KvCacheManager:
 
     def _history_miss(self, path: TokenPath, session: SessionUse, match: PrefixMatch) -> MissReason:
         record = self.sessions.find(path.domain, session.session)
-        if record is None or not record.keys:
+        if record is None:
             return MissReason.RESTARTED
         if record.scope != path.scope.own:
             return MissReason.ADAPTER_CHANGED
+        if not record.keys:
+            return MissReason.RESTARTED
         own = [*(node.key for node in match.nodes), *self._keys_after(path, match.nodes)]
         shared = sum(mine == theirs for mine, theirs in zip(own, record.keys, strict=False))
         edited = shared < min(len(record.keys), session.history_tokens // self.page_tokens)

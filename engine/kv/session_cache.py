@@ -50,7 +50,7 @@ class LeaseModel(Protocol):
 
 
 class SessionCache:
-    """Runs the commands on a session's KV between its turns: hold, prefetch, suspend, close and read."""
+    """Runs the commands on a session's KV between its turns: hold, prefetch, suspend, close, change and read."""
 
     def __init__(self, kv_cache: KvCacheManager, scopes: CacheScopes, lease_model: LeaseModel, clock: Clock) -> None:
         self._kv_cache = kv_cache
@@ -85,6 +85,9 @@ class SessionCache:
                 self._suspend(path, use)
             case SessionVerb.CLOSE:
                 self._kv_cache.close_session(path, use)
+            case SessionVerb.CHANGE:
+                self._kv_cache.close_session(path, use)
+                self._kv_cache.set_history(TokenPath(path.scope, (), path.domain), use)
             case SessionVerb.READ:
                 pass
         return self._report(path, use)

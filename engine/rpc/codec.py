@@ -193,6 +193,8 @@ def description_from_wire(message: wire.Description) -> EngineDescription:
         max_lora_rank=message.max_lora_rank,
         page_tokens=message.page_tokens,
         device_pages=message.device_pages,
+        max_requests=message.max_requests if message.HasField("max_requests") else None,
+        max_domain_requests=message.max_domain_requests if message.HasField("max_domain_requests") else None,
     )
 
 

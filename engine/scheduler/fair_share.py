@@ -13,6 +13,7 @@ Source: Virtual Token Counter, Sheng et al. 2024 (arXiv 2401.00588).
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.scheduler.request_state import RequestState
@@ -22,6 +23,30 @@ from graftwork.platform.ids import IsolationDomain
 INPUT_PRICE = 1.0
 OUTPUT_PRICE = 2.0
 _TIER_PRIORITY = {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.FLEX: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSize:
+    """A number of waiting requests, and of the tokens in their prompts."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.requests} requests with {self.tokens} prompt tokens"
+
+    def plus(self, state: RequestState) -> "QueueSize":
+        return QueueSize(self.requests + 1, self.tokens + state.num_prompt)
+
+    def minus(self, state: RequestState) -> "QueueSize":
+        return QueueSize(self.requests - 1, self.tokens - state.num_prompt)
+
+    def fits(self, room: "QueueSize") -> bool:
+        """Returns whether neither number is above the number in `room`."""
+        return self.requests <= room.requests and self.tokens <= room.tokens
+
+    def measure(self, *, by_tokens: bool) -> int:
+        return self.tokens if by_tokens else self.requests
 
 
 class FairShare:
@@ -36,6 +61,7 @@ class FairShare:
         self._clock = clock
         self._seconds_per_tier = seconds_per_tier
         self._waiting: dict[IsolationDomain, deque[RequestState]] = {}
+        self._sizes: dict[IsolationDomain, QueueSize] = {}
         self._counters: dict[IsolationDomain, float] = {}
         self._last_served = 0.0
 
@@ -46,6 +72,15 @@ class FairShare:
         for queue in self._waiting.values():
             yield from queue
 
+    def size_of(self, domain: IsolationDomain) -> QueueSize:
+        """Returns how many requests of one domain (usually one tenant) wait."""
+        return self._sizes.get(domain, QueueSize())
+
+    def total_size(self) -> QueueSize:
+        """Returns how many requests of all domains wait."""
+        sizes = self._sizes.values()
+        return QueueSize(sum(size.requests for size in sizes), sum(size.tokens for size in sizes))
+
     def enqueue(self, state: RequestState) -> None:
         """Appends a request to the queue of its domain (usually one tenant)."""
         domain = state.domain
@@ -54,13 +89,15 @@ class FairShare:
             self._counters[domain] = max(self._counters.get(domain, 0.0), floor)
             self._waiting[domain] = deque()
         self._waiting[domain].append(state)
+        self._sizes[domain] = self.size_of(domain).plus(state)
 
     def remove(self, state: RequestState) -> None:
         """Removes a waiting request from the queue of its domain (usually one tenant)."""
         domain = state.domain
         self._waiting[domain].remove(state)
+        self._sizes[domain] = self._sizes[domain].minus(state)
         if not self._waiting[domain]:
-            del self._waiting[domain]
+            del self._waiting[domain], self._sizes[domain]
 
     def candidates(self) -> list[RequestState]:
         """Returns all waiting requests in the order in which they should be admitted."""

@@ -2,9 +2,10 @@
 
 Owns the set of starved requests: running requests that lack a page. Never frees a page itself: the scheduler preempts.
 
-A request needs another page whenever its last page is full. If no page is free, the lowest-priority request is
-preempted, which may be the request itself. While copies to the host run, the request waits for the pages that they will
-free.
+A request needs another page whenever its last page is full. If no page is free, a running request is preempted, which
+may be the request itself: first one of an isolation domain (usually one tenant) with more than its fair number of
+places in the batch, else the one with the lowest priority. While copies to the host run, the request waits for the
+pages that they will free.
 
 A slice is the part of a step that belongs to one request: the request's next known tokens, then its draft tokens, and
 how to sample the tokens after them. Invariant: a slice samples only if it contains the last known token.
@@ -17,6 +18,7 @@ from graftwork.engine.core.step import RequestSlice, SampleSpec
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.request_state import RequestState
 from graftwork.engine.scheduler.resources import GrammarProvider
+from graftwork.engine.scheduler.tenant_bounds import BatchShares
 from graftwork.platform.ids import RequestId
 
 
@@ -69,12 +71,14 @@ class PageGrower:
         kv_cache: KvCacheManager,
         running: Mapping[RequestId, RequestState],
         page_tokens: int,
+        max_running: int,
         preempt: Callable[[RequestState], None],
     ) -> None:
         """`preempt` offloads a running request and removes it from `running` before it returns."""
         self._kv_cache = kv_cache
         self._running = running
         self._page_tokens = page_tokens
+        self._max_running = max_running
         self._preempt = preempt
         self.starved: set[RequestId] = set()
         """Running requests that lack a page for their next token."""
@@ -93,7 +97,7 @@ class PageGrower:
             return True
         pages = self._kv_cache.allocate_pages(missing, state.domain)
         while pages is None and not self._kv_cache.page_store.device.in_flight_pages:
-            victim = self.lowest_priority(planned)
+            victim = self.next_victim(planned)
             if victim is None:
                 break
             self._preempt(victim)
@@ -122,12 +126,11 @@ class PageGrower:
         state.pages += pages
         return drafted
 
-    def lowest_priority(self, excluded: Iterable[RequestId] = ()) -> RequestState | None:
-        """Returns the running request with the lowest priority, which is preempted first. At a tie, it is the last to
-        arrive.
+    def next_victim(self, excluded: Iterable[RequestId] = ()) -> RequestState | None:
+        """Returns the running request to preempt first, in the order of `BatchShares.preemption_order`.
 
         Leaves out the requests in `excluded` and requests that wait for a load. Returns None if no request is left.
         """
-        spared = set(excluded)
+        spared, shares = set(excluded), BatchShares(self._max_running, self._running.values(), ())
         candidates = [one for one in self._running.values() if one.request_id not in spared and not one.pending_loads]
-        return max(candidates, key=lambda one: (one.priority, one.arrived_at), default=None)
+        return max(candidates, key=shares.preemption_order, default=None)

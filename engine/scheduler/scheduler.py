@@ -31,10 +31,12 @@ from graftwork.engine.scheduler.preemption import PageGrower, StepBuilder
 from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
-from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits, ThroughputEstimate
+from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error, in_step_order
+from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityContended, Conflict, GraftworkError, InternalFailure
+from graftwork.platform.errors import Conflict, GraftworkError, InternalFailure
 from graftwork.platform.ids import RequestId
+from graftwork.platform.quotas.in_flight import ThroughputEstimate
 
 _NO_GRAMMARS = NoGrammars()
 _NOT_LOADED = (
@@ -67,9 +69,10 @@ class Scheduler:
         self._validator = RequestValidator(limits, scopes, clock, seeds)
         self._step_builder = StepBuilder(limits.page_tokens, grammars)
         self._waiting = FairShare(clock)
+        self._queue_bounds = QueueBounds(limits.queue, self._waiting)
         self._running: dict[RequestId, RequestState] = {}
         self._by_id: dict[RequestId, RequestState] = {}
-        self._page_grower = PageGrower(kv_cache, self._running, limits.page_tokens, self._preempt)
+        self._page_grower = PageGrower(kv_cache, self._running, limits.page_tokens, limits.max_running, self._preempt)
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
         self._throughput = ThroughputEstimate(clock)
         self.speculator = speculator or no_drafts(clock)
@@ -96,23 +99,24 @@ class Scheduler:
 
     # ---- submit and cancel ------------------------------------------------------------------------------------
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queues a request. If it cannot be served or the queue is full, raises a GraftworkError and changes nothing."""
+    def submit(self, request: EngineRequest) -> list[RequestOutput]:
+        """Queues a request. If it cannot be served or may not wait, raises a GraftworkError and changes nothing.
+
+        Returns the errors of the waiting requests of other domains (usually, one domain is one tenant) that made room for it.
+        """
         if request.request_id in self._by_id:
             raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
         self._validator.check(request)
-        free_places = self._limits.max_running - len(self._running)
-        if len(self._waiting) >= self._limits.max_waiting + free_places:
-            raise CapacityContended(
-                f"The queue is full: {self._limits.max_waiting} requests are waiting. Try again later.",
-                retry_after_s=self._throughput.retry_after_s(),
-            )
         state = self._validator.new_state(request)
+        free_places, retry_after_s = self._limits.max_running - len(self._running), self._throughput.retry_after_s()
+        displaced = self._queue_bounds.displaced_by(state, free_places, retry_after_s)
+        outputs = self.fail([one.request_id for one in displaced], displaced_error(retry_after_s))
         if request.session is not None:
             self.session_cache.begin_turn(request.domain, request.session)
         self._kv_cache.set_limits(request.domain, request.kv_limits)
         self._by_id[request.request_id] = state
         self._waiting.enqueue(state)
+        return outputs
 
     def cancel(self, request_id: RequestId) -> None:
         """Ends a request without a result, and frees its pages and adapters. Does nothing if it has ended already."""
@@ -147,24 +151,33 @@ class Scheduler:
         Skips a request whose adapter is still loading or whose grammar is still compiling. Stops at a request that
         lacks pages, so that small requests cannot starve a large one.
         """
+        outputs, ready = self._ready_candidates()
+        shares = BatchShares(self._limits.max_running, self._running.values(), ready)
+        for state in shares.ordered(ready):
+            while not (self._has_place() and self._allocate(state)):
+                if not self._preempt_for(state, shares):
+                    return outputs
+            outputs += self._start(state)
+            shares.started(state)
+        return outputs
+
+    def _ready_candidates(self) -> tuple[list[RequestOutput], list[RequestState]]:
+        """Returns the waiting requests that lack neither adapter nor grammar, and the errors of those refused."""
         outputs: list[RequestOutput] = []
-        candidates = list(self._waiting.candidates()) if len(self._waiting) else []
+        ready: list[RequestState] = []
+        candidates = self._waiting.candidates() if len(self._waiting) else []
         self._adapters.want([digests for one in candidates if (digests := one.request.adapter_digests)])
         self._grammars.want([one.request for one in candidates if one.request.grammar is not None])
         for state in candidates:
             refusal = self._adapters.refusal(state.request.adapters) or self._grammars.refusal(state.request)
             if refusal is not None:
                 outputs += self.fail([state.request_id], refusal)
-                continue
-            if not all(self._adapters.is_ready(digest) for digest in state.request.adapter_digests):
-                continue
-            if not self._grammars.is_ready(state.request):
-                continue
-            while not (self._has_place() and self._allocate(state)):
-                if not self._preempt_for(state):
-                    return outputs
-            outputs += self._start(state)
-        return outputs
+            elif self._is_ready(state.request):
+                ready.append(state)
+        return outputs, ready
+
+    def _is_ready(self, request: EngineRequest) -> bool:
+        return all(map(self._adapters.is_ready, request.adapter_digests)) and self._grammars.is_ready(request)
 
     def _has_place(self) -> bool:
         """Returns whether the batch has room, and no running request waits for a page."""
@@ -187,17 +200,18 @@ class Scheduler:
         state.hold(allocation, self._limits.page_tokens, reason)
         return True
 
-    def _preempt_for(self, state: RequestState) -> bool:
-        """Preempts a running request of lower priority.
+    def _preempt_for(self, state: RequestState, shares: BatchShares) -> bool:
+        """Preempts a running request for a waiting one, as BatchShares says.
 
-        Returns False if there is none, or if copies will free pages soon.
+        Returns False if there is none, or if the request lacks pages and copies will free some soon.
         """
-        victim = self._page_grower.lowest_priority()
-        if victim is None or self._kv_cache.page_store.device.in_flight_pages:
+        if len(self._running) < self._limits.max_running and self._kv_cache.page_store.device.in_flight_pages:
             return False
-        if victim.priority <= self._waiting.priority(state):
+        victim = shares.victim_for(state, self._waiting.priority(state))
+        if victim is None:
             return False
         self._preempt(victim)
+        shares.preempted(victim)
         return True
 
     def _start(self, state: RequestState) -> list[RequestOutput]:
@@ -271,7 +285,7 @@ class Scheduler:
         budget = self._limits.max_batch_tokens
         chunks: list[tuple[RequestState, int]] = []
         planned: set[RequestId] = set()
-        for state in sorted(self._running.values(), key=_step_order):
+        for state in in_step_order(self._running.values(), self._waiting, self._limits.max_running):
             if budget == 0:
                 break
             num_tokens = min(state.num_uncomputed, budget)
@@ -380,13 +394,6 @@ class Scheduler:
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
         assert len(self._by_id) == len(self._running) + len(self._waiting)
         assert self._page_grower.starved <= self._running.keys()
-
-
-def _step_order(state: RequestState) -> tuple[bool, int, float]:
-    """Returns the order in which requests get their part of a step: decoding requests first, then by priority and
-    arrival.
-    """
-    return state.num_uncomputed > 1, state.priority, state.arrived_at
 
 
 def _adapters_of(states: Iterable[RequestState]) -> set[str]:

@@ -1,7 +1,6 @@
-"""Decides whether a request can be served at all, and when a refused client should try again.
+"""Decides whether a request can be served at all.
 
-Owns the checks of a single request, and the measured rate of finished requests.
-Never checks whether memory is free now: the scheduler does.
+Owns the checks of a single request. Never checks whether memory is free now: the scheduler does.
 """
 
 import math
@@ -12,12 +11,9 @@ from random import Random
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT, EngineRequest
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.scheduler.request_state import RequestState, history_for
+from graftwork.engine.scheduler.tenant_bounds import QueueLimits
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
-
-_SMOOTHING = 0.2
-_SHORTEST_S = 0.05
-_LONGEST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +27,19 @@ class SchedulerLimits:
     context_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    max_waiting_tokens: int = 2**20
+    """The most prompt tokens in the queue."""
+    waiting_share: float = 0.75
+    """The fraction of the queue, 0 to 1, that one isolation domain (usually one tenant) may fill."""
+
+    @property
+    def queue(self) -> QueueLimits:
+        """The limits of the queue. They allow each isolation domain (usually one tenant) at least one request."""
+        share = self.waiting_share
+        domain_requests = max(1, math.ceil(self.max_waiting * share))
+        return QueueLimits(
+            self.max_waiting, self.max_waiting_tokens, domain_requests, int(self.max_waiting_tokens * share)
+        )
 
 
 class RequestValidator:
@@ -105,27 +114,3 @@ def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
         if outside is not None:
             message = f"Token id {outside} is outside the vocabulary of {vocab_size} tokens."
             raise InvalidRequest(message, param=param)
-
-
-class ThroughputEstimate:
-    """Estimates the average time from the end of one request to the end of the next.
-
-    If the queue is full, a client is told to try again after this time.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._last_finished_at: float | None = None
-        self._seconds_between = 1.0
-
-    def record_finished(self) -> None:
-        """Records that a request finishes at the time of this call."""
-        now = self._clock.monotonic()
-        if self._last_finished_at is not None:
-            gap = now - self._last_finished_at
-            self._seconds_between += _SMOOTHING * (gap - self._seconds_between)
-        self._last_finished_at = now
-
-    def retry_after_s(self) -> float:
-        """Returns how many seconds a client should wait before it tries again to send a request to a full queue."""
-        return min(max(self._seconds_between, _SHORTEST_S), _LONGEST_S)

@@ -63,7 +63,7 @@ class Quota(Answer):
     tokens_per_minute: Limit = None
     """The most prompt and completion tokens in any span of 60 seconds. Cached prompt tokens count too."""
     max_concurrent_requests: Limit = None
-    """The most inference requests that run at the same time."""
+    """The most answers that are generated at the same time. A request with n choices counts n times."""
     max_adapters: Limit = None
     """The most adapters that the tenant may have."""
     max_adapter_bytes: Limit = None

@@ -29,6 +29,7 @@ class _TenantWindow:
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
         self.window_tokens = 0
         self.held_by_id: dict[str, int] = {}
+        self.answers_by_id: dict[str, int] = {}
 
     @property
     def held_tokens(self) -> int:
@@ -43,10 +44,15 @@ class _TenantWindow:
             del self.entries[entry_id]
             self.window_tokens -= entry.tokens
 
-    def add(self, entry_id: str, now: float, tokens: int) -> None:
+    @property
+    def running_answers(self) -> int:
+        return sum(self.answers_by_id.values())
+
+    def add(self, entry_id: str, now: float, tokens: int, answers: int) -> None:
         self.entries[entry_id] = _Entry(now, tokens)
         self.window_tokens += tokens
         self.held_by_id[entry_id] = tokens
+        self.answers_by_id[entry_id] = answers
 
     def finish(self, entry_id: str, actual_tokens: int | None) -> None:
         """Counts the request as no longer running, and sets its entry in the log to `actual_tokens`.
@@ -55,6 +61,7 @@ class _TenantWindow:
         """
         if self.held_by_id.pop(entry_id, None) is None:
             return
+        del self.answers_by_id[entry_id]
         entry = self.entries.get(entry_id)
         if entry is None:
             return
@@ -72,9 +79,10 @@ class _TenantWindow:
         """Checks that the running sum equals the sum of the entries, and that the log is in order."""
         entries = list(self.entries.values())
         assert self.window_tokens == sum(entry.tokens for entry in entries)
+        assert self.answers_by_id.keys() == self.held_by_id.keys()
         assert all(earlier.at <= later.at for earlier, later in pairwise(entries))
 
-    def waits(self, quota: Quota, tokens: int, now: float) -> dict[str, float | None]:
+    def waits(self, quota: Quota, tokens: int, answers: int, now: float) -> dict[str, float | None]:
         """Returns the limits that refuse one more request, each with the seconds until the request fits.
 
         None instead of seconds means that it never fits.
@@ -84,8 +92,9 @@ class _TenantWindow:
             waits["requests_per_minute"] = self._until_count(quota.requests_per_minute - 1, now)
         if quota.tokens_per_minute is not None and self.window_tokens + tokens > quota.tokens_per_minute:
             waits["tokens_per_minute"] = self._until_tokens(quota.tokens_per_minute - tokens, now)
-        if quota.max_concurrent_requests is not None and len(self.held_by_id) >= quota.max_concurrent_requests:
-            waits["max_concurrent_requests"] = _SLOT_RETRY_S if quota.max_concurrent_requests else None
+        most = quota.max_concurrent_requests
+        if most is not None and self.running_answers + answers > most:
+            waits["max_concurrent_requests"] = _SLOT_RETRY_S if answers <= most else None
         return waits
 
     def _until_count(self, count: int, now: float) -> float | None:
@@ -134,16 +143,18 @@ class LocalQuotaKeeper:
         self._budget = MonthlyBudget(ledger, clock)
         self._window_by_tenant: dict[TenantId, _TenantWindow] = {}
 
-    async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> LocalReservation:
+    async def reserve(
+        self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1
+    ) -> LocalReservation:
         now = self._clock.monotonic()
         window = self._window_by_tenant.setdefault(tenant_id, _TenantWindow())
         window.drop_old(now)
-        waits = window.waits(quota, estimated_tokens, now)
+        waits = window.waits(quota, estimated_tokens, answers, now)
         if waits:
             limit, wait = max(waits.items(), key=_longest)
             raise limit_exceeded(quota, limit, wait, window.standing(now))
         entry_id = new_id("rsv")
-        window.add(entry_id, now, estimated_tokens)
+        window.add(entry_id, now, estimated_tokens, answers)
         reservation = LocalReservation(entry_id, window, quota, window.standing(now))
         await self._budget.check(tenant_id, quota, window.held_tokens, reservation)
         return reservation

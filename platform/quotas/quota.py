@@ -89,7 +89,9 @@ def limit_exceeded(quota: Quota, limit: str, retry_after_s: float | None, standi
 
     `retry_after_s` is the time in seconds after which the request fits, or None if it never fits.
     """
-    if retry_after_s is None:
+    if retry_after_s is None and limit == "max_concurrent_requests":
+        advice = "Each answer of a request counts; ask for fewer (prompts times n) or have the limit raised."
+    elif retry_after_s is None:
         advice = "This request alone is more than that; ask for fewer tokens or have the limit raised."
     else:
         advice = f"Try again in {go_duration(retry_after_s)}."

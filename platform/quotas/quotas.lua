@@ -4,14 +4,16 @@
 --       2 tokens   hash, reservation -> its tokens in the log
 --       3 running  sorted set, reservation -> when its slot lapses if nobody settles it
 --       4 held     hash, reservation -> the tokens it holds while it runs
---       5 sums     hash: `window` is the sum of 2, `held` the sum of 4
+--       5 sums     hash: `window` is the sum of 2, `held` the sum of 4, `answers` the sum of 6
+--       6 answers  hash, reservation -> the answers that it generates while it runs
 -- ARGV  1 verb, 2 time or '' for this server's own, 3 window, 4 life of a slot, 5 reservation, 6 tokens or '',
---       7.. for `reserve`: requests_per_minute, tokens_per_minute, max_concurrent_requests, each '' for none
+--       7.. for `reserve`: requests_per_minute, tokens_per_minute, max_concurrent_requests, each '' for none, and
+--       the answers
 --
 -- Times are whole microseconds: exact in a double, and printed by `whole`, since tostring would round them.
 -- `settle` and `refund` answer 1 when they ended the reservation, 0 when it had ended before.
 
-local log, tokens_of, running, held_of, sums = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local log, tokens_of, running, held_of, sums, answers_of = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local verb, window, slot, id = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local SLOT_RETRY = 1000000
 
@@ -37,16 +39,22 @@ local function drop(set, hash, sum, member)
   redis.call('ZREM', set, member)
 end
 
+-- Take a reservation out of those that run.
+local function stop(member)
+  drop(running, held_of, 'held', member)
+  local answers = redis.call('HGET', answers_of, member) or 0 -- none for one of an earlier version
+  redis.call('HINCRBY', sums, 'answers', whole(0 - tonumber(answers)))
+  redis.call('HDEL', answers_of, member)
+end
+
 local function put(set, hash, sum, member, score, tokens)
   redis.call('ZADD', set, whole(score), member)
   redis.call('HSET', hash, member, tokens)
   redis.call('HINCRBY', sums, sum, tokens)
 end
 
-local function drop_older(set, hash, sum, limit)
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', whole(limit))) do
-    drop(set, hash, sum, member)
-  end
+local function older(set, limit)
+  return ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', whole(limit)))
 end
 
 local function sum_of(name)
@@ -81,7 +89,7 @@ local function standing(limit, wait)
   }
 end
 
-local function reserve(tokens, max_requests, max_tokens, max_running)
+local function reserve(tokens, max_requests, max_tokens, max_running, answers)
   if redis.call('ZSCORE', running, id) then
     return standing('', 0) -- the client sends again what it got no answer for
   end
@@ -100,12 +108,14 @@ local function reserve(tokens, max_requests, max_tokens, max_running)
   if max_tokens and sum_of('window') + tokens > max_tokens then
     refuse('tokens_per_minute', tokens <= max_tokens and until_tokens(max_tokens - tokens))
   end
-  if max_running and redis.call('ZCARD', running) >= max_running then
-    refuse('max_concurrent_requests', max_running > 0 and SLOT_RETRY)
+  if max_running and sum_of('answers') + answers > max_running then
+    refuse('max_concurrent_requests', answers <= max_running and SLOT_RETRY)
   end
   if binding == '' then
     put(log, tokens_of, 'window', id, now, whole(tokens))
     put(running, held_of, 'held', id, now + slot, whole(tokens))
+    redis.call('HSET', answers_of, id, whole(answers))
+    redis.call('HINCRBY', sums, 'answers', whole(answers))
   end
   return standing(binding, longest)
 end
@@ -115,7 +125,7 @@ local function finish(actual)
   if not redis.call('ZSCORE', running, id) then
     return 0
   end
-  drop(running, held_of, 'held', id)
+  stop(id)
   local made_at = redis.call('ZSCORE', log, id)
   if made_at then
     drop(log, tokens_of, 'window', id)
@@ -126,11 +136,17 @@ local function finish(actual)
   return 1
 end
 
-drop_older(log, tokens_of, 'window', now - window)
-drop_older(running, held_of, 'held', now)
+for _, member in older(log, now - window) do
+  drop(log, tokens_of, 'window', member)
+end
+for _, member in older(running, now) do
+  stop(member)
+end
 local answer
 if verb == 'reserve' then
-  answer = reserve(tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]))
+  answer = reserve(
+    tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+  )
 else
   answer = finish(tonumber(ARGV[6]))
 end

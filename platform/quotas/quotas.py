@@ -49,11 +49,12 @@ class QuotaKeeper(Protocol):
     Redis.
     """
 
-    async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> Reservation:
-        """Counts one request with its estimated tokens, and reserves one place among the tenant's running requests.
+    async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1) -> Reservation:
+        """Counts one request with its estimated tokens, and reserves one of the tenant's `max_concurrent_requests`
+        places for each of its answers.
 
         If the request would exceed a limit, changes no count and raises LimitExceeded. The error has the time in
-        seconds after which an equal request fits; for the limit of running requests, this time is a guess. Raises
+        seconds after which an equal request fits; for `max_concurrent_requests`, this time is a guess. Raises
         BudgetSpent if the request would exceed the tokens per month.
         """
         ...

@@ -22,7 +22,7 @@ SLOT_LIFE_S = 900.0
 start.
 """
 
-_KEY_NAMES = ("log", "tokens", "running", "held", "sums")
+_KEY_NAMES = ("log", "tokens", "running", "held", "sums", "answers")
 _MAX_CONNECTIONS = 32
 _CONNECTION_WAIT_S = 20.0
 
@@ -111,11 +111,13 @@ class RedisQuotaKeeper:
                 code="limits_unavailable",
             ) from error
 
-    async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> RedisReservation:
+    async def reserve(
+        self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1
+    ) -> RedisReservation:
         entry_id = new_id("rsv")
         limits = (quota.requests_per_minute, quota.tokens_per_minute, quota.max_concurrent_requests)
         arguments = ["" if limit is None else str(limit) for limit in limits]
-        answer = await self._script("reserve", tenant_id, entry_id, str(estimated_tokens), *arguments)
+        answer = await self._script("reserve", tenant_id, entry_id, str(estimated_tokens), *arguments, str(answers))
         assert isinstance(answer, list)
         limit, wait, requests, window_tokens, empty_in, held_tokens = answer
         standing = Standing(int(requests), int(window_tokens), _seconds(empty_in))

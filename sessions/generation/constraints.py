@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -187,6 +188,16 @@ class ConstraintPlanner:
         """How the model writes tool calls."""
         self._checks: OrderedDict[bytes, tuple[str, ...] | InvalidRequest] = OrderedDict()
         self._lock = Lock()
+        self._owner = ""
+
+    def of(self, owner: str) -> "ConstraintPlanner":
+        """Returns a planner for one tenant, with the same cache.
+
+        It finds only the tenant's own results there. So the time of a check says nothing about other tenants.
+        """
+        planner = copy(self)
+        planner._owner = owner
+        return planner
 
     def plan(self, constraints: OutputConstraints) -> OutputPlan:
         """Returns the plan for one output: the grammar to match, and whether the output may contain tool calls.
@@ -277,7 +288,7 @@ class ConstraintPlanner:
         return tuple(param + pointer for pointer in found)
 
     def _check(self, source: GrammarSource) -> tuple[str, ...] | InvalidRequest:
-        key = hashlib.sha256(f"{source.kind}/{source.strict}/{source.text}".encode()).digest()
+        key = hashlib.sha256(f"{self._owner}/{source.kind}/{source.strict}/{source.text}".encode()).digest()
         with self._lock:
             if (kept := self._checks.get(key)) is not None:
                 self._checks.move_to_end(key)

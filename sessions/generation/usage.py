@@ -15,8 +15,9 @@ from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.engine.core.requests import KvLimits
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import LimitExceeded
+from graftwork.platform.errors import CapacityContended, LimitExceeded
 from graftwork.platform.ids import RequestId, SessionId, TenantId
+from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
@@ -88,17 +89,31 @@ class Accounting:
     backlog: UsageBacklog
     telemetry: Telemetry
     clock: Clock
+    in_flight: InFlightBound
 
-    async def open(self, charge: Charge, quota: Quota, estimated_tokens: int) -> "RequestAccount":
-        """Reserves the estimated tokens in the tenant's quota, and returns the account of the request.
+    def take_places(self, tenant_id: TenantId, answers: int = 1) -> HeldPlaces:
+        """Takes a place for each answer of a request. Call it before any other work for the request.
 
-        Raises LimitExceeded if the quota has too few tokens left. Raises Unavailable while usage rows cannot be
+        Raises CapacityContended if the engine has no room for so many answers of the tenant, and InvalidRequest if it
+        never has.
+        """
+        try:
+            return self.in_flight.take(tenant_id, answers)
+        except CapacityContended:
+            self.telemetry.count_request(tenant_id, "refused")
+            raise
+
+    async def open(self, charge: Charge, quota: Quota, estimated_tokens: int, answers: int = 1) -> "RequestAccount":
+        """Reserves the estimated tokens, and a place for each answer, in the tenant's quota. Returns the account of the
+        request.
+
+        Raises LimitExceeded if the quota has too few tokens or places left. Raises Unavailable while usage rows cannot be
         stored, so that no work starts that nobody can charge.
         """
         self.backlog.check()
         tenant_id = charge.principal.tenant_id
         try:
-            reservation = await self.quotas.reserve(tenant_id, quota, estimated_tokens)
+            reservation = await self.quotas.reserve(tenant_id, quota, estimated_tokens, answers)
         except LimitExceeded:
             self.telemetry.count_request(tenant_id, "refused")
             raise

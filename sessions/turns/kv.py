@@ -1,4 +1,4 @@
-"""Sends the engine commands for the KV of a session between two turns: hold, prefetch, suspend, close, read.
+"""Sends the engine commands for the KV of a session between two turns: hold, prefetch, suspend, close, change, read.
 
 Owns the key under which the engine knows a session. Never stores anything.
 The KV in the engine is only a cache of the stored history. So it is no error if the engine does not answer a command:
@@ -61,6 +61,10 @@ class SessionKvClient:
     async def close(self, history: History) -> SessionMemory | None:
         """Asks the engine to free the KV that only this session uses, for example when the session is closed."""
         return await self._send(SessionVerb.CLOSE, history)
+
+    async def change_adapter(self, history: History) -> SessionMemory | None:
+        """Asks the engine to free the KV that only this session uses, after its adapter has changed."""
+        return await self._send(SessionVerb.CHANGE, history)
 
     async def read(self, history: History) -> SessionMemory | None:
         """Asks the engine how much of a session's KV is on each cache tier (device, host, disk). Changes nothing."""

@@ -59,12 +59,13 @@ class TurnLauncher:
         started = await self._running.launch(session.session_id, launching)
         return TurnHandle(principal.scope(), started[0].turn, self._reader, started)
 
-    async def plan_output(self, settings: SessionSettings) -> OutputPlan:
+    async def plan_output(self, principal: Principal, settings: SessionSettings) -> OutputPlan:
         """Returns the plan for answers with these settings: the grammar, and whether tool calls are parsed.
 
         Raises InvalidRequest if the settings ask for something wrong or unsupported.
         """
-        return await asyncio.to_thread(self._dependencies.planner.plan, output_constraints(settings))
+        planner = self._dependencies.planner.of(principal.tenant_id)
+        return await asyncio.to_thread(planner.plan, output_constraints(settings))
 
     async def _launch(
         self,
@@ -74,11 +75,19 @@ class TurnLauncher:
         settings: SessionSettings,
         tool_hints: ToolHints,
     ) -> TurnTask:
-        turn_id = TurnId(new_id("turn"))
-        plan, expected_tokens = await self._plan(principal, session, new_items, settings, turn_id)
-        accounting = self._dependencies.accounting
+        with self._dependencies.accounting.take_places(principal.tenant_id) as places:
+            turn_id = TurnId(new_id("turn"))
+            plan, expected_tokens = await self._plan(principal, session, new_items, settings, turn_id)
+            started = await self._start(replace(plan, tool_hints=tool_hints), turn_id, expected_tokens)
+            places.keep()
+            started[1].add_done_callback(lambda _: places.release())
+        return started
+
+    async def _start(self, plan: TurnPlan, turn_id: TurnId, expected_tokens: int) -> TurnTask:
+        """Reserves quota for a turn, stores it and runs it."""
+        accounting, principal = self._dependencies.accounting, plan.principal
         quota = await accounting.quota_of(principal.tenant_id)
-        plan = replace(plan, request=replace(plan.request, kv_limits=kv_limits(quota)), tool_hints=tool_hints)
+        plan = replace(plan, request=replace(plan.request, kv_limits=kv_limits(quota)))
         account = await accounting.open(_charge(plan), quota, expected_tokens)
         runner = None
         try:
@@ -99,7 +108,7 @@ class TurnLauncher:
     ) -> tuple[TurnPlan, int]:
         """Plans the request to the engine, and estimates its prompt and output tokens."""
         dependencies, encoder = self._dependencies, self._encoder()
-        output = await self.plan_output(settings)
+        output = await self.plan_output(principal, settings)
         transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
         new_prompt = transcript.next_prompt(settings.opening, new_items)
         description = dependencies.generator.description

@@ -25,13 +25,20 @@ from tests.sessions.tokenizer_and_templates import text_tokenizer, token_id
 END = token_id("<|im_end|>")
 CONTEXT_TOKENS = 2048
 BASE = "tiny"
+MAX_ANSWERS = 128
+"""The most answers that one tenant may have in flight."""
 
 
 def describe() -> EngineDescription:
     """A model of the text tests' vocabulary with the adapter tests' shapes."""
     vocab_size = text_tokenizer().vocab_size
     return replace(
-        adapter_files.DESCRIPTION, vocab_size=vocab_size, context_tokens=CONTEXT_TOKENS, eos_token_ids=(END,)
+        adapter_files.DESCRIPTION,
+        vocab_size=vocab_size,
+        context_tokens=CONTEXT_TOKENS,
+        eos_token_ids=(END,),
+        max_requests=2 * MAX_ANSWERS,
+        max_domain_requests=MAX_ANSWERS,
     )
 
 

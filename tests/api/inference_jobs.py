@@ -9,6 +9,7 @@ from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.ids import IsolationDomain, KeyId, RequestId, TenantId
+from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
@@ -50,7 +51,8 @@ def make_job(engine: FakeEngine, database: Database, reservation: SlowReservatio
     clock = ManualClock()
     ledger = UsageMeter(database)
     tenancy, quotas = Tenancy(database, b"pepper", clock), LocalQuotaKeeper(clock, ledger)
-    accounting = Accounting(tenancy.get_quota, quotas, UsageBacklog(ledger), Telemetry(), clock)
+    backlog, in_flight = UsageBacklog(ledger), InFlightBound(clock, None, None)
+    accounting = Accounting(tenancy.get_quota, quotas, backlog, Telemetry(), clock, in_flight)
     request = GenerationRequest(
         request_id=RequestId("req_1.0"),
         prompt_token_ids=(1, 2, 3),

@@ -23,6 +23,7 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
+from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
@@ -186,7 +187,9 @@ class CountingQuotas:
     async def quota_of(self, tenant_id: TenantId) -> Quota:
         return Quota(max_sessions=self.limit)
 
-    async def reserve(self, tenant_id: TenantId, quota: Quota, estimated_tokens: int) -> CountingReservation:
+    async def reserve(
+        self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1
+    ) -> CountingReservation:
         if self.is_shut:
             raise LimitExceeded("Enough for now.", retry_after_s=1.0)
         self.reservations.append(CountingReservation(estimated_tokens))
@@ -249,6 +252,10 @@ async def let_tasks_run(seconds: float) -> None:
     await asyncio.sleep(0)
 
 
+MAX_ANSWERS = 100
+"""The most answers that a tenant may have in flight in a SessionProcess."""
+
+
 class SessionProcess:
     """All objects of one process. `restarted` makes the next process on the same database."""
 
@@ -271,11 +278,11 @@ class SessionProcess:
         self.meter = UsageMeter(database)
         turns = TurnStore(database, self.clock, owner, LEASE_S)
         generator = generator_on(self.engine, telemetry=self.telemetry, clock=self.clock)
+        backlog, in_flight = UsageBacklog(self.meter), InFlightBound(self.clock, None, MAX_ANSWERS)
+        self.accounting = Accounting(self.quotas.quota_of, self.quotas, backlog, self.telemetry, self.clock, in_flight)
         dependencies = TurnDependencies(
             generator=generator,
-            accounting=Accounting(
-                self.quotas.quota_of, self.quotas, UsageBacklog(self.meter), telemetry=self.telemetry, clock=self.clock
-            ),
+            accounting=self.accounting,
             store=turns,
             log=EventLog(turns.append, self.clock, pause),
             kv=SessionKvClient(self.engine, b"pepper", generator.public_prefixes),

@@ -13,6 +13,7 @@ from graftwork.platform.errors import (
     ContextLengthExceeded,
     ValidationFailed,
 )
+from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.tenancy.metering import UsageGroup
 from graftwork.sessions.core.session import SessionSettings, SessionStatus, TurnStatus
 from graftwork.sessions.core.views import session_cache_answer, turn_answer
@@ -20,7 +21,16 @@ from graftwork.sessions.service import NewSession
 from graftwork.sessions.text.messages import Message
 from graftwork.sessions.turns.settings import TurnOverrides
 from tests.sessions.scripted_engine import description
-from tests.sessions.session_process import WEATHER, Answer, SessionProcess, call, new_principal, principal, types
+from tests.sessions.session_process import (
+    MAX_ANSWERS,
+    WEATHER,
+    Answer,
+    SessionProcess,
+    call,
+    new_principal,
+    principal,
+    types,
+)
 from tests.sessions.tokenizer_and_templates import prompt_encoder, text_tokenizer
 
 
@@ -238,6 +248,24 @@ async def test_refusal_before_admission(process: SessionProcess) -> None:
         "code": "queue_full",
     }
     assert process.quotas.reservations[0].is_refunded
+
+
+async def test_a_turn_that_the_engine_has_no_room_for_is_refused_at_once(process: SessionProcess) -> None:
+    """With as many answers in flight as the tenant may have, a turn is refused and nothing is stored; its place comes
+    back when a turn ends.
+    """
+    me = principal()
+    session = await process.session(me)
+    with process.accounting.take_places(me.tenant_id, MAX_ANSWERS), pytest.raises(CapacityContended):
+        await process.service.start_turn(me, session.session_id, "Hi")
+
+    running = await process.service.start_turn(me, session.session_id, "Hi")
+    assert (await running.result()).status is TurnStatus.COMPLETED
+    await process.service.close()
+
+    process.accounting.take_places(me.tenant_id, MAX_ANSWERS)
+    page = await process.service.items(me, session.session_id, PageRequest(limit=100, order=Order.ASCENDING))
+    assert len(page.items) == 2
 
 
 async def test_bug_fails_the_turn(process: SessionProcess) -> None:

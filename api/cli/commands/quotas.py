@@ -55,7 +55,7 @@ def set_limits(
     tenant: TenantArgument,
     requests_per_minute: Annotated[str | None, _option("Inference requests per minute.")] = None,
     tokens_per_minute: Annotated[str | None, _option("Prompt and completion tokens per minute.")] = None,
-    max_concurrent_requests: Annotated[str | None, _option("Inference requests at the same time.")] = None,
+    max_concurrent_requests: Annotated[str | None, _option("Answers that are generated at the same time.")] = None,
     max_adapters: Annotated[str | None, _option("Adapters it may keep.")] = None,
     max_adapter_bytes: Annotated[str | None, _option("All its adapters together.", "SIZE")] = None,
     max_adapter_rank: Annotated[str | None, _option("The largest rank of an adapter.")] = None,

@@ -28,6 +28,7 @@ from graftwork.engine.grammar.compile.compile_jobs import (
     receive,
     send,
 )
+from graftwork.engine.grammar.compile.failures import compile_refusal
 from graftwork.engine.grammar.matching.backends import Backends
 from graftwork.engine.grammar.matching.matcher import GrammarBackend
 from graftwork.engine.grammar.matching.vocabulary import Vocabulary, read_vocabulary
@@ -132,9 +133,15 @@ class CompileServer:
         except (ValueError, RuntimeError) as error:
             if "bad_alloc" in str(error):
                 raise MemoryError from None
-            reason = f"The grammar cannot be compiled (#): {str(error)[:500]}"
-            return CompileAnswer(job.number, time.monotonic() - started, refusal=reason)
+            refusal = compile_refusal(job.source, error, self._compile_part)
+            seconds = time.monotonic() - started
+            return CompileAnswer(job.number, seconds, refusal=refusal.message, param=refusal.param or "#")
         return CompileAnswer(job.number, time.monotonic() - started, linted.engine, payload, compact)
+
+    def _compile_part(self, linted: LintedGrammar) -> None:
+        """Compiles a part of a schema. Does nothing if the part is for a grammar engine that is not imported yet."""
+        if self._backends.has(linted.engine):
+            self._backends.of(linted.engine).compile(linted)
 
     def _read_child(self, child: _Child) -> None:
         part = os.read(child.pipe, 1 << 20)

@@ -1,9 +1,9 @@
 """Compiles grammars and caches the results.
 
-GrammarCompiler alone says whether a grammar is ready. Each source (a grammar's text) is compiled once. The compile
-counts against the compile time of the isolation domain (group of callers) that asked first. The compile server does the
-work, and its results return to the engine loop as messages. Refusals are cached too, so that a hostile grammar is
-compiled only once.
+GrammarCompiler alone says whether a grammar is ready. Each source (a grammar's text) is compiled once for each isolation
+domain (group of callers) that asks for it, and a public grammar once for all. The compile counts against the compile
+time of the domain that asked first. The compile server does the work, and its results return to the engine loop as
+messages. Refusals are cached too, so that a hostile grammar is compiled only once.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from graftwork.engine.core.requests import GrammarSource
 from graftwork.engine.grammar.compile.compile_budget import CompileBudget
 from graftwork.engine.grammar.compile.compile_client import CompileClient
 from graftwork.engine.grammar.compile.compile_jobs import BUSY, CompileAnswer, CompileJob
+from graftwork.engine.grammar.compile.grammar_cache import GrammarCache, GrammarKey, PublicGrammars
 from graftwork.engine.grammar.matching.backends import Backends
 from graftwork.engine.grammar.matching.cursor import Speller
 from graftwork.engine.grammar.matching.matcher import CompiledPair
@@ -30,7 +31,7 @@ from graftwork.platform.errors import CapacityContended, GraftworkError, Interna
 
 _log = logging.getLogger(__name__)
 
-GrammarKey = str
+_NO_PUBLIC = PublicGrammars()
 _PASSING = (InternalFailure, CapacityContended)
 """Errors whose cause is not the grammar. A second compile may succeed."""
 
@@ -61,6 +62,7 @@ class GrammarCompiler:
         limits: CompileLimits,
         deliver: Callable[[GrammarCompiled], None],
         clock: Clock,
+        public: PublicGrammars = _NO_PUBLIC,
     ) -> None:
         """`deliver` is called on another thread and must pass the message to the loop."""
         self._vocabulary = vocabulary
@@ -70,22 +72,28 @@ class GrammarCompiler:
         self._server = CompileClient(folder, vocabulary, limits.niceness, self._answered)
         self._loading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-load")
         self._budget = CompileBudget(limits.domain_seconds_per_minute, clock)
-        self._ready: OrderedDict[GrammarKey, CompiledPair | GraftworkError] = OrderedDict()
+        self._ready = GrammarCache(limits)
+        self._public = public
         self._queued: OrderedDict[GrammarKey, _Job] = OrderedDict()
         self._running: dict[GrammarKey, _Job] = {}
         self._keys_by_number: dict[int, GrammarKey] = {}
         self._shown_failures: list[GrammarKey] = []
         self._numbers = count(1)
         self.speller = Speller(vocabulary)
-        self.num_bytes = 0
         self.num_compiles = 0
 
-    def key(self, source: GrammarSource) -> GrammarKey:
-        """Returns the cache key of a grammar: a hash of its text and of everything else that the compiled grammar
-        depends on.
+    def key(self, source: GrammarSource, domain: str) -> GrammarKey:
+        """Returns the cache key of a grammar: the isolation domain (group of callers) that may find it, and a hash of
+        its text and of everything else that the compiled grammar depends on.
         """
         parts = [source.kind, source.text, str(source.strict), self._vocabulary.fingerprint, *_versions()]
-        return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
+        digest = hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
+        return GrammarKey(None if source in self._public else domain, digest)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all cached results."""
+        return self._ready.num_bytes
 
     @property
     def server_pid(self) -> int | None:
@@ -102,9 +110,9 @@ class GrammarCompiler:
         that the waiting requests get their errors first. A later request compiles the grammar again.
         """
         for key in self._shown_failures:
-            if isinstance(self._ready.get(key), _PASSING):  # unless it was dropped from the cache meanwhile
-                self.num_bytes -= _weight(self._ready.pop(key))
-        self._shown_failures = [key for key, outcome in self._ready.items() if isinstance(outcome, _PASSING)]
+            if isinstance(self._ready.peek(key), _PASSING):  # unless it was dropped from the cache meanwhile
+                self._ready.drop(key)
+        self._shown_failures = [key for key in self._ready if isinstance(self._ready.peek(key), _PASSING)]
 
     def want(self, key: GrammarKey, source: GrammarSource, domain: str) -> GraftworkError | None:
         """Queues a grammar for compiling, unless it is cached, queued or being compiled already.
@@ -135,10 +143,7 @@ class GrammarCompiler:
         """Returns the compiled grammar, or the error with which its compile ended. None while the compile has not
         ended.
         """
-        found = self._ready.get(key)
-        if found is not None:
-            self._ready.move_to_end(key)
-        return found
+        return self._ready.get(key)
 
     def close(self) -> None:
         """Stops the compile server, and ends the compiler's own threads."""
@@ -146,9 +151,9 @@ class GrammarCompiler:
         self._loading.shutdown(wait=True, cancel_futures=True)
 
     def check_integrity(self) -> None:
-        assert self.num_bytes == sum(map(_weight, self._ready.values()))
+        self._ready.check_integrity()
         assert not self._queued.keys() & self._running.keys()
-        assert not self._ready.keys() & (self._queued.keys() | self._running.keys())
+        assert not set(self._ready) & (self._queued.keys() | self._running.keys())
 
     # ---- compiling --------------------------------------------------------------------------------------------
 
@@ -206,25 +211,8 @@ class GrammarCompiler:
         job = self._running.pop(compiled.key)
         self._budget.charge(job.domain, compiled.seconds)
         self.num_compiles += 1
-        self._keep(compiled.key, compiled.outcome)
+        self._ready.keep(compiled.key, compiled.outcome)
         self._start_next()
-
-    def _keep(self, key: GrammarKey, outcome: CompiledPair | GraftworkError) -> None:
-        """Caches a result, and drops the least recently used results above the cache's limits.
-
-        A matcher in use keeps its grammar alive.
-        """
-        self._ready[key] = outcome
-        self.num_bytes += _weight(outcome)
-        while len(self._ready) > 1 and (
-            self.num_bytes > self._limits.cache_bytes or len(self._ready) > self._limits.cache_entries
-        ):
-            _, dropped = self._ready.popitem(last=False)
-            self.num_bytes -= _weight(dropped)
-
-
-def _weight(outcome: CompiledPair | GraftworkError) -> int:
-    return 1024 if isinstance(outcome, GraftworkError) else outcome.num_bytes
 
 
 def _versions() -> tuple[str, ...]:

@@ -59,8 +59,10 @@ class CoreWriter:
     value fits a subschema, or does not.
     """
 
-    def __init__(self, root: Schema, limits: LintLimits, gaps: Gaps) -> None:
+    def __init__(self, root: Schema, limits: LintLimits, gaps: Gaps, *, lists_controls: bool = True) -> None:
+        """With `lists_controls`, values that the schema lists may contain control characters, which JSON writes as \\u00XX."""
         self._gaps = gaps
+        self._lists_controls = lists_controls
         self._limits = limits
         self._brancher = Brancher(SchemaDocument(root), limits, gaps)
         self._fitting = Fitting(self._brancher, gaps)
@@ -129,7 +131,8 @@ class CoreWriter:
 
     def _listed(self, branch: Branch) -> list[TypedSchema]:
         others = Branch(branch.types, tuple(one for one in branch.demands if not isinstance(one, Among)))
-        values = [one for one in listed_values(branch) or () if is_writable(one) and self._fitting.is_met(one, others)]
+        listed = [one for one in listed_values(branch) or () if self._lists_controls or is_writable(one)]
+        values = [one for one in listed if self._fitting.is_met(one, others)]
         return [TypedSchema({"enum": values})] if values else []
 
     def _alive(self) -> set[Goal]:

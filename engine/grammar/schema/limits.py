@@ -56,8 +56,13 @@ class CompileLimits:
     memory_bytes: int = 1024 * 2**20
     """The most bytes of memory for one compile, in addition to the memory that the compile server itself has mapped."""
     cache_bytes: int = 64 * 2**20
+    """Bytes of the cached results of all isolation domains (groups of callers). Public grammars are not counted."""
     cache_entries: int = 512
     """The most cached results. Refusals count too, so that a hostile grammar is not compiled again."""
+    domain_cache_bytes: int = 16 * 2**20
+    """Bytes of the cached results of one isolation domain, and of public grammars. A single result may be larger."""
+    domain_cache_entries: int = 128
+    """The most cached results of one isolation domain, and of public grammars."""
     domain_seconds_per_minute: float = 15.0
     """The most seconds of compiling in a minute for one isolation domain. Above this, new grammars of the domain are
     refused with HTTP status 429, until the domain has got some seconds back.

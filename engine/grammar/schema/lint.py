@@ -19,7 +19,7 @@ from graftwork.engine.grammar.schema.core_schema import CoreWriter
 from graftwork.engine.grammar.schema.errors import Gaps, refused
 from graftwork.engine.grammar.schema.json_values import canonical
 from graftwork.engine.grammar.schema.limits import LintLimits
-from graftwork.engine.grammar.schema.llguidance_schema import spelled
+from graftwork.engine.grammar.schema.llguidance_schema import lists_controls, may_list_controls, spelled
 from graftwork.engine.grammar.schema.patterns import PatternError, read_whole, repeats, written
 from graftwork.engine.grammar.schema.plain_schemas import is_plain
 from graftwork.engine.grammar.schema.schema_size import check_size
@@ -84,7 +84,10 @@ def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
     value fits it, or if there is a gap and the grammar is strict.
     """
     check_size(schema, limits)
-    return CoreWriter(schema, limits, gaps).write()
+    core = CoreWriter(schema, limits, gaps).write()
+    if lists_controls(core) and not may_list_controls(core):
+        return CoreWriter(schema, limits, gaps, lists_controls=False).write()
+    return core
 
 
 def parsed(text: str) -> Any:

@@ -176,14 +176,14 @@ async def test_delete_version(tenant: TestTenant) -> None:
 
 
 async def test_usage_names_the_version(tenant: TestTenant) -> None:
-    """Usage by adapter names the version that was served, and has work on the base model under null."""
+    """Usage by adapter names the version that was served, and has work on the base model under its name."""
     await tenant.push_adapter()
     for model in ("tiny", "pirate"):
         await tenant.client.post("/v1/chat/completions", json=chat() | {"model": model})
 
     rows = await tenant.usage("adapter")
 
-    assert [row["group"] for row in rows] == ["pirate@1", None]
+    assert [row["group"] for row in rows] == ["pirate@1", "tiny"]
 
 
 async def test_empty_files_are_refused_by_name(tenant: TestTenant) -> None:

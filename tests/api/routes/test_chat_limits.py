@@ -8,7 +8,7 @@ import pytest
 
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.platform.quotas.quota import Quota
-from tests.api.fake_engine import CONTEXT_TOKENS
+from tests.api.fake_engine import CONTEXT_TOKENS, MAX_ANSWERS
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 
@@ -118,6 +118,50 @@ async def test_disconnect(gateway: Gateway, tenant: TestTenant, stream: bool, ho
     assert [row["completion_tokens"] for row in rows] == ([] if holds_queue else [4])
     engine.holds_after, engine.holds_queue = None, False
     assert (await tenant.client.post("/v1/chat/completions", json=chat())).status_code == 200
+
+
+async def test_choices_count_as_running(gateway: Gateway) -> None:
+    """A request with more choices than the tenant may run at a time is a 429 that says so, and generates nothing."""
+    limited = await gateway.tenant(quota=Quota(max_concurrent_requests=3))
+
+    served = await limited.client.post("/v1/chat/completions", json=chat(n=3))
+    refused = await limited.client.post("/v1/chat/completions", json=chat(n=4))
+
+    assert (served.status_code, refused.status_code) == (200, 429)
+    assert refused.json()["error"]["limit"] == "max_concurrent_requests"
+    assert refused.headers["x-should-retry"] == "false"
+    assert len(gateway.engine.requests) == 3
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions", "messages"])
+async def test_more_than_the_engine_takes_is_refused_before_any_work(
+    gateway: Gateway, tenant: TestTenant, route: str
+) -> None:
+    """With as many answers in flight as a tenant may have, its next request is a 429 before its model is looked up."""
+    engine = gateway.engine
+    engine.holds_queue = True
+    flood = asyncio.create_task(tenant.client.post("/v1/chat/completions", json=chat(n=MAX_ANSWERS)))
+    await engine.held.wait()
+    body = {"prompt": "x"} if route == "completions" else {"messages": [{"role": "user", "content": "x"}]}
+
+    refused = await tenant.client.post(f"/v1/{route}", json={"model": "no such model", "max_tokens": 5, **body})
+    other = await (await gateway.tenant("Other")).client.post("/v1/chat/completions", json=chat(model="no such model"))
+
+    assert (refused.status_code, other.status_code) == (429, 404)
+    assert int(refused.headers["retry-after"]) >= 1
+    engine.release.set()
+    assert (await flood).status_code == 200
+    assert (await tenant.client.post("/v1/chat/completions", json=chat(n=MAX_ANSWERS))).status_code == 200
+
+
+async def test_more_answers_than_a_tenant_may_ever_have(tenant: TestTenant) -> None:
+    """Prompts times choices beyond the engine's limit for one tenant is a 400 that tells the limit."""
+    body = {"model": "tiny", "prompt": ["x", "y"], "n": MAX_ANSWERS}
+
+    answer = await tenant.client.post("/v1/completions", json=body)
+
+    assert answer.status_code == 400
+    assert str(MAX_ANSWERS) in answer.json()["error"]["message"]
 
 
 async def post_and_leave(gateway: Gateway, tenant: TestTenant, body: dict[str, Any], leave: asyncio.Event) -> None:

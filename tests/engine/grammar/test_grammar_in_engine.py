@@ -165,7 +165,8 @@ def test_a_request_that_starts_again_stands_where_its_tokens_brought_it(demo_eng
     """A cursor opened in the middle of an answer has the same mask as one that ran so far."""
     source = grammar(GrammarKind.REGEX, "[a-c]{3}[0-9]{3}")
     answer = demo_engine.run(PROMPT, grammar=source, max_tokens=20).token_ids[:-1]
-    request = EngineRequest(RequestId("again"), tuple(PROMPT), SamplingParams(9), IsolationDomain(b"d"), grammar=source)
+    domain = IsolationDomain(b"tenant")
+    request = EngineRequest(RequestId("again"), tuple(PROMPT), SamplingParams(9), domain, grammar=source)
     manager = demo_engine.engine.grammars
 
     manager.want([request])

@@ -187,6 +187,19 @@ def test_tenants_share_a_public_prefix_and_nothing_after_it(make_engine: MakeEng
     assert shared.token_ids == private.token_ids == again.token_ids == expected
 
 
+def test_a_miss_after_a_change_of_adapter_says_so(make_engine: MakeEngine) -> None:
+    """A session that has got another adapter between its turns is told `adapter_changed`, though its KV was freed."""
+    driver = make_engine()
+    history = first_turn(driver, None)
+
+    driver.command(SessionVerb.CHANGE, "s", history)
+    outcome = second_turn(driver, history, "sha256:wide")
+
+    assert driver.command(SessionVerb.READ, "s", history).device_bytes == 0
+    assert outcome.cache is not None
+    assert outcome.cache.miss_reason == MissReason.ADAPTER_CHANGED
+
+
 def test_a_miss_says_why(make_engine: MakeEngine) -> None:
     """Another adapter, an edited history and a restarted engine each report their own reason."""
     driver = make_engine()

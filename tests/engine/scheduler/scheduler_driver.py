@@ -50,13 +50,22 @@ class SchedulerDriver:
     """A scheduler with its KV cache, and all its outputs."""
 
     def __init__(
-        self, *, pages: int = 40, host: int = 0, budget: int = 16, max_running: int = 8, max_waiting: int = 100
+        self,
+        *,
+        pages: int = 40,
+        host: int = 0,
+        budget: int = 16,
+        max_running: int = 8,
+        max_waiting: int = 100,
+        **queue: float,
     ) -> None:
+        """`queue` are the other limits of the queue: `max_waiting_tokens` and `waiting_share`."""
         self.cache = TaggedKvCache(device=pages, host=host, page_tokens=PAGE, context=CONTEXT // PAGE)
         self.clock = self.cache.clock
         self.pool = self.cache.kv_cache.page_store.device
         self.adapters = ManualAdapterProvider()
-        limits = SchedulerLimits(PAGE, budget, max_running, max_waiting, CONTEXT, 100, frozenset({EOS}))
+        sizes = (PAGE, budget, max_running, max_waiting, CONTEXT, 100, frozenset({EOS}))
+        limits = SchedulerLimits(*sizes, **queue)  # type: ignore[arg-type]
         scopes = CacheScopes("sha256:model", "float32")
         session_cache = SessionCache(self.cache.kv_cache, scopes, FixedLeases(), self.clock)
         self.scheduler = Scheduler(
@@ -69,7 +78,7 @@ class SchedulerDriver:
         tokens = list(range(10, 10 + prompt)) if isinstance(prompt, int) else prompt
         sampling_options = options.pop("sampling", {})
         assert isinstance(sampling_options, dict)
-        self.scheduler.submit(
+        self.outputs += self.scheduler.submit(
             EngineRequest(
                 request_id=RequestId(name),
                 prompt_token_ids=tuple(tokens),
@@ -105,6 +114,10 @@ class SchedulerDriver:
     def finished(self) -> dict[str, RequestFinished]:
         events = ((output.request_id, output.event) for output in self.outputs)
         return {name: event for name, event in events if isinstance(event, RequestFinished)}
+
+    def errors(self) -> dict[str, GraftworkError]:
+        events = ((output.request_id, output.event) for output in self.outputs)
+        return {name: event for name, event in events if isinstance(event, GraftworkError)}
 
 
 requests = st.tuples(

@@ -11,6 +11,7 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import LimitExceeded, Unavailable
 from graftwork.platform.ids import RequestId
+from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.sessions.generation.generator import PromptAdmitted, TextDelta
@@ -30,9 +31,9 @@ class CountedAccounting:
         self.quotas = CountingQuotas()
         self.ledger = UsageMeter(database)
         self.backlog = UsageBacklog(self.ledger)
-        self.accounting = Accounting(
-            self.quotas.quota_of, self.quotas, self.backlog, telemetry=self.telemetry, clock=ManualClock()
-        )
+        clock = ManualClock()
+        in_flight = InFlightBound(clock, None, max_tenant=2)
+        self.accounting = Accounting(self.quotas.quota_of, self.quotas, self.backlog, self.telemetry, clock, in_flight)
 
     async def open(self) -> RequestAccount:
         me = principal()

@@ -15,6 +15,7 @@ import pytest
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.compile.compile_budget import CompileBudget
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled, GrammarCompiler
+from graftwork.engine.grammar.compile.grammar_cache import PublicGrammars
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.platform.clock import ManualClock
@@ -29,15 +30,17 @@ EXPLODING = "\n".join([*(f'r{n} ::= r{n + 1} r{n + 1} | "a"' for n in range(2000
 class CompilerDriver:
     """A compiler, and the calls that the engine's loop makes on it."""
 
-    def __init__(self, limits: CompileLimits = LIMITS) -> None:
+    def __init__(self, limits: CompileLimits = LIMITS, public: PublicGrammars | None = None) -> None:
         vocabulary = read_vocabulary(MODEL, 1024, (1017,))
         assert vocabulary is not None
         self.clock = ManualClock()
         self.inbox: SimpleQueue[GrammarCompiled] = SimpleQueue()
-        self.compiler = GrammarCompiler(MODEL, vocabulary, limits, self.inbox.put, self.clock)
+        self.compiler = GrammarCompiler(
+            MODEL, vocabulary, limits, self.inbox.put, self.clock, public or PublicGrammars()
+        )
 
     def ask(self, source: GrammarSource, domain: str = "domain") -> GraftworkError | None:
-        return self.compiler.want(self.compiler.key(source), source, domain)
+        return self.compiler.want(self.compiler.key(source, domain), source, domain)
 
     def absorb(self) -> GrammarCompiled:
         """The next end of a compile."""
@@ -54,9 +57,12 @@ class CompilerDriver:
 
     def outcome(self, source: GrammarSource, domain: str = "domain") -> object:
         assert self.ask(source, domain) is None
-        while self.compiler.get(self.compiler.key(source)) is None:
+        while (found := self.kept(source, domain)) is None:
             self.absorb()
-        return self.compiler.get(self.compiler.key(source))
+        return found
+
+    def kept(self, source: GrammarSource, domain: str = "domain") -> object:
+        return self.compiler.get(self.compiler.key(source, domain))
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +81,31 @@ def number(limit: int) -> GrammarSource:
     return schema({"type": "integer", "maximum": limit})
 
 
-def test_a_grammar_is_compiled_once_for_all_who_ask(driver: CompilerDriver) -> None:
-    """A grammar that is requested again, during its compile or after it, is compiled once."""
+def test_a_grammar_is_compiled_once_for_each_domain(driver: CompilerDriver) -> None:
+    """A grammar that a domain requests again is compiled once; the same grammar of another domain is compiled apart."""
     before = driver.compiler.num_compiles
     source = number(1)
 
     driver.ask(source)
-    driver.ask(source, "other")
     first = driver.outcome(source)
+    other = driver.outcome(source, "other")
 
     assert driver.outcome(source) is first
-    assert driver.compiler.num_compiles == before + 1
+    assert driver.outcome(source, "other") is other is not first
+    assert driver.compiler.num_compiles == before + 2
+
+
+def test_public_grammars_are_compiled_once_for_all(tmp_path: Path) -> None:
+    """All domains share the grammar of any JSON object, and of a schema in the operator's folder, however spaced."""
+    (tmp_path / "order.json").write_text('{ "type": "integer",\n "maximum": 7 }')
+    driver = CompilerDriver(public=PublicGrammars.read(tmp_path))
+    try:
+        for source in (GrammarSource(GrammarKind.JSON_OBJECT, ""), number(7)):
+            assert driver.outcome(source, "one") is driver.outcome(source, "two")
+        assert driver.kept(number(8), "two") is None
+        assert driver.compiler.num_compiles == 2
+    finally:
+        driver.compiler.close()
 
 
 def test_a_refusal_crosses_from_the_child_with_its_place(driver: CompilerDriver) -> None:
@@ -94,6 +114,27 @@ def test_a_refusal_crosses_from_the_child_with_its_place(driver: CompilerDriver)
 
     assert isinstance(refusal, InvalidRequest)
     assert refusal.param == "#/not/multipleOf"
+
+
+def test_patterns_that_no_engine_compiles_are_refused_at_their_place(driver: CompilerDriver) -> None:
+    """The error names the JSON pointer of the patterns, and quotes no expression that the caller has not written."""
+    patterns = [{"pattern": f"(.*{letter}){{20}}"} for letter in "abc"]
+    hard = {"type": "string", "allOf": [*patterns, {"pattern": "(.*c){20}.*d.{30}"}]}
+
+    refusal = driver.outcome(schema({"type": "object", "properties": {"easy": {"pattern": "^a$"}, "h/p": hard}}))
+
+    assert isinstance(refusal, InvalidRequest)
+    assert refusal.param == "#/properties/h~1p"
+    assert "#/properties/h~1p" in refusal.message
+    assert not any(quoted in refusal.message for quoted in ("Regex", "\\x{", "(?:"))
+
+
+def test_an_error_in_ebnf_is_the_engines_own(driver: CompilerDriver) -> None:
+    """The error of a grammar in EBNF quotes the grammar engine, because the text is the caller's own."""
+    refusal = driver.outcome(GrammarSource(GrammarKind.EBNF, 'root ::= "a" missing'))
+
+    assert isinstance(refusal, InvalidRequest)
+    assert "missing" in refusal.message
 
 
 def test_a_compile_that_passes_its_deadline_is_killed(driver: CompilerDriver) -> None:
@@ -120,7 +161,7 @@ def test_another_party_does_not_wait_behind_a_flood(driver: CompilerDriver) -> N
     driver.ask(number(3), "other")
     first = driver.absorb()
 
-    assert first.key == driver.compiler.key(number(3))
+    assert first.key == driver.compiler.key(number(3), "other")
     for _ in flood:
         driver.absorb()
 
@@ -198,7 +239,7 @@ def test_a_compile_that_never_got_a_processor_may_be_tried_again() -> None:
         late = driver.absorb().outcome
         driver.compiler.forget_failures()
         driver.compiler.forget_failures()
-        kept = driver.compiler.get(driver.compiler.key(hard))
+        kept = driver.kept(hard)
     finally:
         driver.compiler.close()
 
@@ -242,8 +283,8 @@ def test_a_failure_that_has_made_way_is_forgotten_only_once() -> None:
         compiler.close()
 
     assert isinstance(lost, InternalFailure)
-    assert compiler.get(compiler.key(number(8))) is None
-    assert compiler.get(compiler.key(number(9))) is served
+    assert driver.kept(number(8)) is None
+    assert driver.kept(number(9)) is served
 
 
 def test_the_cache_is_bounded() -> None:
@@ -252,7 +293,7 @@ def test_the_cache_is_bounded() -> None:
     try:
         for limit in (1, 2, 3):
             driver.outcome(number(limit))
-        kept = [driver.compiler.get(driver.compiler.key(number(limit))) is not None for limit in (1, 2, 3)]
+        kept = [driver.kept(number(limit)) is not None for limit in (1, 2, 3)]
     finally:
         driver.compiler.close()
 

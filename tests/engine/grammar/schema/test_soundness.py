@@ -52,6 +52,38 @@ def test_what_is_accepted_of_closed_objects_fits(judge: Judge, schema: dict[str,
     check(judge, schema, values)
 
 
+@pytest.mark.parametrize(
+    ("schema", "accepted", "refused"),
+    [
+        ({"const": "a\0b"}, ["a\0b"], ["ab", "a\1b", "a"]),
+        ({"enum": ["\x1f", {"k": ["\0"]}]}, ["\x1f", {"k": ["\0"]}], ["\0", {"k": []}]),
+        ({"type": "string", "enum": ["\0", "a"], "not": {"const": "\0"}}, ["a"], ["\0"]),
+        (
+            {"properties": {"a": {"const": "\0"}}, "required": ["a"], "additionalProperties": False, "type": "object"},
+            [{"a": "\0"}],
+            [{"a": ""}, {}],
+        ),
+    ],
+)
+def test_listed_values_hold_any_character(judge: Judge, schema: Any, accepted: list[Any], refused: list[Any]) -> None:
+    """NUL and other control characters in const and enum are written as JSON writes them, and nothing else is."""
+    compiled = judge.ours(schema)
+
+    assert [accepts(compiled, value) for value in (*accepted, *refused)] == [True] * len(accepted) + [False] * len(
+        refused
+    )
+
+
+def test_a_listed_control_character_opens_no_second_spelling_of_a_name(judge: Judge) -> None:
+    """A forbidden name is not accepted with an escape, next to a list that needs escapes."""
+    compiled = judge.ours({"anyOf": [{"enum": ["\0", "b"]}, {"type": "object", "properties": {"a": False}}]})
+
+    matcher = compiled.matcher()
+    assert not all(matcher.accept(byte) for byte in b'{"\\u0061":1}')
+    assert accepts(compiled, {"b": 1})
+    assert accepts(compiled, "b")
+
+
 _NUMBERS = [-2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2.25, 10, 12.5]
 _EXTRA = [f"{number}{tail}" for number in (-2, -1, 0, 1, 2, 10, 12) for tail in ("", ".0", ".01", ".49", ".5", ".99")]
 

@@ -1,0 +1,194 @@
+"""Limits what one domain (usually one tenant) gets while others wait: places in the batch, and room in the queue.
+
+    BatchShares   orders the waiting requests, and chooses the running request that gives up its place
+    QueueBounds   decides whether a request may wait, and which waiting requests make room for it
+
+Owns only the rules. Never admits, preempts or fails a request: the scheduler does.
+Invariant: if only one domain sends requests, it may use all places. No place stays empty because of a rule here.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from graftwork.engine.scheduler.fair_share import FairShare, QueueSize
+from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.platform.errors import CapacityContended
+from graftwork.platform.ids import IsolationDomain
+
+
+class BatchShares:
+    """Counts the places that each domain (usually one tenant) has in the batch, and its fair number of places.
+
+    The places are divided by weight among the domains with running or waiting requests. So each domain has a fair
+    number of places, at least 1. A domain may have more places, as long as no domain with fewer than its own fair
+    number waits.
+    """
+
+    def __init__(self, max_running: int, running: Iterable[RequestState], waiting: Iterable[RequestState]) -> None:
+        """`running` are the requests in the batch. `waiting` are the requests that could start now."""
+        self._running = list(running)
+        weights: dict[IsolationDomain, float] = {}
+        for state in (*self._running, *waiting):
+            weights[state.domain] = max(weights.get(state.domain, 0.0), state.request.weight)
+        total = sum(weights.values())
+        self._fair = {domain: max(1, int(max_running * weight / total)) for domain, weight in weights.items()}
+        self._held = Counter(state.domain for state in self._running)
+
+    def ordered(self, candidates: Iterable[RequestState]) -> list[RequestState]:
+        """Returns the candidates: first those within the fair number of their domain (usually one tenant), then the
+        others. Both groups keep their order.
+        """
+        held = self._held.copy()
+        within: list[RequestState] = []
+        beyond: list[RequestState] = []
+        for state in candidates:
+            held[state.domain] += 1
+            (within if held[state.domain] <= self._fair[state.domain] else beyond).append(state)
+        return within + beyond
+
+    def started(self, state: RequestState) -> None:
+        """Records that a request has got a place in the batch."""
+        self._running.append(state)
+        self._held[state.domain] += 1
+
+    def preempted(self, state: RequestState) -> None:
+        """Records that a request has given up its place in the batch."""
+        self._running.remove(state)
+        self._held[state.domain] -= 1
+
+    def victim_for(self, state: RequestState, priority: int) -> RequestState | None:
+        """Returns the running request that must give its place to a waiting request. Returns None if there is none.
+
+        `priority` is the priority of the waiting request. If its domain (usually one tenant) has fewer places than its
+        fair number, a request of the domain with the most places above its own fair number is preempted, whatever the
+        priorities. Otherwise a request of lower priority is preempted: one of the same domain, or of a domain above its
+        fair number.
+        """
+        movable = [one for one in self._running if not one.pending_loads]
+        is_below = self.excess(state) < 0
+        over = [one for one in movable if is_below and self._is_above(one)]
+        if over:
+            return max(over, key=lambda one: (self.excess(one), one.priority, one.arrived_at))
+        lower = [one for one in movable if one.priority > priority]
+        taken = [one for one in lower if is_below or one.domain == state.domain or self._is_above(one)]
+        return max(taken, key=lambda one: (one.priority, one.arrived_at), default=None)
+
+    def excess(self, state: RequestState) -> int:
+        """Returns how many places the request's domain (usually one tenant) has above its fair number.
+
+        The number is negative if the domain has fewer places.
+        """
+        return self._held[state.domain] - self._fair[state.domain]
+
+    def preemption_order(self, state: RequestState) -> tuple[bool, int, int, float]:
+        """Returns a sort key. If pages are short, the running request with the largest key is preempted first.
+
+        Requests of domains (usually, one domain is one tenant) above their fair number have the largest keys. Among
+        equals, the key is larger for a lower priority, then for a domain with more places, then for a later arrival.
+        """
+        return self._is_above(state), state.priority, self.excess(state), state.arrived_at
+
+    def _is_above(self, state: RequestState) -> bool:
+        return self.excess(state) > 0
+
+
+def in_step_order(running: Collection[RequestState], waiting: FairShare, max_running: int) -> list[RequestState]:
+    """Returns the running requests in the order in which they get tokens of the next step.
+
+    Decoding requests come first; among them, the request that would be preempted first is the last. Then come requests
+    whose prompts are not computed, by their current priority, which rises with time. At equal priority, the domains
+    (usually, one domain is one tenant) take turns, and the domain with the fewest places begins.
+    """
+    shares = BatchShares(max_running, running, ())
+    decoding = [one for one in running if one.num_uncomputed <= 1]
+    turns: Counter[tuple[IsolationDomain, int]] = Counter()
+    prefills: list[tuple[int, int, int, float, RequestState]] = []
+    for state in sorted((one for one in running if one.num_uncomputed > 1), key=lambda one: one.arrived_at):
+        priority = waiting.priority(state)
+        turn = turns[state.domain, priority]
+        prefills.append((priority, turn, shares.excess(state), state.arrived_at, state))
+        turns[state.domain, priority] += 1
+    in_turn = sorted(prefills, key=lambda entry: entry[:4])
+    return sorted(decoding, key=shares.preemption_order) + [state for *_, state in in_turn]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """The most requests and prompt tokens in the queue: of all domains, and of one domain (usually one tenant)."""
+
+    requests: int
+    tokens: int
+    domain_requests: int
+    domain_tokens: int
+
+
+class QueueBounds:
+    """Decides whether a request may wait.
+
+    One request of each domain (usually one tenant) may wait, however long its prompt is. For more, the domain's limits
+    hold. If the whole queue is full, a domain with fewer waiting requests displaces the last request of the domain
+    with the most. Requests that have run before are never displaced.
+    """
+
+    def __init__(self, limits: QueueLimits, waiting: FairShare) -> None:
+        self._limits = limits
+        self._waiting = waiting
+
+    def displaced_by(self, state: RequestState, free_places: int, retry_after_s: float) -> list[RequestState]:
+        """Returns the waiting requests that must end to make room for the new request `state`. Usually there are none.
+
+        `free_places` is the number of free places in the batch: so many more requests may wait. Raises
+        CapacityContended, with `retry_after_s`, if the new request may not wait.
+        """
+        limits, own = self._limits, self._waiting.size_of(state.domain)
+        own_room = QueueSize(limits.domain_requests + free_places, limits.domain_tokens)
+        if own.requests and not own.plus(state).fits(own_room):
+            raise _full(f"{own} of yours wait, and no more may", retry_after_s)
+        total, room = self._waiting.total_size(), QueueSize(limits.requests + free_places, limits.tokens)
+        displaced: list[RequestState] = []
+        while total.requests and not total.plus(state).fits(room):
+            by_tokens = total.requests < room.requests
+            last = self._last_of_largest(displaced, by_tokens=by_tokens)
+            if last is None or not self._has_more(last, state, displaced, by_tokens=by_tokens):
+                raise _full(f"the queue is full: {self._waiting.total_size()} wait", retry_after_s)
+            displaced.append(last)
+            total = total.minus(last)
+        return displaced
+
+    def _last_of_largest(self, gone: list[RequestState], *, by_tokens: bool) -> RequestState | None:
+        """Returns the last waiting request of the domain (usually one tenant) with the most waiting.
+
+        Leaves out the requests in `gone` and requests that have run before. Returns None if no request is left.
+        """
+        movable = [one for one in self._waiting if not one.is_admitted and one not in gone]
+        sizes = {domain: self._left(domain, gone) for domain in {one.domain for one in movable}}
+
+        def order(one: RequestState) -> tuple[int, int, float]:
+            return sizes[one.domain].measure(by_tokens=by_tokens), self._waiting.priority(one), one.arrived_at
+
+        return max(reversed(movable), key=order, default=None)
+
+    def _has_more(self, last: RequestState, state: RequestState, gone: list[RequestState], *, by_tokens: bool) -> bool:
+        """Returns whether the domain (usually one tenant) of `last` has at least as many waiting without `last` as the
+        domain of the new request `state` has with it. Always False for the same domain.
+        """
+        left = self._left(last.domain, [*gone, last]).measure(by_tokens=by_tokens)
+        own = self._left(state.domain, gone).plus(state).measure(by_tokens=by_tokens)
+        return last.domain != state.domain and left >= own
+
+    def _left(self, domain: IsolationDomain, gone: list[RequestState]) -> QueueSize:
+        size = self._waiting.size_of(domain)
+        for one in gone:
+            size = size.minus(one) if one.domain == domain else size
+        return size
+
+
+def displaced_error(retry_after_s: float) -> CapacityContended:
+    """Returns the error for a waiting request that makes room for a request of another domain (usually one tenant)."""
+    return _full("the queue is full, and most of it are requests of yours", retry_after_s)
+
+
+def _full(reason: str, retry_after_s: float) -> CapacityContended:
+    message = f"This request cannot wait: {reason}. Send fewer requests at a time, and try again later."
+    return CapacityContended(message, retry_after_s=retry_after_s)

@@ -1,0 +1,121 @@
+"""Limits the answers that a gateway has in flight, to refuse at once what the engine would refuse later.
+
+Owns the counts of this gateway. Never counts the answers of other gateways; the engine counts all of them, and may
+still refuse a request. An answer has a place here from before its prompt is read until the engine has ended it.
+
+    take ──► keep ──► release     a job was started, and releases the places at its end
+         └─► release              the request failed before
+"""
+
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import CapacityContended, InvalidRequest
+from graftwork.platform.ids import TenantId
+
+_SMOOTHING = 0.2
+_SHORTEST_S = 0.05
+_LONGEST_S = 60.0
+
+
+class ThroughputEstimate:
+    """Estimates the average time from the end of one request to the end of the next.
+
+    If the queue is full, a client is told to try again after this time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_finished_at: float | None = None
+        self._seconds_between = 1.0
+
+    def record_finished(self) -> None:
+        """Records that a request finishes at the time of this call."""
+        now = self._clock.monotonic()
+        if self._last_finished_at is not None:
+            gap = now - self._last_finished_at
+            self._seconds_between += _SMOOTHING * (gap - self._seconds_between)
+        self._last_finished_at = now
+
+    def retry_after_s(self) -> float:
+        """Returns how many seconds a client should wait before it tries again to send a request to a full queue."""
+        return min(max(self._seconds_between, _SHORTEST_S), _LONGEST_S)
+
+
+class HeldPlaces:
+    """The places of one request. The end of the `with` block releases them, unless `keep` was called before."""
+
+    def __init__(self, bound: "InFlightBound", tenant_id: TenantId, answers: int) -> None:
+        self._bound = bound
+        self._tenant_id = tenant_id
+        self._answers = answers
+        self._is_kept = False
+
+    def keep(self) -> None:
+        """Keeps the places after the `with` block, until `release` is called."""
+        self._is_kept = True
+
+    def release(self) -> None:
+        """Frees the places. Further calls do nothing."""
+        answers, self._answers = self._answers, 0
+        if answers:
+            self._bound.give_back(self._tenant_id, answers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_kept:
+            self.release()
+
+
+class InFlightBound:
+    """Counts the answers that each tenant has in flight. Use it in one event loop only."""
+
+    def __init__(self, clock: Clock, max_total: int | None, max_tenant: int | None) -> None:
+        """`max_total` and `max_tenant` are the most answers of all tenants and of one tenant. None sets no limit."""
+        self._max_total = max_total
+        self._max_tenant = max_tenant
+        self._held: Counter[TenantId] = Counter()
+        self._throughput = ThroughputEstimate(clock)
+
+    def take(self, tenant_id: TenantId, answers: int) -> HeldPlaces:
+        """Takes one place for each answer of a request.
+
+        Raises InvalidRequest if one tenant can never have so many places. Raises CapacityContended, with the time to
+        retry, if the tenant has too many answers in flight, or if all places are taken and no tenant has more than this
+        one. After an error no place is taken.
+        """
+        held = self._held[tenant_id]
+        if self._max_tenant is not None and answers > self._max_tenant:
+            raise InvalidRequest(
+                f"The request asks for {answers} answers (prompts times n); this server takes at most "
+                f"{self._max_tenant} of one tenant at a time. Split the request.",
+                param="n",
+            )
+        if self._max_tenant is not None and held + answers > self._max_tenant:
+            raise self._full(f"{held} of your answers run or wait, and at most {self._max_tenant} may")
+        if self._is_full(answers) and held and held == max(self._held.values()):
+            raise self._full(f"the queue is full, and {held} answers in it are yours")
+        self._held[tenant_id] += answers
+        return HeldPlaces(self, tenant_id, answers)
+
+    def give_back(self, tenant_id: TenantId, answers: int) -> None:
+        """Frees places. Only HeldPlaces calls this method."""
+        self._held[tenant_id] -= answers
+        if not self._held[tenant_id]:
+            del self._held[tenant_id]
+        self._throughput.record_finished()
+
+    def _is_full(self, answers: int) -> bool:
+        return self._max_total is not None and self._held.total() + answers > self._max_total
+
+    def _full(self, reason: str) -> CapacityContended:
+        return CapacityContended(
+            f"This request cannot wait: {reason}. Send fewer requests at a time, and try again later.",
+            retry_after_s=self._throughput.retry_after_s(),
+        )
