@@ -2,8 +2,8 @@
 
 A frame is the memory of one KV page, which holds the KV of all layers. DeviceMemory owns the memory. KvCache reads and
 writes frames as KV pages. An adapter uses a run of consecutive frames. Two more frames follow the numbered frames: the
-null frame is always zero, and the scratch frame is only used while frames are moved. Neither class records who uses a
-frame: PagePool does.
+null frame is always zero, and the scratch frame is only used while frames are moved. PagePool records which frames are
+in use; this module does not.
 """
 
 from collections.abc import Iterable, Iterator
