@@ -79,7 +79,7 @@ class GrammarCursor:
         return len(token_ids)
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Returns how many of these draft tokens the grammar allows before the first forbidden one. Changes nothing."""
+        """Returns how many of `token_ids` the grammar allows next, before the first forbidden one. Changes nothing."""
         allowed = self.accept_all(token_ids)
         self.rollback(allowed)
         return allowed
@@ -229,5 +229,5 @@ class GrammarDrafts:
         return tuple(token_ids[: self.allowed_length(tuple(token_ids))])
 
     def allowed_length(self, token_ids: tuple[int, ...]) -> int:
-        """Returns how many of these draft tokens the grammar allows next, before the first forbidden one."""
+        """Returns how many of the draft tokens `token_ids` the grammar allows next, before the first forbidden one."""
         return self._cursor.num_allowed(token_ids)

@@ -40,9 +40,9 @@ def _possible_types(branch: Branch) -> frozenset[str]:
 
 
 def listed_values(branch: Branch) -> list[Any] | None:
-    """Returns the values that `enum` and `const` allow in a branch (one alternative of a schema).
+    """Returns the values that all keywords `enum` and `const` of a branch (one alternative of a schema) allow.
 
-    Every such keyword of the branch must allow the value. Returns None if the branch has neither keyword.
+    Returns None if the branch has neither keyword.
     """
     among = branch.of(Among)
     listed = [demand for demand in among if demand.holds]

@@ -108,7 +108,7 @@ class PageCopier:
         thread.put(_Priority.URGENT if is_waited_for else _Priority.BACKGROUND, lambda: self._carry_out(plan))
 
     def sweep(self) -> None:
-        """Queues a cleanup of the disk: it removes the files of which the disk store has forgotten all pages.
+        """Queues a cleanup of the disk: it removes each file if the disk store has forgotten all pages in this file.
 
         The cleanup happens after all writes that are queued already.
         """

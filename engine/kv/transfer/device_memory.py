@@ -20,7 +20,7 @@ _ALIGNMENT = 64
 class DeviceMemory:
     """Owns one block of device memory, divided into `num_frames` numbered frames.
 
-    Each frame has at least `used_bytes` bytes and can hold one KV page.
+    Each frame can hold one KV page, whose size is `used_bytes` bytes.
     """
 
     def __init__(self, num_frames: int, used_bytes: int, device: torch.device) -> None:

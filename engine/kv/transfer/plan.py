@@ -219,10 +219,10 @@ class CopyEngine(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Starts a cleanup of the disk, and returns at once. It removes the files of which the disk store has forgotten
-        all pages.
+        """Starts a cleanup of the disk, and returns at once.
 
-        The cleanup happens after all writes to disk that are queued already.
+        The cleanup removes each file if the disk store has forgotten all pages in this file. It happens after all
+        writes to disk that are queued already.
         """
         ...
 
