@@ -230,8 +230,8 @@ class KvCacheManager:
     def finish_transfer(self, done: TransferDone) -> int | None:
         """Processes the end of a transfer between tiers.
 
-        If the transfer was a load to the device and pages failed, returns the index in the prompt of the first failed
-        page. Otherwise returns None.
+        If the transfer was a load to the device, and some pages could not be loaded, returns the index in the prompt of
+        the first of these pages. Otherwise returns None.
         """
         if done.plan.kind in (TransferKind.LOAD, TransferKind.FETCH):
             failed_from = self._loader.finish(done)

@@ -3,7 +3,8 @@
 Owns, for each page key, the number of sessions whose history contains the page. This number does not depend on where
 the page is stored, or on whether it is stored at all. Never keeps a page allocated: a session only raises the rank of
 its pages, so that they are evicted later.
-Invariant: two or more records together have at most `max_keys` page keys.
+
+Invariant: all records together have at most `max_keys` page keys, unless there is only one record.
 """
 
 from collections import OrderedDict
@@ -44,8 +45,8 @@ _MAX_ABANDONED_SHARE = 1 / 8
 class SessionIndex:
     """Holds the records of sessions, least recently used first.
 
-    The sum of their weights is at most `max_keys`: the least recently used records are removed. One record may be
-    larger.
+    The size of a record is its `weight`. If all records together are larger than `max_keys`, the least recently used
+    records are removed. A single record may be larger than `max_keys`.
     """
 
     max_keys: int

@@ -1,20 +1,22 @@
 """Estimates how long tools take, and decides how long a session that waits for tools keeps its pages on the device.
 
-Owns the latency histograms of each tool of each domain (usually one tenant). Never keeps a page itself: a lease only
-raises the rank of pages, so it never makes an allocation fail. Clients can only shorten a lease.
+Owns the latency histograms of each tool of each domain (usually one tenant). A lease protects the pages of a session
+for a limited time: it raises their rank, so that they are evicted later. It never makes an allocation fail. Clients can
+only shorten a lease.
 
-The value of a lease of `s` seconds is the following, where T is the time at which the last tool answers:
+A lease of `s` seconds has this value:
 
     P(T <= s) * benefit - cost * E[min(T, s)]
 
-An answer within the lease saves the time to load or compute the pages. Every second of the lease takes room from other
-sessions. Source: the time-to-live of Continuum / CacheTTL (arXiv 2511.02230), extended by the expected cost of the time
-held.
+T is the time until the last tool answers, P a probability, and E a mean. `benefit` is the time that is saved if T is at
+most `s`, because the pages need not be loaded or computed. `cost` is the cost of one second of the lease, because its
+pages take room from other sessions. LeaseTerms gives both. Source: the time-to-live of Continuum / CacheTTL (arXiv
+2511.02230), with the cost added.
 
-A histogram has four buckets per octave from 1 ms to 10 h, so a quantile is wrong by at most a factor of 2^(1/4) (19 %).
-The first bucket holds all times up to 1 ms, and in it times are assumed to be uniform. In every other bucket the
-logarithm of the time is assumed to be uniform. A time above the last edge counts as "never". The number of histograms
-is limited per domain and in total, so that no domain can fill the memory by inventing tool names.
+A histogram has four buckets per octave (factor of two) from 1 ms to 10 h, so a quantile is wrong by at most a factor of
+2^(1/4) (19 %). The first bucket holds all times up to 1 ms. Inside it, times are assumed to be uniform. Inside every
+other bucket, the logarithm of the time is assumed to be uniform. A time above 10 h counts as "never". The number of
+histograms is limited per domain and in total, so that no domain can fill the memory by inventing tool names.
 """
 
 import math
@@ -110,7 +112,7 @@ class LatencyDistribution:
         return float(np.sum(_waits(edges, cdf)))
 
     def expected_waits(self) -> Floats:
-        """Returns the result of `expected_wait` for each time in EDGES, in seconds.  # [len(EDGES)]"""
+        """Returns `expected_wait(edge)` for each upper edge of a histogram bucket, in seconds.  # [len(EDGES)]"""
         return np.cumsum(_waits(EDGES, self.cdf))
 
 

@@ -1,7 +1,8 @@
 """Converts between the dataclasses of engine/core and the messages of engine.proto.
 
-Owns the conversion alone; checks no value. Sampling fields and engine figures are sent as JSON with the fields of
-their dataclass, so a new field of these needs no change here.
+Only converts; checks no value. SamplingParams and EngineStats are sent as JSON objects of their fields, so a new field
+of these two classes needs no change here.
+
 WARNING: every other message lists the fields of its dataclass in engine.proto; change both together.
 """
 

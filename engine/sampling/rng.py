@@ -1,5 +1,5 @@
-"""Makes the random numbers for sampling. A number depends only on the request's seed, the choice's index, and the
-position of the sampled token.
+"""Makes the random numbers for sampling. A number depends only on the request's seed, on the position of the sampled
+token, and on the index of the choice (a request may ask for several answers, called choices).
 
 Owns the hash that makes the numbers. Never keeps a state: batches, caches, drafts and earlier numbers have no effect.
 The numbers must stay the same in every version, because equal seeds give clients equal answers.

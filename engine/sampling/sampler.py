@@ -1,11 +1,13 @@
 """Chooses the token of each sampled row, the likeliest or one drawn at random, and reports its log probability.
 
-A row is the logits of one position of one request. Owns the order and arithmetic of the choice: bans and biases,
-penalties, temperature, top-k, top-p, min-p, then one random number that picks a token. Each is one operation over all
-rows that need it, and changes no other row.
+A row is the logits of one position of one request. Owns the order and arithmetic of the choice: banned tokens, logit
+biases, penalties, temperature, top-k, top-p, min-p, then one random number that picks a token. Each of these operations
+runs once for all rows that need it, and changes no other row.
+
 Log probabilities are those of the model's own distribution: they are computed before the logits are changed, and only
 for rows whose request asked for them.
-Invariant: a row's token depends on its own logits and its own spec alone, never on other rows or on their order.
+
+Invariant: a row's token depends only on this row's logits and spec, never on other rows or on their order.
 """
 
 from collections.abc import Sequence

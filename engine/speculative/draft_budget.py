@@ -1,14 +1,14 @@
 """Decides how many draft tokens of each request a step verifies, from their estimated gain and cost.
 
 A step generates one token for each request, and one more for each accepted draft token. Each token that a step computes
-is one row of its batch. The likeliest draft tokens of the batch are taken first, as many as give the most tokens per
-second. A draft token is never likelier than the one before it, so each request gets a prefix of its draft.
-Source: the marginal gains of vLLM's adaptive verification, applied to every number of rows.
+is one row of its batch. Every possible number of draft tokens is tried, the likeliest draft tokens of the batch first.
+The number that gives the most tokens per second is chosen. A draft token is never likelier to be accepted than the one
+before it, so each request gets a prefix of its draft. Source: the adaptive verification of vLLM.
 
-Owns the estimate of a step's duration: a weighted linear fit of seconds over rows. The slope of this line is the
-current cost of one more row. A step loses its weight over about two hundred later steps, so the fit follows growing
-contexts. If the number of rows has hardly varied, the fixed part of a step is assumed to cost as much as eight rows.
-The standard error is added to the slope, because an estimate that is too low would cause useless drafts.
+Owns the estimate of a step's duration in seconds: a line fitted to the durations and row numbers of earlier steps. The
+slope of the line is the cost of one more row. Old steps count less than new ones, so the fit follows growing contexts.
+If the number of rows has hardly varied, the fixed cost of a step is assumed to be the cost of eight rows. The standard
+error of the slope is added to it, because too low an estimate would cause useless drafts.
 """
 
 from collections.abc import Callable, Sequence

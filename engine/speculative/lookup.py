@@ -58,7 +58,11 @@ class SuffixIndex:
         self._following: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in NGRAM_LENGTHS}
 
     def enter(self, start: int, first: int, end: int) -> None:
-        """Adds to the index each n-gram in tokens[start:end] whose next token is in tokens[first:end]."""
+        """Adds n-grams (n consecutive tokens) of the list to the index.
+
+        Adds an n-gram if it begins at position `start` or later, and if the token after it is at a position from
+        `first` to `end` - 1.
+        """
         for length, following in self._following.items():
             begin = max(first, start + length)
             if end - begin < _FEW:
@@ -69,9 +73,9 @@ class SuffixIndex:
             following.update(zip(zip(*columns, strict=True), range(begin, end), strict=True))
 
     def find(self, tail: Sequence[int]) -> SuffixMatch | None:
-        """Returns the latest place in the indexed list where the last tokens of `tail` occur; None if there is none.
+        """Returns where the last tokens of `tail` occur in the indexed list: the latest such place, or None.
 
-        Looks for as many equal tokens as possible. `tail` has up to LONGEST_MATCH tokens.
+        `tail` has up to LONGEST_MATCH tokens, the last tokens of a request. Searches for longer n-grams first.
         """
         for length, following in self._following.items():
             if len(tail) < length:

@@ -1,9 +1,10 @@
 """Drafts from the client's prediction of the answer, which OpenAI's `prediction` field contains.
 
 Owns a cursor: the position in the prediction that the answer has reached. When a token of the answer differs from the
-prediction, the cursor stops after the wrong predicted token. Later the last few tokens of the answer may occur in the
-prediction again. Then the cursor moves behind them: to the nearest such position ahead, or else to the last such
-position before. So drafting continues right after a passage that the answer omits, adds, changes or moves.
+prediction, the cursor stops after the wrong predicted token. When the last few tokens of the answer occur in the
+prediction again, the cursor moves to the position after this occurrence. If there are several, the nearest one after
+the cursor is taken, or else the last one before the cursor. So drafting continues right after a passage that the answer
+omits, adds, changes or moves.
 """
 
 from bisect import bisect_left

@@ -1,10 +1,14 @@
 """Makes the drafts (guessed next tokens) of one request, and estimates how often draft tokens are accepted.
 
-Owns the request's drafters, the draft that the running step verifies, and acceptance rates by the source of a draft
-token and the length of its match. Never changes the request's tokens.
-Rates are running averages: the engine's start from rough guesses, and a request's start from the engine's. So a request
-whose drafts fail soon drafts less, and one that starts to quote a tool result soon drafts more.
-All tokens of a span use the match length at the start of the span, because a quotation can end at any token.
+Owns the request's drafters, the draft that the running step verifies, and the acceptance rates. There is one rate for
+each source of draft tokens and each range of match lengths (how many tokens right before the draft also occur in the
+source). Never changes the request's tokens.
+
+Each rate is a running average. The engine's rates start from rough guesses, and a request's rates start from the
+engine's rates. So a request whose drafts fail soon drafts less, and a request that starts to quote a tool result soon
+drafts more.
+
+A span is consecutive draft tokens from one source. All its tokens use the match length at its start.
 """
 
 from dataclasses import dataclass, field

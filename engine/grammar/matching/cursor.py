@@ -1,9 +1,10 @@
 """Follows one answer in its grammar: accepts tokens, masks the tokens that must not follow, and proposes drafts.
 
 GrammarCursor is the answer's position in the grammar. The engine loop uses it between steps, and the mask thread uses
-it during a step. They never use it at the same time, because the loop waits for the masks. A mask row says which tokens
-may stand at one position. The row remembers the answer's length, and filling it fails if the cursor has moved since
-then.
+it during a step. They never use it at the same time, because the loop waits for the masks.
+
+A mask row says which tokens may stand at one position of the answer. The loop makes the row before a step, and the mask
+thread fills it during the step. If the cursor has moved between these two times, filling the row returns an error.
 
 GrammarDrafts proposes the tokens that the grammar fixes. A schema often fixes the next key but not the whitespace:
 `,"b"` and `, "b"` are both allowed. So drafts come from a second, compact grammar, which allows only one spelling of
@@ -78,7 +79,7 @@ class GrammarCursor:
         return len(token_ids)
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Returns how many of these draft tokens the grammar allows before the first forbidden one. Changes nothing."""
+        """Returns how many of `token_ids` the grammar allows next, before the first forbidden one. Changes nothing."""
         allowed = self.accept_all(token_ids)
         self.rollback(allowed)
         return allowed
@@ -171,14 +172,16 @@ def _clear(words: Words, token_ids: Iterable[int]) -> None:
 
 
 class Speller:
-    """Splits text into tokens. At each position it takes the longest token of the vocabulary that fits."""
+    """Splits text into tokens. At each position, takes the longest token of the vocabulary with which the rest of the
+    text begins.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
         self._longest = max(map(len, self._ids), default=0)
 
     def spell(self, text: bytes) -> list[int]:
-        """Returns the tokens of a text. Stops where no token of the vocabulary fits."""
+        """Returns the tokens of a text. Stops where the rest of the text begins with no token of the vocabulary."""
         token_ids: list[int] = []
         start = 0
         while start < len(text):
@@ -218,7 +221,7 @@ class GrammarDrafts:
         """Returns the next tokens that the grammar fixes, at most `max_tokens`.
 
         Where the grammar leaves only the spelling open, such as whitespace, the tokens have the most compact spelling.
-        The last token is left out, because the text after it may make a longer token.
+        Leaves out the last token, because text that follows later could make it part of a longer token.
         """
         if self._compact is None or self._cursor.is_over:
             return ()
@@ -226,5 +229,5 @@ class GrammarDrafts:
         return tuple(token_ids[: self.allowed_length(tuple(token_ids))])
 
     def allowed_length(self, token_ids: tuple[int, ...]) -> int:
-        """Returns how many of these draft tokens the grammar allows next, before the first forbidden one."""
+        """Returns how many of the draft tokens `token_ids` the grammar allows next, before the first forbidden one."""
         return self._cursor.num_allowed(token_ids)

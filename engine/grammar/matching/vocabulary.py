@@ -1,9 +1,9 @@
 """Reads the text of every token, as bytes, from a model's tokenizer.json. A grammar engine needs nothing else from a
 tokenizer.
 
-The entry of a special token is empty, so that no text can produce this token. Only a structural tag (a description of
-an answer with tool calls) may name special tokens. Padding ids beyond the tokenizer's vocabulary have empty entries
-too.
+The text of a special token is stored as empty, so that no answer text can produce this token. Only a structural tag (a
+description of an answer with tool calls) may name special tokens. The model may have more token ids than the tokenizer.
+These padding ids have empty texts too.
 """
 
 import hashlib

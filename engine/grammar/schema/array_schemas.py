@@ -19,13 +19,13 @@ Written = tuple[dict[str, Any], tuple[Goal, ...]]
 def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written]:
     """Returns the array schemas of one branch (one alternative of a schema).
 
-    Without the keyword `contains` there is one. With it there are several: the items that fit `contains` are taken to
-    be adjacent, and each position at which they may begin gives one schema.
+    A branch without the keyword `contains` has one array schema. With `contains` there are several, at least one for
+    each position at which the items that fit `contains` may begin. These items are assumed to be adjacent.
 
     Each result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
     does not. If no value can meet one of these goals, no array fits the schema.
 
-    The schemas exclude the arrays in `barred`. What cannot be excluded is recorded in `gaps`.
+    The schemas exclude the arrays in `barred`. If an array cannot be excluded, this is recorded in `gaps`.
     """
     lengths = [one for one in branch.of(Length) if one.of == ARRAY]
     least = max((one.least for one in lengths), default=0)

@@ -1,9 +1,9 @@
 """Defines the data types for what a schema demands of a value. Unions, negations and references are resolved before.
 
 A claim says that a value fits, or does not fit, the subschema at one JSON pointer. A goal is a set of claims that must
-all hold. A branch is one alternative of a claim. A branch consists of types and of demands, each on values of one type.
-A value fits a branch if its type is one of the branch's types and it meets every demand on that type. A value fits a
-claim if it fits one of the claim's branches.
+all hold. A branch is one alternative of a claim: a set of types and a list of demands. Most demands apply only to
+values of one type. A value fits a branch if its type is in this set, and if it meets every demand that applies to this
+type. A value fits a claim if it fits one of the claim's branches.
 
 This module holds only data. It reads no schema and checks no value.
 """

@@ -2,11 +2,13 @@
 
 CoreWriter first builds a graph of goals. A goal is a set of claims, each of which says that a value fits a subschema,
 or does not (see constraints.py). Each goal becomes a union of typed schemas. A typed schema has one type, and its
-parts, such as the items of an array, are goals again.
+parts, such as the items of an array, are goals again. A typed schema uses only these keywords:
 
-A typed schema uses only `type`, `enum`; number bounds and `multipleOf`; lengths, `pattern`, `format` and `allOf` of
-these for strings; `prefixItems` and `items`; `properties`, `required`, `patternProperties`, `additionalProperties` and
-counts of properties.
+    all types  type, enum
+    numbers    minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf
+    strings    minLength, maxLength, pattern, format, and allOf of these
+    arrays     minItems, maxItems, prefixItems, items
+    objects    properties, required, patternProperties, additionalProperties, minProperties, maxProperties
 
 Invariant: the core schema may allow less than the given schema (whole numbers are written without a point), but never
 more.

@@ -1,7 +1,7 @@
 """Defines which values of the JSON Schema keyword `format` are enforced, and how.
 
 Most formats are enforced by patterns in this file. Where no pattern can express the standard, the pattern allows less:
-no leap seconds, no punycode. llguidance enforces the other formats, and accepts nothing that the test suite of formats
+no leap seconds, no punycode. llguidance enforces the other formats. It accepts no value that the JSON Schema test suite
 calls invalid.
 """
 

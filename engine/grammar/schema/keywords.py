@@ -1,7 +1,7 @@
 """Turns the keywords that contain no other schema into branches (alternatives of a schema).
 
-Each keyword is read in two ways: that it holds, and that it does not. A keyword about one type allows all values of
-other types. So its negation allows only values of that one type.
+Each keyword is read in two ways: that it holds, and that it does not. A keyword about one type, such as `minLength`,
+allows all values of other types. So the negation of this keyword allows no values of other types.
 """
 
 from collections.abc import Callable
@@ -31,10 +31,11 @@ Keyword = Callable[["LeafKeywords", str, dict[str, Any], str, bool], list[Branch
 
 
 def only(types: frozenset[str], demand: Demand, *, holds: bool) -> list[Branch]:
-    """Returns the one branch (alternative of a schema) that makes `demand` on values of the given types.
+    """Returns a list of one branch (alternative of a schema), which makes `demand` on values of the given `types`.
 
-    If `holds`, values of all other types fit the branch too, as JSON Schema says of a keyword about one type. If not,
-    `demand` is the negation of such a keyword, and values of other types do not fit.
+    If `holds` is True, values of all other types fit the branch too, because in JSON Schema a keyword about one type
+    allows them. If `holds` is False, values of other types do not fit the branch: then `demand` is the negation of a
+    keyword.
     """
     return [Branch(ALL_TYPES if holds else types, (demand,))]
 

@@ -40,9 +40,9 @@ def _possible_types(branch: Branch) -> frozenset[str]:
 
 
 def listed_values(branch: Branch) -> list[Any] | None:
-    """Returns the values that `enum` and `const` allow in a branch (one alternative of a schema).
+    """Returns the values that all keywords `enum` and `const` of a branch (one alternative of a schema) allow.
 
-    Every such keyword of the branch must allow the value. Returns None if the branch has neither keyword.
+    Returns None if the branch has neither keyword.
     """
     among = branch.of(Among)
     listed = [demand for demand in among if demand.holds]
@@ -63,9 +63,10 @@ def _bounds_cross(bounds: list[Bound]) -> bool:
 
 
 def rest_of_properties(branch: Branch, rest: Claim) -> Properties:
-    """Returns the demand that `rest` holds for all properties that no keyword of this branch evaluates.
+    """Returns a demand: the claim `rest` holds for each property that no keyword of this branch evaluates.
 
-    Another branch may evaluate such a property; that does not matter here.
+    A keyword evaluates a property if it applies to the property, as JSON Schema defines it for `unevaluatedProperties`.
+    Keywords of other branches (alternatives of a schema) do not count.
     """
     seen = [demand for demand in branch.of(Properties) if not demand.silent]
     everything = any(demand.rest is not None for demand in seen)
@@ -79,7 +80,10 @@ def rest_of_properties(branch: Branch, rest: Claim) -> Properties:
 
 
 def rest_of_items(branch: Branch, rest: Claim) -> Items:
-    """Returns the demand that `rest` holds for all items that no keyword of this branch evaluates."""
+    """Returns a demand: the claim `rest` holds for each array item that no keyword of this branch evaluates.
+
+    A keyword evaluates an item if it applies to the item, as JSON Schema defines it for `unevaluatedItems`.
+    """
     seen = [demand for demand in branch.of(Items) if not demand.silent]
     everything = any(demand.rest is not None for demand in seen)
     most = max((len(demand.first) for demand in seen), default=0)

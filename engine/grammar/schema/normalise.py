@@ -1,8 +1,8 @@
 """Expands a schema into branches, in which no union, negation, condition or reference is left.
 
 A branch is one alternative of the schema. Every keyword is read in two ways: that it holds, and that it does not.
-Negation swaps the two readings (De Morgan). So the engines never see `not`, `if`/`then`/`else` or the exclusive part of
-`oneOf`. A keyword whose negation cannot be expressed (such as "some item does not fit") is a gap: it is not enforced.
+Negation swaps the two readings (De Morgan). So the grammar engines never see `not`, `if`/`then`/`else` or `oneOf`. A
+keyword whose negation cannot be expressed (such as "some item does not fit") is a gap: it is not enforced.
 
 Branches that contradict themselves are dropped.
 """
@@ -77,10 +77,10 @@ class Brancher:
             return ANYTHING
 
     def is_possible(self, goal: Goal, depth: int = 0) -> bool:
-        """Returns False if certainly no value meets a goal (a set of claims that a value fits, or does not fit, a
-        subschema).
+        """Returns False if it is certain that no value meets a goal.
 
-        True is not certain, because only a few levels of required properties are examined.
+        A goal is a set of claims. A claim says that a value fits a subschema, or does not. If the result is True, a
+        value may still not exist, because only a few levels of required properties are examined.
         """
         try:
             branches = self._product([self.branches(claim) for claim in sorted(goal)], "#")

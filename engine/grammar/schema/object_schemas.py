@@ -32,13 +32,13 @@ Written = tuple[dict[str, Any], tuple[Goal, ...]]
 def object_schemas(
     branch: Branch, barred: list[Any], brancher: Brancher, fitting: Fitting, gaps: Gaps
 ) -> list[Written]:
-    """Returns one object schema of a branch (one alternative of a schema), or an empty list if a required property can
-    have no value.
+    """Returns a list with the one object schema of a branch (one alternative of a schema).
 
-    The result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
-    does not. If no value can meet one of these goals, no object fits the schema.
+    The list is empty if a required property can have no value. Otherwise it has one pair (keywords, goals). A goal is a
+    set of claims. A claim says that a value fits a subschema, or does not. If no value can meet one of these goals, no
+    object fits the schema.
 
-    The schema excludes the objects in `barred`. What cannot be excluded is recorded in `gaps`.
+    The schema excludes the objects in `barred`. If an object cannot be excluded, this is recorded in `gaps`.
     """
     try:
         return _ObjectWriter(branch, barred, brancher, fitting, gaps).written()

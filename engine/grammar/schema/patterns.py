@@ -276,7 +276,7 @@ def _is_one(ranges: Ranges) -> bool:
 
 
 def read_search(pattern: str) -> Node:
-    """Reads a pattern that may match anywhere in a text, unless it has anchors. So JSON Schema reads `pattern`.
+    """Reads a pattern that may match anywhere in a text unless it has anchors, as the JSON Schema keyword `pattern`.
 
     Raises PatternError if the pattern cannot be enforced.
     """
@@ -314,8 +314,8 @@ def none_of(texts: Iterable[str]) -> Node:
 
 
 def is_universal(node: Node) -> bool:
-    """Returns True if it is easy to see that a pattern matches every text: one part matches any text, and all others
-    may be empty. Other patterns give False, even if they match every text.
+    """Returns True if one part of a pattern matches any text and all other parts may be empty. Other patterns give
+    False, even if they match every text.
     """
     match node:
         case Either(choices):
@@ -329,7 +329,7 @@ def is_universal(node: Node) -> bool:
 def repeats(node: Node) -> int:
     """Returns how often the most repeated part of a pattern is copied if all counted repeats are written out.
 
-    For `(a{3}){4}` the result is 12.
+    For `(a{3}){4}` the result is 12: written out, the pattern has twelve times `a`.
     """
     match node:
         case Chars():

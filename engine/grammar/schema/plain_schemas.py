@@ -1,6 +1,6 @@
 """Decides which core schemas are plain. xgrammar enforces plain schemas exactly, and compiles them in milliseconds.
 
-The two public suites of schemas in the tests check this. A schema is not plain if xgrammar enforces it loosely (open
+The tests check this with two public suites of schemas. A schema is not plain if xgrammar enforces it loosely (open
 objects with declared names, patterns, lengths, counts of properties) or compiles it slowly (many optional properties).
 """
 

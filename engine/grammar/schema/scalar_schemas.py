@@ -31,10 +31,9 @@ def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[s
     """Returns the number schemas of one branch (one alternative of a schema).
 
     The schemas exclude the numbers in `barred`. These numbers cut the allowed range into several ranges, and each range
-    gives one schema. What cannot be excluded is recorded in `gaps`.
+    gives one schema. If a number cannot be excluded, this is recorded in `gaps`.
 
-    The result is empty if the branch does not allow whole numbers, because no schema can say that a number must have a
-    fraction.
+    The result is empty if the branch allows only numbers that are not whole. No schema can express this.
     """
     if INTEGER not in branch.types:
         return []

@@ -87,7 +87,7 @@ class SchemaDocument:
         """Returns the JSON pointer of the subschema to which a reference leads.
 
         The reference is the value of `keyword` (such as `$ref`) in the subschema at `pointer`. Raises InvalidRequest if
-        it leads to nothing in the document.
+        the reference leads to nothing in the document.
         """
         place = self._places[pointer]
         assert isinstance(place.schema, dict)

@@ -10,12 +10,12 @@ The text of a structural tag is JSON:
      "text": true,                    text is allowed before, between and after calls
      "required": false,               at least one call
      "parallel": true,                more than one call; else an answer ends after its call
-     "opening": "", "separator": "", "closing": "",    around and between calls of one group
+     "opening": "", "separator": "", "closing": "",    texts before, between and after adjacent calls
      "answer": {…}}                   without text: the answer may be a value of this schema instead of calls
 
 In a format whose calls are whole JSON values (`{"name": "f", "parameters": {…}}`), `begin` and `end` are empty and the
 schema covers the whole value. `begin`, `end`, `opening`, `separator` and `closing` may contain special tokens. Every
-schema is checked like a separate grammar. A pointer in an error begins at the place of the schema in the tag.
+schema is checked like a separate grammar. The JSON pointer in an error starts at the root of the tag.
 """
 
 import json

@@ -112,10 +112,11 @@ class VictimSearch:
         self._oldest = {domain: next(rest, None) for domain, rest in self._rest.items()}
 
     def make_room(self, domain: FileDomain, num_bytes: int, max_bytes: int) -> bool:
-        """Adds files to `victims` until `domain` (usually one tenant) can store a new file of `num_bytes` bytes.
+        """Adds files to `victims` until their removal makes room for a new file of `num_bytes` bytes in `domain`
+        (usually one tenant).
 
-        After that, the domain is within its limit, and all files together take at most `max_bytes`. Returns False if
-        this is impossible.
+        There is room if, with the new file, the domain is within its limit and all files together take at most
+        `max_bytes` bytes. Returns False if too few files may be removed.
         """
         while self._usage.is_over_limit(domain, self._bytes[domain] + num_bytes):
             if not self._choose_oldest(lambda other: other == domain):

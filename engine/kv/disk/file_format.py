@@ -3,12 +3,16 @@
     magic  version  count  page_bytes  layout  domain  │ key, checksum │ … │ header's checksum │ zeros │ page │ page │ …
       8       4       4        8         32      32        32 + 16                16         to 4096
 
+The second line is the size of each field in bytes. `count` is the number of pages, and `page_bytes` the size of one
+page. `layout` is a digest of the page layout, `domain` a digest of the domain (usually one tenant) that the file is
+charged to. The header has one key and one checksum for each page. Zeros fill the header up to a multiple of 4096 bytes.
+
 Numbers are little-endian. A header is used only after its checksum, its version and the file's size were checked. Each
 page is checked when it is read. A file never changes after it got its final name.
 
-Checksums are the first 16 bytes of SHA-256. They miss a torn or stale sector with probability 2^-128. A CRC would miss
-it with probability 2^-32. On processors with SHA instructions, SHA-256 is the fastest digest of the standard library
-(benchmarks/disk_tier.py prints the rates).
+A checksum is the first 16 bytes of SHA-256. A damaged page has a correct checksum with probability 2^-128; with a CRC,
+the probability would be 2^-32. On processors with SHA instructions, SHA-256 is the fastest digest of the standard
+library (benchmarks/disk_tier.py prints the rates).
 """
 
 import hashlib
@@ -85,7 +89,7 @@ def page_checksum(content: bytes | memoryview) -> bytes:
 
 
 def header_bytes(num_pages: int) -> int:
-    """Returns the size in bytes of the header of a file with `num_pages` pages, rounded up to whole blocks."""
+    """Returns the size in bytes of the header of a file with `num_pages` pages: always a multiple of BLOCK_BYTES."""
     content = _FIXED_FIELDS.size + num_pages * _ENTRY_BYTES + CHECKSUM_BYTES
     return -(-content // BLOCK_BYTES) * BLOCK_BYTES
 

@@ -123,7 +123,10 @@ DRAFT_SUFFIX = ".part"
 
 
 class FaultTolerantFiles:
-    """Runs the operations of a FileSystem. Counts and returns failures, instead of raising OSError."""
+    """Runs the operations of a FileSystem. If an operation fails, counts the failure and returns a result that says so.
+
+    Only `entries` raises an error.
+    """
 
     def __init__(self, files: FileSystem, monitor: DiskMonitor) -> None:
         self._files = files

@@ -191,8 +191,9 @@ class DiskIndex:
     def mark_unremovable(self, file: PageFile, now_ns: int) -> None:
         """Records that a file could not be removed from the disk after `retire`.
 
-        The file's bytes stay counted, but no longer for its domain (usually one tenant), and its pages cannot be found.
-        The store tries to remove the file again when it needs room.
+        The file's bytes stay counted, but no longer for its domain (usually one tenant). Its pages cannot be found. The
+        store tries to remove the file again when it needs room. `now_ns` is the present time in nanoseconds. It becomes
+        the file's time of last use.
         """
         with self._lock:
             del self._hidden[file.name]

@@ -1,9 +1,9 @@
 """Decides which requests may share cached KV: requests with the same cache scope.
 
-A cache scope is a digest of the model, the KV layout, the isolation domain (usually one tenant) and the adapters.
-Before they are hashed, each part is preceded by its length, and all parts by a tag. So two different lists of parts
-never give the same input to the hash. Source: vllm#44701: an adapter's name and a salt were joined without lengths, so
-two adapters could share a cache.
+A cache scope is a digest of the model, the KV layout, the isolation domain (usually one tenant) and the adapters. The
+hash reads a fixed tag and then these parts, each preceded by its length. So two different lists of parts never give the
+same input to the hash. Source: vllm#44701. There, an adapter's name and a salt were joined without lengths, so two
+adapters could share a cache.
 """
 
 import hashlib
@@ -46,9 +46,10 @@ class CacheScopes:
         return CacheScope(framed_digest(_TAG, *self._engine, domain, *_parts(adapters)))
 
     def for_request(self, request: EngineRequest, page_tokens: int) -> PrefixScope:
-        """Returns the cache scopes of a request's pages. Public pages are shared by all tenants, other pages are not.
+        """Returns the cache scopes of a request's pages: one for public pages, and one for all others.
 
-        A page that contains both public and other tokens is not shared.
+        The first `request.public_tokens` tokens of the prompt are public: all tenants may share their KV. A page is
+        public if all its tokens are public. `page_tokens` is the number of tokens in a page.
         """
         own = self.scope(request.domain, request.adapters)
         return self.with_public_pages(own, request.adapters, request.public_tokens // page_tokens)

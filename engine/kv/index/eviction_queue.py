@@ -1,25 +1,24 @@
-"""Ranks the idle pages of a tier, and finds the idle page that the tier evicts next.
+"""Ranks the idle pages of a tier, and finds the page that the tier evicts next.
 
-EvictionQueue owns the order of the idle pages of one tier, and counts the pages of each domain (usually one tenant).
-EvictionPolicy gives each page its rank and changes nothing. The page with the lowest rank is evicted first. On the
-device the classes of pages are evicted in this order:
+A page is idle if no request and no transfer uses it. EvictionQueue orders the idle pages of one tier, and counts the
+pages of each domain (usually one tenant). EvictionPolicy computes the rank of each page. The page with the lowest rank
+is evicted first. On the device the classes of pages are evicted in this order:
 
-    REDUNDANT    no session's history contains the page, and a lower tier has a copy
-    SUPERSEDED   sessions used the page, but their histories no longer contain it
-    LAPSED       a session's history contains the page, no lease protects it, and a lower tier has a copy
-    VALUED       all other pages, by expected loss: probability of reuse × seconds to bring the page back
+    REDUNDANT    a request without a session used the page, no session's history contains it, a lower tier has a copy
+    SUPERSEDED   only sessions used the page, and no session's history contains it any more
+    LAPSED       a session's history contains the page, a lower tier has a copy, and no lease protects the page
+    VALUED       all other pages, ordered by expected loss: probability of reuse × seconds to bring the page back
 
-On the host the classes are the same, and the lower tier is the disk. All pages have the same size, so a rank is not
-divided by bytes. A lease raises a page's rank and never makes an allocation fail.
+On the host, the lower tier is the disk, and a lease does not change a page's class. A lease protects the pages of a
+session for a limited time: it raises their rank. Leased pages can still be evicted, so a lease never makes an
+allocation fail.
 
-Each domain has a reserve: an equal part of a fixed share of the tier's pages. A page may be evicted if its domain has
-more pages than its reserve, or if its domain needs the room itself. An adapter that needs device memory belongs to no
-domain. KvSizes limits adapters so that all reserves fit. A page that has a child on the tier is never evicted.
+Each domain has a reserve: this many of its pages cannot be evicted to make room for other domains. For this, a fixed
+share of the tier's pages is divided equally among the domains. A page is never evicted while a page that follows it in
+the prefix tree (a child) is on the tier.
 
-A heap sorts domains by a lower bound of their lowest rank. A bound is raised only when it is read. So the cost of an
-eviction does not grow with the number of domains.
-
-Invariant: no domain falls below its reserve because of another domain.
+The cost of an eviction does not grow with the number of domains. Invariant: no domain falls below its reserve because of
+another domain.
 """
 
 import heapq
@@ -82,10 +81,12 @@ class EvictionQueue:
         return self._reserved_pages // max(len(self._used), 1)
 
     def protected_pages(self) -> int:
-        """Returns how many cached pages on this tier may be impossible to evict for a domain (tenant) that needs room.
+        """Returns an upper bound of the cached pages on this tier that a domain (usually one tenant) cannot take from
+        others.
 
-        This is an upper bound. It counts the pages of each domain up to the domain's reserve, which others cannot take.
-        It also counts all public pages (shared by all tenants), because other pages may follow them in the prefix tree.
+        Counts the pages of each domain up to the domain's reserve. Also counts all public pages (shared by all
+        tenants), because a reserved page may follow them in the prefix tree. A page cannot be evicted before the pages
+        that follow it.
         """
         reserve = self.reserve_pages()
         return sum(used if domain == PUBLIC else min(used, reserve) for domain, used in self._used.items())

@@ -1,14 +1,15 @@
 """Allocates runs of consecutive frames to adapters.
 
-A frame is device memory of the size of one KV page. Adapters and KV pages share the frames of one device. Free frames
-may be anywhere. So the allocator first chooses a run of frames, and moves the KV pages inside this run to free frames.
-It even moves pages that requests use. A moved page gets a new page number. If there is no such run between the
-adapters, the allocator first moves the adapters to the highest frame numbers.
-All moves run on the loop's thread between steps and in the order of the device's stream. So a step sees either only old
-numbers or only new numbers.
+A frame is device memory of the size of one KV page. Adapters and KV pages share the frames of one device. An adapter
+needs consecutive frames (a run), but the free frames may be anywhere. So the allocator first chooses a run. Then it
+moves the KV pages inside this run to free frames, even pages that requests use. A moved page gets a new page number. If
+adapters leave no run of the needed length, the allocator first moves the adapters to the highest frame numbers.
 
-Invariants: a page that is being copied never moves. No frame has two users. All callbacks have run when `allocate`
-returns.
+All moves run between steps, on the thread of the engine's loop and in the order of the device's stream. So one step
+uses either only the old page numbers or only the new ones.
+
+Invariants: a page that is being copied never moves. No frame has two users. When `allocate` returns, the callbacks that
+report the moves have run.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -156,10 +157,11 @@ class FrameAllocator:
 
 
 def cheapest_window(occupancy: Occupancy, num_frames: int) -> int | None:
-    """Returns the first of the `num_frames` consecutive frames that can be made free with the fewest moves of pages.
+    """Returns the first frame of a window: `num_frames` consecutive frames that can be made free for an adapter.
 
-    A frame is device memory of one page. Frames that must stay as they are cannot be chosen. Of equally good results,
-    returns the one with the highest frame numbers. Returns None if there are no such frames.
+    Chooses the window that needs the fewest moves of KV pages. At a tie, chooses the highest frame numbers. A frame is
+    device memory of one page. A window never contains a frame of an adapter, or a page that is being copied. Returns
+    None if there is no window.
     """
     if num_frames > len(occupancy.is_fixed):
         return None
@@ -181,10 +183,13 @@ def _count_in_windows(marks: NDArray[np.bool_], width: int) -> NDArray[np.int64]
 
 
 def compacted_runs(runs: Iterable[FrameRun], in_flight: NDArray[np.bool_]) -> dict[FrameRun, FrameRun]:
-    """Returns the new frames of each adapter that moves if all adapters are moved to the highest possible frames.
+    """Returns where adapters must move, so that all adapters have the highest possible frame numbers.
 
-    `runs` are the frames of the adapters. `in_flight` says for each frame whether its page is being copied. Adapters
-    keep their order and never move past such a page.
+    A frame is device memory of one page. `runs` are the consecutive frames of each adapter. `in_flight` is True for
+    each frame whose page is being copied.  # [num_frames]
+
+    The result maps the old run of each adapter that moves to its new run. Adapters keep their order. An adapter never
+    moves past a page that is being copied.
     """
     moves: dict[FrameRun, FrameRun] = {}
     top = len(in_flight)

@@ -1,18 +1,18 @@
 """Allocates the KV pages of one tier, and counts the holders of each page.
 
-Owns the state of every page number. Never reads or writes memory: the code in kv/transfer maps page numbers to memory.
+A holder is a user that keeps the page allocated: a request, a transfer or the prefix tree. PagePool owns the state of
+every page number. It never reads or writes memory: the code in kv/transfer maps page numbers to memory.
 
 A page is in one of these states:
 
-    free       nothing holds it
-    in flight  a copy reads or writes it
-    idle       only the prefix tree holds it, so it can be evicted; admission counts it as available
-    active     a request or a transfer holds it
-    lent       its frame (device memory of one page) is part of an adapter
+    free       the page has no holder, and no copy uses it
+    in flight  a copy reads or writes the page
+    idle       only the prefix tree holds the page, so it can be evicted; admission counts it as available
+    active     a request or a transfer holds the page
+    lent       the device memory of the page is part of an adapter
 
-A holder is a user that keeps the page allocated: a request, a transfer or the prefix tree. If a page loses its last
-holder while it is in flight, it becomes free when the copy ends. Allocation takes the lowest numbers first, so long
-runs of free pages are at the top.
+If a page loses its last holder while it is in flight, it becomes free when the copy ends. Allocation takes the lowest
+page numbers first. So free pages with high numbers are often consecutive.
 
 Invariant: total = free + in flight + idle + active + lent.
 """

@@ -3,8 +3,9 @@
 Owns the page pool and the eviction queue of each of these two tiers, the tree, and the limits of each domain (usually
 one tenant). Never copies a page: the offloader saves pages before they are evicted.
 
-Invariant: an eviction queue detects a page's higher rank by itself, but not a lower one. So every change that lowers a
-rank calls `requeue`, and the pages of expired leases are requeued before any eviction.
+Invariant: each page that can be evicted is in the eviction queue of its tier, with its present rank or a lower one. So
+every change that lowers the rank of a page puts the page into the queue again (`requeue`). When leases expire, their
+pages are put into the queue again before the next eviction.
 """
 
 from bisect import bisect_left
@@ -88,10 +89,10 @@ _DEVICE_SIZES = range(1 << 40)
 
 @dataclass(frozen=True, slots=True)
 class KvSizes:
-    """The sizes of the device and host memory, and how much of it is guaranteed to KV pages and to adapters.
+    """The sizes of the device and host memory, and how much device memory KV pages and adapters always get.
 
-    The memory of the device is divided into frames. A frame is the memory of one page. KV pages and adapters share the
-    frames. KV pages always get at least `context_pages` and `device_reserve_pages`, adapters at least
+    KV pages and adapters share the device memory. It is divided into frames; a frame is the memory of one page. KV
+    pages always get at least `context_pages` and `device_reserve_pages`. Adapters always get at least
     `lora_floor_pages`. Both may use the rest.
     """
 
@@ -198,9 +199,10 @@ class PageStore:
         """Evicts pages and adapters until `num_pages` pages of memory are free for an adapter. Returns whether this
         succeeded.
 
-        Adapters are evicted through `frame_user`. At first, every domain (usually one tenant) keeps its reserve. If
-        this frees too little and no request uses a page, the reserves are ignored: a public page may be impossible to
-        evict, because reserved pages follow it in the prefix tree. KvSizes leaves enough pages for KV in every case.
+        Adapters are evicted through `frame_user`. At first, every domain (usually one tenant) keeps its reserve (pages
+        that cannot be evicted for others). If too little is free after that, and no request uses a page, evicts
+        reserved pages too. Otherwise public pages (shared by all tenants) might stay for ever: a public page cannot be
+        evicted before a reserved page that follows it in the prefix tree.
         """
         queue, pool = self._queues[tier], self.pool(tier)
         self._make_room(tier, num_pages, [_IdlePages(self, tier, lambda: queue.victim_domain(None)), frame_user])
@@ -229,11 +231,11 @@ class PageStore:
         self.evict(self._queues[tier].pop(domain), tier, MissReason.EVICTED_PRESSURE)
 
     def could_allocate(self, tier: Tier, num_pages: int) -> bool:
-        """Returns whether `num_pages` pages of `tier` are free, idle, or used by adapters that can be evicted.
+        """Returns whether `num_pages` pages of `tier` are free or could be made free.
 
-        If adapters have waited too long for memory, two kinds of pages do not count: those that these adapters wait
-        for, and those that are reserved for domains (tenants). Even if the result is True, a reserve may still prevent
-        the allocation.
+        Idle pages and adapters can be evicted to make pages free. If adapters have waited too long for memory, fewer
+        pages count: neither the pages that these adapters need, nor the pages that are reserved for domains (tenants).
+        True is no promise: a reserve may still prevent the allocation.
         """
         pool, frame_user = self.pool(tier), self.frame_users[tier]
         claimed = frame_user.claimed_pages and frame_user.claimed_pages + self._queues[tier].protected_pages()
@@ -251,9 +253,9 @@ class PageStore:
         self.tree.remove_copy(node, tier)
 
     def forget(self, keys: Iterable[PageKey]) -> None:
-        """Removes pages, and all pages that follow them in the prefix tree, from every tier.
+        """Removes the pages with these `keys`, and all pages that follow them in the prefix tree, from every tier.
 
-        Keeps pages that a request without a session has used.
+        If a request without a session has used a page of `keys`, keeps this page and all pages that follow it.
         """
         for key in keys:
             node = self.tree.find(key)

@@ -2,11 +2,13 @@
 
 Owns the nodes. A node stands for one page of tokens after a certain prefix. An edge is one whole page in one cache
 scope (requests with the same scope may share KV), so nodes are never split. A node has a copy of its page on the
-device, on the host or on both. The tree is one holder of each copy. It never decides which page is evicted, and never
-contains a partial page.
+device, on the host or on both. The tree keeps each copy allocated. The tree never decides which page is evicted, and
+never contains a page that is only partly filled.
 
-Invariants: if a node has a copy on a tier, all its ancestors have one there (a copy that is being loaded counts). A
-node without copies is not in the tree. So leaves are evicted first, and every node that `walk` finds is usable.
+Invariants: if a node has a copy on a tier, all its ancestors have a copy on this tier (a copy that is being loaded
+counts). A node without copies is not in the tree. So leaves are evicted first, and every node that `walk` finds is
+usable.
+
 Source: the radix cache of SGLang (Zheng et al. 2023), with whole pages as edges as in vLLM's prefix caching.
 """
 

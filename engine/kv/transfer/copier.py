@@ -1,11 +1,12 @@
 """Copies KV pages on two threads: one copies between device and host, the other reads and writes the disk.
 
 Owns the two threads and their queues of transfer plans. Never chooses or owns a page: a plan names all pages that it
-uses, and its planner keeps them in flight until the plan is reported as done. Each thread runs urgent plans first.
+uses. The planner marks these pages as in flight (so that nothing else reuses them) until the end of the plan is
+reported. Each thread runs urgent plans first.
 
-On CUDA the copies run on a stream of their own. This stream waits until the computation has written the pages to copy.
-The report waits for the stream, so a reported copy is complete. A step can read the pages of a load from the host
-before the report: the layers are copied in groups, and the step waits for each layer (see LayerGates).
+On CUDA the copies run on a stream of their own. This stream first waits until the compute stream has written the pages.
+The end of a plan is reported only after its copies have ended on the stream. A step may use pages from the host
+earlier: their layers are copied in groups, and the step waits for each layer (see LayerGates).
 """
 
 import logging
@@ -107,7 +108,7 @@ class PageCopier:
         thread.put(_Priority.URGENT if is_waited_for else _Priority.BACKGROUND, lambda: self._carry_out(plan))
 
     def sweep(self) -> None:
-        """Queues a cleanup of the disk: it removes the files of which the disk store has forgotten all pages.
+        """Queues a cleanup of the disk: it removes each file if the disk store has forgotten all pages in this file.
 
         The cleanup happens after all writes that are queued already.
         """

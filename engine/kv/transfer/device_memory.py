@@ -2,8 +2,8 @@
 
 A frame is the memory of one KV page, which holds the KV of all layers. DeviceMemory owns the memory. KvCache reads and
 writes frames as KV pages. An adapter uses a run of consecutive frames. Two more frames follow the numbered frames: the
-null frame is always zero, and the scratch frame is only used while frames are moved. Neither class records who uses a
-frame: PagePool does.
+null frame is always zero, and the scratch frame is only used while frames are moved. PagePool records which frames are
+in use; this module does not.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ _ALIGNMENT = 64
 class DeviceMemory:
     """Owns one block of device memory, divided into `num_frames` numbered frames.
 
-    Each frame has at least `used_bytes` bytes and can hold one KV page.
+    Each frame can hold one KV page, whose size is `used_bytes` bytes.
     """
 
     def __init__(self, num_frames: int, used_bytes: int, device: torch.device) -> None:

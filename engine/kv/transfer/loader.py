@@ -1,8 +1,8 @@
 """Allocates device pages to requests, and loads cached KV from the host and the disk to the device.
 
 Owns the loads that are running. Never loads a page twice at the same time: a second request for the page waits for the
-first load. Invariant: the source pages of a load are marked as in flight before pages are evicted to make room for the
-load, and the target pages are marked before the load begins.
+first load. Invariant: pages that are in flight are never evicted. A load marks its source pages as in flight before
+other pages are evicted to make room. It marks its target pages as in flight before the copy begins.
 """
 
 from collections.abc import Sequence
@@ -66,8 +66,8 @@ class PageLoader:
         """Allocates device pages for the first `num_tokens` tokens of the prompt `path`: the cached pages of `match`,
         then new pages.
 
-        The caller becomes one holder of each page. Loads cached pages if this is faster than computing them again.
-        Returns None and allocates nothing if there is no room.
+        Cached pages are loaded to the device if this is faster than computing them again. All pages stay allocated
+        until the caller releases them. Returns None and allocates nothing if there is no room.
         """
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))
@@ -90,8 +90,8 @@ class PageLoader:
     def prefetch(self, path: TokenPath, match: PrefixMatch) -> list[Node]:
         """Starts to load the cached pages of the prompt `path` to the device, as many as there is room for.
 
-        The caller does not become a holder of these pages, so they can be evicted once they are loaded. Returns the
-        nodes that are on the device or being loaded.
+        Returns the nodes that are on the device or being loaded. The caller does not release these pages: after the
+        load, they can be evicted.
         """
         page_store = self._page_store
         on_device = list(takewhile(lambda node: node.device is not None, match.nodes))

@@ -55,17 +55,20 @@ class PageOffloader:
             self._dirty = OrderedDict((node, None) for node in self._dirty if _can_be_saved(node))
 
     def start_background_copies(self) -> None:
-        """Starts to copy some idle pages to a lower tier, if few pages of their tier are free and no such copy is
-        running.
+        """Starts copies to lower tiers: from the device to the host, and from the host to disk.
+
+        Copies pages from the device only if few device pages are free and no copy to the host is running. Copies pages
+        to disk only if no copy to disk is running. Takes the pages that `store` has queued first, then others if few
+        host pages are free.
         """
         if not self._saves and self._dirty and _runs_short(self._page_store, Tier.DEVICE):
             self._save_oldest()
         self._begin_store()
 
     def save(self, nodes: Sequence[Node]) -> None:
-        """Starts to copy the pages of `nodes` to the host: those that are not there yet, in this order, as many as fit.
+        """Starts to copy the pages of `nodes` to the host, first node first, as many as the host has room for.
 
-        `nodes` are a path of the prefix tree.
+        Leaves out pages that are on the host already. `nodes` are a path of the prefix tree.
         """
         self._save([node for node in nodes if _can_be_saved(node)])
 

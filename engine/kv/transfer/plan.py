@@ -4,11 +4,11 @@
     LOAD   host → device      FETCH  disk → device
 
 A TransferPlan is immutable and names all pages that it uses. The planner marks these pages as in flight before the copy
-begins, and evicts nothing while it makes a plan. A CopyEngine runs plans on other threads. A TransferDone message
+begins, so that they are not evicted during the copy. A CopyEngine runs plans on other threads. A TransferDone message
 reports the end of a plan to the engine's loop.
 
-While a page is loaded, a step may already use it: in each layer, attention waits only for that layer's KV. A gate is
-the record of which layers of one load may be read.
+While a page is loaded, a step may already use it: in each layer, attention waits only for that layer's KV. A gate
+records which layers of one load may be read.
 
     copier     creates a gate, copies groups of layers from the first on, and opens each group after its copy
     loop       adds the gate when the pages become readable, and selects it for the steps that read the pages
@@ -219,10 +219,10 @@ class CopyEngine(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Starts a cleanup of the disk, and returns at once. It removes the files of which the disk store has forgotten
-        all pages.
+        """Starts a cleanup of the disk, and returns at once.
 
-        The cleanup happens after all writes to disk that are queued already.
+        The cleanup removes each file if the disk store has forgotten all pages in this file. It happens after all
+        writes to disk that are queued already.
         """
         ...
 
