@@ -2,17 +2,17 @@
 
 A row is one token of the step. `weight` is the adapter's weight in a mixture (several adapters in one request), else 1.
 
-One call serves all rows, for one group of projections of one layer. The kernel reads the matrices of the adapters where
-they are. It computes two rows of the same adapter together, so that it reads each matrix once for both. A row that is
-left over is paired with itself. Invariant: both rows of a pair run the same instructions, so the bits of a row do not
-depend on the other row. cpu_selftest.py checks that on each machine.
+One call serves all rows, for one group of projections of one layer. The kernel reads the adapters' matrices where they
+are. It computes two rows of the same adapter together, so it reads each matrix once for both. A row that is left over
+is paired with itself. Invariant: both rows of a pair run the same instructions, so the bits of a row do not depend on
+the other row. cpu_selftest.py checks that on each machine.
 
-Sums are fp32 and are rounded once, when they are added to y. bf16 values are rounded to the nearest, ties to even; a
-NaN stays a NaN. Ranks are padded to a multiple of eight.
+Sums are fp32 and are rounded once, when they are added to y. Rounding to bf16 is to the nearest, ties to even; a NaN
+stays a NaN. Ranks are padded to a multiple of eight.
 
-numba compiles this file at the first call, and again when this file changes. It does not notice a change in another
-file, so all compiled code must be in this file. The machine code is stored in `__pycache__`, or in the folder that
-`NUMBA_CACHE_DIR` names. Importing this file loads numba, so import it only on CPUs.
+numba compiles this file at the first call, and again when this file changes. It does not notice changes in other files,
+so all compiled code must be here. The machine code is stored in `__pycache__`, or in the folder that `NUMBA_CACHE_DIR`
+names. Importing this file loads numba, so import it only on CPUs.
 """
 
 from collections.abc import Callable, Iterator
