@@ -29,7 +29,7 @@ LayerKey = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """Identifies when a captured CUDA graph may be replayed: only in a step with an equal key."""
+    """Says when a captured CUDA graph may be replayed: only in a step with the same key as the captured step."""
 
     capacity: SegmentCapacity
     has_columns: bool
@@ -53,9 +53,9 @@ class _Step:
 
 
 class FusedLora:
-    """Owns which adapter is in which slot (place for one adapter), and how the rows of the current step use the slots.
+    """Owns which adapter is in which slot, and which slots the rows (tokens) of the current step use.
 
-    Not thread-safe.
+    A slot is a place for one adapter in the kernels' tables of addresses. Not thread-safe.
     """
 
     def __init__(
@@ -99,22 +99,20 @@ class FusedLora:
 
     @property
     def has_columns(self) -> bool:
-        """Whether any adapter that is now in a slot multiplies or shifts whole output columns, as DoRA and
-        biases do.
-        """
+        """Whether any adapter in a slot multiplies whole output columns or adds to them, as DoRA and biases do."""
         return any(resident is not None and resident.has_columns for resident in self._residents)
 
     # ---- slots ------------------------------------------------------------------------------------------------
 
     def assign(self, slot: int, deltas: Mapping[LayerKey, SlotPairs]) -> None:
-        """Puts an adapter into a free slot, and ends the current step.
+        """Puts an adapter into a free slot. `begin_step` must then be called before the next `add_deltas`.
 
-        `deltas` has the adapter's matrices, scales and shifts by (layer, group of projections). Layers that the adapter
-        does not change may be absent.
+        The keys of `deltas` are pairs (layer, group of projections). The values are the adapter's matrices, scales and
+        shifts. Layers that the adapter does not change may be absent.
 
-        Tensors are used where they are if they are on the device, have the weights' dtype, are 16-byte aligned, and
-        have the layout A [rank, in_features], B the transpose of a contiguous [rank, width]. Others are copied. The
-        write of the slot is queued on the current CUDA stream.
+        A tensor is used where it is, without a copy, if it is on the device, has the dtype of the weights and starts at
+        a multiple of 16 bytes. A must also be stored as [rank, in_features], and B as the transpose of a contiguous
+        [rank, width]. Other tensors are copied. The slot is written on the current CUDA stream.
 
         Raises ValueError, and changes nothing, if the slot is taken, a layer is unknown, or a shape or rank does not
         fit.
@@ -129,9 +127,10 @@ class FusedLora:
         self._residents[slot] = resident
 
     def release(self, slot: int) -> None:
-        """Empties a slot, drops its adapter's tensors, and ends the current step.
+        """Empties a slot and drops its adapter's tensors.
 
-        The write of the slot is queued on the current CUDA stream. Raises ValueError if the slot is empty.
+        `begin_step` must then be called before the next `add_deltas`. The slot is written on the current CUDA stream.
+        Raises ValueError if the slot is already empty.
         """
         if self._residents[slot] is None:
             raise ValueError(f"slot {slot} is empty already")
@@ -155,16 +154,17 @@ class FusedLora:
     # ---- steps ------------------------------------------------------------------------------------------------
 
     def begin_step(self, owners: Sequence[RowOwner | None], capacity: SegmentCapacity | None = None) -> GraphKey | None:
-        """Starts a step. `owners` has an entry for each row of the batch, which names the adapters of the row.
+        """Starts a step. `owners` has one entry for each row (token), which names the row's adapters by their slots.
 
-        An entry is a slot, or up to four pairs (slot, weight), or None for the base model.
+        An entry is the slot of one adapter, or up to four pairs (slot, weight) for a mixture of adapters, or None for
+        the base model.
 
-        With `capacity`, the step uses a set of arrays with fixed sizes and addresses, one set for each capacity, and a
-        GraphKey is returned. A CUDA graph that was captured after `begin_step` may be replayed after any `begin_step`
-        that returns an equal key. Without `capacity`, returns None.
+        If `capacity` is given, the step's arrays have fixed sizes and fixed addresses, so that a CUDA graph can use
+        them. The method then returns a GraphKey. A CUDA graph that was captured in one step may be replayed in every
+        step with an equal key. Without `capacity`, returns None.
 
-        Raises ValueError if a slot is empty, if the capacity is exceeded, or if a mixture has an adapter that scales or
-        shifts output columns, because those have no weighted sum.
+        Raises ValueError if a slot is empty, or if the step exceeds the capacity. Raises ValueError if an adapter of a
+        mixture scales or shifts output columns, because those have no weighted sum.
         """
         self._step = None
         if self._words.is_cuda:
