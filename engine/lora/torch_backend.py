@@ -30,8 +30,8 @@ from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 class Segment:
     """The rows (tokens) [start, end) of the step, which all use the same adapter or the same mixture of adapters.
 
-    Only some tokens of a step are sampled. In the list of the sampled tokens, [sampled_start, sampled_end) are those
-    that use this adapter or mixture.
+    A step samples the next token for some rows only (the sampled rows). In the list of the sampled rows,
+    [sampled_start, sampled_end) are those that use this adapter or mixture.
     """
 
     start: int
