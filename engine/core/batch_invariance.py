@@ -1,4 +1,4 @@
-"""Defines how large a matrix product must be so that each of its rows has the same bits in every batch."""
+"""Defines how large a matrix product must be so that the bits of a row do not depend on the other rows of the batch."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ import torch
 class BatchInvariance:
     """The smallest sizes of a matrix product for which the bits of one row do not depend on the other rows.
 
-    Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 are always invariant. Products in fp32
-    with fewer than 4 rows or 16 columns take other code paths, which give other bits. The order of fp32 sums in
-    attention depends on the padded length.
+    Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 may have any size. Products in fp32 with
+    fewer than 4 rows or 16 columns are computed in another way, which gives other bits. In fp32 attention, the order of
+    a sum depends on the number of keys after padding.
     """
 
     min_rows: int
@@ -19,7 +19,7 @@ class BatchInvariance:
 
     @property
     def allows_any_shape(self) -> bool:
-        """Whether a row of a matrix product has the same bits in every batch, even in the smallest product."""
+        """Whether the bits of a row never depend on the other rows, whatever the size of the matrix product."""
         return self.min_rows <= 1
 
     @classmethod

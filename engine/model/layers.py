@@ -1,11 +1,10 @@
 """Computes two parts of a decoder layer: linear layers and the rotary position embedding.
 
-Owns the weight and the bias of each linear layer, and the table of cosines and sines. A weight is stored either as a
-plain matrix or in blocks, whichever is faster on this machine. Invariant: both give results with the same bits.
+Owns the weight and the bias of each linear layer, and the table of cosines and sines. A weight is stored as a plain
+matrix, or in blocks if that is faster on this machine. Invariant: results have the same bits in both forms.
 
 The rotary embedding has the half-split form of Hugging Face's Llama (RoFormer, Su et al. 2021, arXiv 2104.09864).
-Frequencies are computed by the same fp32 operations in the same order as in transformers, so that they are equal to the
-bit.
+Frequencies are computed by the same fp32 operations in the same order as in transformers, so their bits are the same.
 """
 
 import math
@@ -21,10 +20,11 @@ _TYPICAL_ROWS = 32
 
 
 class Linear:
-    """Computes a linear layer: x @ weight.T + bias, for x of [num_rows, in_features].
+    """Computes a linear layer: x @ weight.T + bias, for an input x of [num_rows, in_features].
 
-    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN multiplies. Then a product need
-    not rearrange the weight: it is twice as fast for one row, and a quarter faster for 32 rows, with the same bits.
+    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN uses. Otherwise oneDNN rearranges
+    the weight for each product. With blocks a product is twice as fast for one row, and a quarter faster for 32 rows.
+    Its bits are the same.
     """
 
     __slots__ = ("_packed", "_weight", "bias")
@@ -58,14 +58,13 @@ class Linear:
         return functional.linear(x, self._weight, self.bias)
 
     def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the part of the layer that computes the outputs [start, end): its weight [end - start, in_features]
-        and its bias.
-        """
+        """Returns the weight and the bias of the outputs [start, end). The weight is [end - start, in_features]."""
         return self.weight[start:end], None if self.bias is None else self.bias[start:end]
 
     def pack(self) -> None:
-        """Stores the weight in the blocks that oneDNN multiplies, if that is faster on this machine. Drops the plain
-        weight.
+        """Stores the weight in the blocks that oneDNN uses, and drops the plain weight.
+
+        Does nothing if blocks are not faster on this machine.
         """
         if self._weight is None or not _pays(self._weight):
             return
@@ -84,7 +83,7 @@ def _pays(weight: torch.Tensor) -> bool:
 
 
 class RotaryTable:
-    """Holds the cosines and sines of the rotary embedding for all positions of the context, computed once in fp32."""
+    """Holds the cosines and sines of the rotary embedding in fp32, for every position of the context."""
 
     def __init__(self, head_dim: int, rope: RopeConfig, context_tokens: int, device: torch.device) -> None:
         frequencies = rotary_frequencies(head_dim, rope)
@@ -94,9 +93,9 @@ class RotaryTable:
         self._sin = (both.sin() * rope.attention_factor).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the cosines and the sines of the given positions, to broadcast over heads.
+        """Returns the cosines and the sines of the given positions.
 
-        positions: [num_tokens]. Each of the two results is [num_tokens, 1, head_dim].
+        positions: [num_tokens]. Each of the two results is [num_tokens, 1, head_dim], so that it broadcasts over heads.
         """
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 

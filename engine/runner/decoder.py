@@ -40,8 +40,9 @@ class Decoder:
         self._windows = tuple(dict.fromkeys(config.windows))
 
     def logits(self, batch: BatchTensors, attention: PagedAttention, lora: StepLora) -> torch.Tensor:
-        """Computes the forward pass. Returns logits, [num_sampled, vocab] fp32, for those rows whose next token is
-        sampled.
+        """Computes the forward pass. Returns the logits of the sampled rows: [num_sampled, vocab] fp32.
+
+        A row is one token of the step. A sampled row is one whose next token the step samples.
         """
         hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
         lora.change_embedding(hidden, batch.token_ids)

@@ -127,8 +127,9 @@ class ModelRunner:
         return self._builder.build(plan)
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
-        """Computes the forward pass. Returns logits, [num_sampled, vocab] fp32, for those rows whose next token is
-        sampled.
+        """Computes the forward pass. Returns the logits of the sampled rows: [num_sampled, vocab] fp32.
+
+        A row is one token of the step. A sampled row is one whose next token the step samples.
         """
         segments = [self._segment(run) for run in batch.adapter_runs]
         lora = self._lora.step(segments, len(batch.token_ids))
