@@ -1,4 +1,4 @@
-"""Defines how large a matrix product must be so that the bits of a row do not depend on the other rows of the batch."""
+"""Defines how large a matrix product must be so that the bits of a token's result do not depend on the other tokens."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ import torch
 class BatchInvariance:
     """The smallest sizes of a matrix product for which the bits of one row do not depend on the other rows.
 
-    Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 may have any size. Products in fp32 with
-    fewer than 4 rows or 16 columns are computed in another way, which gives other bits. In fp32 attention, the order of
-    a sum depends on the number of keys after padding.
+    A row is one token of a step. Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 may have
+    any size. Products in fp32 with fewer than 4 rows or 16 columns are computed in another way, which gives other bits.
+    In fp32 attention, the order of a sum depends on the number of keys after padding.
     """
 
     min_rows: int

@@ -26,8 +26,8 @@ class MaskRow(Protocol):
     def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
         """Sets the bits of the allowed tokens in the bitmask `words`. Token 0 has the lowest bit of the first word.
 
-        A word has the bits of 32 tokens. If the answer is complete, sets no bit. Returns the error that ends the
-        request, or None.
+        A word has the bits of 32 tokens. If the answer is complete, sets no bit. If the request must fail, returns the
+        error with which it ends; else returns None.
         """
         ...
 

@@ -60,7 +60,7 @@ class AddressTables:
 
     @property
     def num_slots(self) -> int:
-        """The number of rows in each table: the adapters that fit before the tables must grow."""
+        """The number of rows in each table: one for each adapter on the device, and free rows for more adapters."""
         return len(self._slots) + len(self._free)
 
     @property
@@ -154,7 +154,7 @@ def _address(matrix: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -
 
 
 class KernelProduct:
-    """Adds the LoRA deltas of the decoding rows. The compiled kernel computes two rows at a time."""
+    """Adds the LoRA deltas of the decoding tokens of a step. The compiled kernel computes two tokens at a time."""
 
     def __init__(self, tables: AddressTables, pairs: Pairs, scratch: Floats) -> None:
         self._tables = tables
@@ -176,7 +176,7 @@ def _matrix(rows: torch.Tensor) -> Matrix:
 
 
 class CpuLora:
-    """The LoRA backend for CPUs: a compiled kernel serves rows that decode, torch serves rows of prefill chunks."""
+    """The LoRA backend for CPUs. A compiled kernel serves decoding tokens, and torch serves prefill chunks."""
 
     def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
         """`rest` applies the adapters of the rows that the kernel does not serve."""
@@ -237,10 +237,10 @@ def _by_twos(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def build_cpu_lora(model: ModelConfig, dtype: torch.dtype, rest: TorchLora) -> CpuLora:
-    """Returns the CPU backend. Its address tables are empty.
+    """Returns the CPU backend. Its tables of the adapters' addresses are empty.
 
     There is a table for each group of projections of the model, and one for its output head. `rest` applies the
-    adapters to the rows that the compiled kernel does not serve.
+    adapters to the tokens that the compiled kernel does not serve.
     """
     shapes = {
         (layer, group.name): GroupShape.of(model, group.targets)

@@ -151,7 +151,10 @@ class DeviceAdapterPool:
         return PlacementResult.DONE
 
     def evict(self, digest: str) -> None:
-        """Removes an adapter from the device and frees its memory. No request may use the adapter."""
+        """Removes an adapter from the device and frees its memory.
+
+        Raises AssertionError if a request uses the adapter.
+        """
         slot = self._slots.pop(digest)
         assert not slot.num_pins, f"{digest} is in use"
         self.num_bytes -= slot.adapter.num_bytes

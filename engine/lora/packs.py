@@ -30,7 +30,7 @@ WINDOW_RANKS = 192
 
 @dataclass(frozen=True, slots=True)
 class AdapterMix:
-    """The adapters of a row, each with its weight: one adapter, or a mixture of several."""
+    """The adapters that a token of a step uses, each with its weight: one adapter, or several (a mixture)."""
 
     parts: tuple[tuple[ResidentAdapter, float], ...]
 
@@ -40,7 +40,10 @@ class AdapterMix:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether the adapters change linear layers only, and only by low-rank factors. Always true for a mixture."""
+        """Whether the adapters change linear layers only, and only by low-rank factors.
+
+        Always true if there are several adapters.
+        """
         return all(adapter.is_low_rank for adapter, _ in self.parts)
 
     @property
@@ -61,7 +64,7 @@ Block = Sequence[AdapterMix]
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """Copies of the B matrices of one projection for a range of ranks, one for each block of rows.
+    """Copies of the B matrices of one projection for a range of ranks, one for each block of tokens.
 
     A block's v = x @ A.T has ranks as columns. The columns [rank_start, rank_end) of v are multiplied by `B`. The
     product is added to the output columns [out_start, out_end).
@@ -76,7 +79,7 @@ class PackedPart:
 
 @dataclass(frozen=True, slots=True)
 class PackedGroup:
-    """Copies of the A and B matrices of several adapters, for one group of projections and for all blocks of rows.
+    """Copies of the A and B matrices of several adapters, for one group of projections and for all blocks of tokens.
 
     A group of projections is the linear layers with the same input, such as q, k and v.
     """
@@ -117,9 +120,10 @@ Window = list[_Piece]
 
 
 class Pack:
-    """Holds copies of the low-rank factors of several adapters: those that the rows of some blocks use.
+    """Holds copies of the low-rank factors of several adapters, side by side.
 
-    The copies for one group of projections (such as q, k and v) are made when a layer first needs them.
+    These are the adapters that some blocks of tokens use. The copies for one group of projections (such as q, k and v)
+    are made when a layer first needs them.
     """
 
     def __init__(self, blocks: Sequence[Block], min_columns: int) -> None:
@@ -132,7 +136,7 @@ class Pack:
     def group(self, layer: int, name: str) -> PackedGroup | None:
         """Returns the copied factors of one group of projections in one layer.
 
-        Returns None if no adapter of this pack changes the group.
+        Returns None if none of the copied adapters changes this group.
         """
         key = layer, name
         if key not in self._groups:
@@ -283,7 +287,10 @@ class PackCache:
         return pack
 
     def forget(self, digest: str) -> None:
-        """Drops every pack that contains a copy of this adapter. Called before the adapter leaves the device."""
+        """Drops all copies of this adapter, and the copies that are stored together with it.
+
+        Called before the adapter leaves the device.
+        """
         held = [key for key in self._packs if any(digest == name for block in key for mix in block for name, _ in mix)]
         for key in held:
             del self._packs[key]

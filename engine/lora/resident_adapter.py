@@ -187,9 +187,10 @@ def compacted(
     saved_embedding: torch.Tensor | None,
     saved_head: torch.Tensor | None,
 ) -> ResidentAdapter:
-    """Copies separate tensors into one new block of CPU memory, and returns the adapter over this block.
+    """Builds an adapter from separate tensors: copies them into one new block of CPU memory.
 
-    The keys of `deltas` are pairs (layer, name of the group of projections).
+    The keys of `deltas` are pairs (layer, name of the group of projections). `saved_embedding` and `saved_head` replace
+    the base model's embedding and output head; None replaces nothing.
     """
     widths = [part.rank_end - part.rank_start for delta in deltas.values() for part in delta.slices]
     more = (embedding, saved_embedding, saved_head)

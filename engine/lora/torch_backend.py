@@ -47,15 +47,17 @@ class Segment:
         return self.end - self.start
 
     def of_sampled(self) -> "Segment":
-        """Returns a segment with the same adapters for the sampled rows, which are the input of the output head.
+        """Returns the rows of this segment whose next token is sampled, as a segment of the output head's input.
 
-        Its row numbers count sampled rows only. All its rows are decoding rows, and none is part of a prefill chunk.
+        The output head gets only such rows, so the rows are numbered anew. All of them count as decoding rows, and none
+        as part of a prefill chunk.
         """
         rows = range(self.sampled_start, self.sampled_end)
         return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
 
     def of_chunks(self) -> list["Segment"]:
-        """Returns the ranges of rows in this segment that belong to prefill chunks, each as a segment of its own.
+        """Returns the ranges of rows (tokens) in this segment that belong to prefill chunks, one segment for each
+        range.
 
         Decoding rows are left out.
         """
@@ -76,7 +78,7 @@ product better.
 
 
 class LoraProduct(Protocol):
-    """Computes the LoRA deltas of some rows of the step, and adds them to the outputs."""
+    """Computes the LoRA deltas of some tokens of the step, and adds them to the outputs."""
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Adds LoRA deltas to y, in place, but only to the rows that belong to this product.
@@ -94,7 +96,7 @@ ProductPlanner = Callable[[Sequence[Segment], int], Sequence[LoraProduct]]
 
 @dataclass(frozen=True, slots=True)
 class SegmentProduct:
-    """Multiplies many rows that use the same adapter by the adapter's own matrices. Makes no copy of the matrices."""
+    """Multiplies many tokens that use the same adapter by the adapter's own matrices, without copying the matrices."""
 
     start: int
     num_rows: int
@@ -114,9 +116,9 @@ class SegmentProduct:
 
 
 class PackedProduct:
-    """Multiplies the rows of several adapters by one pack. A pack holds copies of the matrices of all these adapters.
+    """Multiplies tokens of several adapters by one pack. A pack holds copies of the matrices of all these adapters.
 
-    The rows are multiplied in blocks of `block_rows` rows. Rows without an adapter get no delta.
+    The tokens are multiplied in blocks of `block_rows`. Tokens without an adapter get no delta.
     """
 
     def __init__(self, start: int, block_rows: int, segments_by_block: Sequence[Sequence[Segment]], pack: Pack) -> None:
@@ -159,7 +161,7 @@ class PackedProduct:
 
 
 class TorchProducts:
-    """Plans the matrix products of a step. A segment is a range of rows that use the same adapter or mixture.
+    """Plans the matrix products of a step. A segment is a range of tokens that use the same adapters.
 
     Each long segment gets a product of its own. Neighbouring short segments share one product. Its matrices are a copy
     of the matrices of all their adapters (a pack, see packs.py).

@@ -1,8 +1,8 @@
 """Tests an adapter before any request may use it. The engine's deltas must equal those that plain torch computes.
 
-The test runs every group of projections of every layer on a few random rows. One of the rows has no adapter and must
-not change. The test uses the torch backend in host memory. The kernels have self-tests of their own (cpu_selftest.py,
-triton/selftest.py).
+The test runs every group of projections (linear layers with the same input) on a few random inputs, in every layer. One
+input has no adapter, and its output must not change. The test uses the torch backend in host memory. The kernels have
+self-tests of their own (cpu_selftest.py, triton/selftest.py).
 """
 
 from collections.abc import Iterator

@@ -15,9 +15,9 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 class LoraPair:
     """The low-rank factors A and B of one linear layer. They add scale * ((x @ A.T) @ B.T + bias) to its output.
 
-    x is the input of the layer, and W below is the base model's weight. With a `magnitude` (DoRA), output i of the
-    whole layer is also multiplied by magnitude[i] / norm(row i of W + scale * B @ A). The base model's own bias is not
-    multiplied.
+    x is the input of the layer. With a `magnitude` (DoRA), each output of the layer is also multiplied by magnitude /
+    norm. Here norm is the norm of the output's row in W + scale * B @ A, and W is the base model's weight. The base
+    model's own bias is not multiplied.
     """
 
     A: torch.Tensor  # [rank, in_features]; of an embedding: [rank, vocab]

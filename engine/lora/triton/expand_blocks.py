@@ -47,9 +47,9 @@ def is_changed(
     slot_words,
     HAS_COLUMNS: tl.constexpr,
 ):
-    """Returns whether any adapter of a tile changes the projection `slice_index` of a fused layer.
+    """Returns whether any adapter of a tile changes the projection `slice_index` of a fused layer (such as qkv).
 
-    A tile is a group of rows with the same adapters. `part_slot` is the address of `num_parts` numbers: the slot of
+    A tile is a group of tokens with the same adapters. `part_slot` is the address of `num_parts` numbers: the slot of
     each of these adapters. An adapter's slot is its row in `ranks`, `column_scales` and `column_shifts`.
     """
     largest = 0

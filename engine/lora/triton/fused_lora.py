@@ -1,15 +1,17 @@
 """Applies the adapters of a whole model on a CUDA device. There is a fixed number of slots, each for one adapter.
 
     assign, release     between steps: put an adapter into a slot, take it out
-    begin_step          once in each step: tell which adapter each row of the batch uses
-    add_deltas          once for each fused layer
+    begin_step          once in each step: tell which adapters each row (token) of the step uses
+    add_deltas          once for each fused layer, such as qkv
 
-A slot is a row in a table of addresses, through which the kernels find an adapter's matrices. Each fused layer has a
-table. All tables are one allocation, in which everything about a slot is adjacent, so adding an adapter is one copy.
-The adapter's own tensors stay where they are. FusedLora keeps them alive until the slot is released.
+The kernels find an adapter's matrices through tables of addresses. There is a table for each fused layer, and a slot is
+a row in every table. All tables are in one block of memory, where the rows of a slot are adjacent, so a new adapter
+needs only one copy of its addresses. The adapter's own tensors are not copied. FusedLora keeps them alive until the
+slot is released.
 
 Invariant: a row gets the delta of the adapter that was in its slot when the step began, and of no other. A slot must be
-released before it is assigned again, an empty slot cannot be used, and every change of slots ends the step.
+released before another adapter is assigned to it, and an empty slot cannot be used. After any assign or release, a new
+step must begin.
 """
 
 from collections.abc import Mapping, Sequence
@@ -188,10 +190,11 @@ class FusedLora:
         return GraphKey(capacity, self.has_columns)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Adds each row's LoRA delta to the base model's output of one fused layer, in place.
+        """Adds the LoRA delta of each row's adapters to `y`, in place. A row is one token of the step.
 
-        x: [num_rows, in_features], y: [num_rows, out_features], where out_features is the sum over the joined
-        projections. In both, the features of a row must be adjacent in memory.
+        `y` is the base model's output of one fused layer, such as qkv, and `x` is the layer's input. x: [num_rows,
+        in_features], y: [num_rows, out_features], where out_features is the sum over the joined projections. In both,
+        the features of a row must be adjacent in memory.
 
         Raises ValueError if the shapes do not fit, and RuntimeError if slots have changed since `begin_step`.
         """

@@ -81,9 +81,9 @@ def bounds_of(table: SliceTable) -> LaunchBounds:
 def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank: int) -> torch.Tensor:
     """Returns uninitialised memory for partial sums of x @ A.T: fp32 [num_planes, rows, ranks].
 
-    A plane holds one partial sum. Its columns are the ranks of all projections, and of all adapters if rows use
-    several. The ranks of each are padded to whole blocks. Shrink writes only blocks that hold real ranks, and expand
-    reads only these.
+    A plane holds one partial sum, with a row for each token that has an adapter. Its columns are the ranks of all
+    projections, and of all adapters if a token uses several. The ranks of each are padded to whole blocks. Shrink
+    writes only blocks that hold real ranks, and expand reads only these.
     """
     ranks_of_all = segments.num_parts * table.num_slices * plan.rank_blocks(rank)
     shape = (plan.num_planes, segments.permutation.shape[0], ranks_of_all * plan.block_rank)
@@ -228,9 +228,9 @@ def _tile_arguments(segments: LoraSegments) -> dict[str, Any]:
 def expand_precision(dtype: torch.dtype) -> dict[str, bool | str]:
     """Returns the kernel options for multiplying fp32 values by weights of this dtype, as precisely as in fp32.
 
-    With bf16 weights, the fp32 values are split into bf16 parts. With fp16 weights they are not split, because they may
-    be too large for fp16; instead three tf32 products are added, which is as precise because fp16 weights are exact in
-    tf32.
+    With bf16 weights, each fp32 value is split into two bf16 values. With fp16 weights there is no split, because the
+    values may be too large for fp16. In that case three tf32 products are added. This is as precise as fp32, because
+    tf32 can hold every fp16 weight exactly.
     """
     return {"SPLIT_V": dtype == torch.bfloat16, "PRECISION": "tf32x3" if dtype == torch.float16 else "ieee"}
 

@@ -54,12 +54,13 @@ class StepShape:
 def tile_rows_for(step: StepShape, batch_invariant: bool = False) -> int:
     """Returns the number of rows of a tile: ROW_WISE for the row-wise kernels, or one of GROUPED_TILE_ROWS.
 
-    Row-wise kernels load an adapter once for each row, grouped kernels once for each tile. Repeated loads come from the
-    L2 cache and not from memory. Row-wise is chosen if adapters have so few rows that tiles would be almost empty, or
-    if the repeated loads are small. The limits come from published bandwidths and have not been measured.
+    A row is one token, and a tile is a group of rows with the same adapters. Row-wise kernels load an adapter once for
+    each row, grouped kernels once for each tile. Repeated loads come from the L2 cache and not from memory. Row-wise is
+    chosen if adapters have so few rows that tiles would be almost empty, or if the repeated loads are small. The limits
+    come from published bandwidths and have not been measured.
 
-    The two kinds of kernel give different bits. With `batch_invariant` every batch is grouped, so that a row's bits do
-    not depend on the batch.
+    The two kinds of kernel give different bits. With `batch_invariant` the result is never ROW_WISE, so that a row's
+    bits do not depend on the batch.
     """
     if not batch_invariant and _is_better_by_row(step):
         return ROW_WISE
@@ -72,9 +73,10 @@ def _is_better_by_row(step: StepShape) -> bool:
 
 
 def grouped_tile_rows(num_rows: int, num_adapters: int) -> int:
-    """Returns the number of rows of a tile for the grouped kernels, which compute several rows of one adapter together.
+    """Returns how many rows a tile has for the grouped kernels.
 
-    Tiles are large if adapters have many rows, so that fewer tiles read the same weights. Otherwise they are small.
+    A tile is a group of rows (tokens) with the same adapters. There are two sizes. If adapters have many rows each,
+    tiles are large, so that fewer tiles read the same weights. Otherwise they are small.
     """
     small, large = GROUPED_TILE_ROWS
     return large if num_adapters and num_rows // num_adapters >= 2 * large else small
@@ -113,7 +115,7 @@ class LaunchShape:
 
 @dataclass(frozen=True, slots=True)
 class LoraPlan:
-    """The block sizes and counts with which shrink and expand are launched for one fused layer in one step."""
+    """The block sizes and counts for launching the shrink and expand kernels for one fused layer in one step."""
 
     block_in: int
     """Input features that a shrink program loads at once."""
@@ -144,7 +146,7 @@ class LoraPlan:
 
 
 def plan_for(shape: LaunchShape) -> LoraPlan:
-    """Returns the block sizes and counts with which the kernels are launched for one fused layer in one step."""
+    """Returns the block sizes and counts for launching the kernels for one fused layer (such as qkv) in one step."""
     is_row_wise = shape.tile_rows == ROW_WISE
     is_narrow = shape.element_bytes <= 2
     if is_row_wise:

@@ -1,6 +1,7 @@
-"""Computes in plain torch what the LoRA kernels must compute. Every kernel is tested against this file.
+"""Computes in plain torch what the Triton LoRA kernels must compute. Every kernel is tested against this file.
 
-The code is slow and simple on purpose: one tile of rows, one adapter and one projection at a time, in fp32.
+The code is slow and simple on purpose. It computes one tile (group of tokens with the same adapters), one adapter and
+one projection at a time, in fp32.
 """
 
 from collections.abc import Iterator, Sequence

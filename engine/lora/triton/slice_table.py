@@ -139,7 +139,7 @@ class SliceTable:
         self.keep(slot, row)
 
     def row_of(self, pairs: SlotPairs) -> SlotRow:
-        """Returns the row that this table would have for an adapter. Does not change the table.
+        """Returns the row (addresses, ranks and scales) that this table would have for an adapter. Changes nothing.
 
         Raises ValueError if a shape or rank does not fit.
         """

@@ -84,12 +84,18 @@ class LoraSegments:
 
     @property
     def num_tiles(self) -> int:
-        """The number of tiles that the kernels are launched for, including empty tiles. A tile is a group of rows."""
+        """The number of tiles for which the kernels are launched, including empty tiles.
+
+        A tile is a group of tokens with the same adapters.
+        """
         return self.tile_start.shape[0]
 
     @property
     def num_parts(self) -> int:
-        """The most adapters that the rows of a tile may mix: 1, or MAX_PARTS if the step has mixtures."""
+        """The largest number of adapters that one token may use.
+
+        This is 1, or MAX_PARTS if tokens of the step may use several adapters.
+        """
         return self.part_slot.shape[1]
 
     def refill(self, fresh: "LoraSegments") -> None:
@@ -125,11 +131,11 @@ def build_segments(
     capacity: SegmentCapacity | None = None,
     tile_rows: int | None = None,
 ) -> LoraSegments:
-    """Groups the rows of a step by their adapters, and cuts the groups into tiles of up to `tile_rows` rows.
+    """Groups the rows (tokens) of a step by their adapters, and cuts the groups into tiles of up to `tile_rows` rows.
 
     `owners` has one entry for each row: a slot (place of one adapter), or pairs (slot, weight) for a mixture of
-    adapters, or None for the base model. `tile_rows` is one of TILE_ROWS. By default it follows from the number of rows
-    of each owner.
+    adapters, or None for the base model. `tile_rows` must be one of TILE_ROWS. If it is None, it is chosen from the
+    number of rows of each adapter.
 
     With `capacity`, the sizes of the arrays and of the tiles do not depend on the step, and unused tiles are empty.
     Raises ValueError if the step exceeds the capacity, or if a mixture has too many adapters.
