@@ -34,7 +34,7 @@ class StepLora(Protocol):
         ...
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Changes the base model's embeddings of the tokens, in place, as each row's adapter says.
+        """Changes the base model's embeddings of the tokens, in place, as each token's adapter says.
 
         An adapter either adds a LoRA delta, or brings an embedding of its own, which replaces the base model's.
 
@@ -43,13 +43,13 @@ class StepLora(Protocol):
         ...
 
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
-        """Changes the base model's logits, in place, as each row's adapter says.
+        """Changes the base model's logits, in place, as each token's adapter says.
 
         An adapter either adds a LoRA delta, or brings an output head of its own. The logits of that head replace the
         base model's.
 
-        x: [num_sampled, hidden_size], logits: [num_sampled, vocab]. There is one row for each token that the step
-        samples. Both may have more rows at the end, which are padding.
+        x: [num_sampled, hidden_size], logits: [num_sampled, vocab]. There is one row for each token whose next token
+        the step samples. Both may have more rows at the end, which are padding.
         """
         ...
 

@@ -5,8 +5,8 @@ size in bytes is known exactly. Linear layers with the same input, such as q, k 
 are computed together.
 
 Each adapter's rank is padded with zeros to a multiple of eight, and not to the largest rank of the batch. So an adapter
-of rank 8 costs only eight ranks, even beside an adapter of rank 128. The padding also makes the bits of a row
-independent of where the adapter's ranks are in a pack (see packs.py).
+of rank 8 costs only eight ranks, even beside an adapter of rank 128. The padding also keeps the bits of a delta the
+same, whichever other adapters are multiplied in the same product (see packs.py).
 """
 
 from collections.abc import Callable

@@ -56,8 +56,7 @@ class Segment:
         return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
 
     def of_chunks(self) -> list["Segment"]:
-        """Returns the ranges of rows (tokens) in this segment that belong to prefill chunks, one segment for each
-        range.
+        """Returns the ranges of rows (tokens) in this segment that belong to prefill chunks, each range as a segment.
 
         Decoding rows are left out.
         """
@@ -228,7 +227,7 @@ class LoraBatch:
             product.add_to(y, x, layer, group)
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Changes the base model's embeddings of the tokens, in place, as each row's adapter says.
+        """Changes the base model's embeddings of the tokens, in place, as each token's adapter says.
 
         An adapter either adds a LoRA delta, or brings an embedding of its own, which replaces the base model's.
 
@@ -246,13 +245,13 @@ class LoraBatch:
                 hidden[rows].add_(self._product(v, adapter.embedding.B), alpha=adapter.embedding.scale)
 
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
-        """Changes the base model's logits, in place, as each row's adapter says.
+        """Changes the base model's logits, in place, as each token's adapter says.
 
         An adapter either adds a LoRA delta, or brings an output head of its own. The logits of that head replace the
         base model's.
 
-        x: [num_sampled, hidden_size], logits: [num_sampled, vocab]. There is one row for each token that the step
-        samples. Both may have more rows at the end, which are padding.
+        x: [num_sampled, hidden_size], logits: [num_sampled, vocab]. There is one row for each token whose next token
+        the step samples. Both may have more rows at the end, which are padding.
         """
         touched = [segment.of_sampled() for segment in self.segments if _has_head(segment.mix)]
         touched = [segment for segment in touched if segment.num_rows]

@@ -22,9 +22,9 @@ _TYPICAL_ROWS = 32
 class Linear:
     """Computes a linear layer: x @ weight.T + bias, for an input x of [num_rows, in_features].
 
-    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN uses. Otherwise oneDNN rearranges
-    the weight for each product. With blocks a product is twice as fast for one row, and a quarter faster for 32 rows.
-    Its bits are the same.
+    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN uses. Without this, oneDNN
+    rearranges the weight for each product. With blocks a product is twice as fast for one row, and a quarter faster for
+    32 rows. The results have the same bits.
     """
 
     __slots__ = ("_packed", "_weight", "bias")

@@ -21,10 +21,10 @@ COUNTS = ("slot_words", "rank_blocks", "num_spans", "out_blocks")
 
 @triton.jit
 def find_slice(block, widths, NUM_SLICES: tl.constexpr, BLOCK_OUT: tl.constexpr):
-    """Returns the slice (projection of a fused layer) that contains output block `block`.
+    """Returns the slice (projection of a fused layer, such as q of qkv) that contains output block `block`.
 
     Also returns the number of the first block in this slice. The blocks of all slices are numbered one after another,
-    from 0. `widths` is the address of the numbers of output columns of the slices.
+    from 0. `widths` is the address of an array with the number of output columns of each slice.
     """
     slice_index = 0
     first_block = 0

@@ -1,17 +1,16 @@
 """Applies the adapters of a whole model on a CUDA device. There is a fixed number of slots, each for one adapter.
 
     assign, release     between steps: put an adapter into a slot, take it out
-    begin_step          once in each step: tell which adapters each row (token) of the step uses
+    begin_step          once in each step: tell which slots each row (token) of the step uses
     add_deltas          once for each fused layer, such as qkv
 
 The kernels find an adapter's matrices through tables of addresses. There is a table for each fused layer, and a slot is
 a row in every table. All tables are in one block of memory, where the rows of a slot are adjacent, so a new adapter
-needs only one copy of its addresses. The adapter's own tensors are not copied. FusedLora keeps them alive until the
-slot is released.
+needs only one copy of its addresses. FusedLora keeps the adapter's tensors alive until the slot is released.
 
-Invariant: a row gets the delta of the adapter that was in its slot when the step began, and of no other. A slot must be
-released before another adapter is assigned to it, and an empty slot cannot be used. After any assign or release, a new
-step must begin.
+Invariant: a token gets the deltas of those adapters that were in its slots when the step began, and of no others. A
+slot must be released before another adapter is assigned to it, and an empty slot cannot be used. After any assign or
+release, a new step must begin.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,8 @@
 """Tests the Triton LoRA kernels on a device at the engine's start, before any request uses them.
 
-Triton compiles a kernel at its first launch. It needs tools that a machine may lack, and on a new device the results
-may be wrong. The test applies a few small adapters with all kernels, and compares the results with plain torch.
+Triton compiles a kernel at its first launch. A machine may lack the tools that Triton needs for this, and on a new
+device the results may be wrong. The test applies a few small adapters with all kernels, and compares the results with
+plain torch.
 """
 
 from contextlib import nullcontext
