@@ -1,7 +1,7 @@
 """Runs the engine's loop: receive messages, admit requests, plan a step, run it, store its tokens, deliver outputs.
 
-Owns the scheduler, the adapter pool, the grammars and the runner, on one thread; other threads send it messages. While
-there is work, the loop waits only for the forward pass. Without work, it waits for a message.
+Owns the scheduler, the adapter pool, the grammars and the runner. Only the loop's thread uses them; other threads send
+it messages. While requests run, the loop waits only for the forward pass. Otherwise it waits for a message.
 """
 
 import logging
@@ -47,8 +47,10 @@ class Runner(Protocol):
 
 
 class EngineLoop:
-    """Serves requests on one thread. Messages come in only through `inbox`. Outputs leave only through the sinks, the
-    callbacks that gateways pass with their requests.
+    """Serves requests on one thread.
+
+    Messages come in only through `inbox`. Outputs go out only through sinks: the callbacks that gateways pass with
+    their requests.
     """
 
     def __init__(
@@ -77,9 +79,7 @@ class EngineLoop:
         self._stopping = False
 
     def run(self) -> None:
-        """Handles messages and runs steps until a Stop message arrives. Then stops the threads of the engine's
-        parts.
-        """
+        """Handles messages and runs steps until a Stop message arrives. Then ends the threads of the engine's parts."""
         worked = False
         while True:
             self._receive(wait=not worked)
@@ -91,8 +91,9 @@ class EngineLoop:
         self._copies.close()
 
     def step(self) -> bool:
-        """Admits requests and runs one step. Returns False if there was nothing to run: then only a message can bring
-        work.
+        """Admits requests and runs one step. Returns False if no request could run.
+
+        In that case only a new message can change something, so the caller waits for one.
         """
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
@@ -222,7 +223,10 @@ class EngineLoop:
         )
 
     def check_integrity(self) -> None:
-        """Checks the invariants of the scheduler, the adapter pool and the grammars. Call it between two steps."""
+        """Checks the scheduler, the adapter pool and the grammars. Must be called between two steps.
+
+        Raises AssertionError if one of them is inconsistent.
+        """
         self._scheduler.check_integrity()
         self._adapters.check_integrity()
         self._grammars.check_integrity(self._scheduler.running_ids)

@@ -1,8 +1,6 @@
-"""Defines the messages that other threads put into the engine loop's inbox.
+"""Defines the messages that gateways put into the engine loop's inbox.
 
-Owns the messages from gateways. Messages from background threads (about loads, compiled grammars and copies) are
-defined in the files of these threads.
-
+Messages from background threads (about loads, compiled grammars and copies) are defined in the files of these threads.
 Invariant: a callback in a message only passes its argument on. It must not block the thread that calls it.
 """
 
@@ -25,7 +23,7 @@ Sink = Callable[[list[RequestOutput]], None]
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """Asks the engine to serve a request, and to pass its outputs to the callback `sink`."""
+    """Asks the engine to serve a request. The engine passes the outputs of the request to the callback `sink`."""
 
     request: EngineRequest
     sink: Sink
@@ -33,23 +31,23 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """Asks the engine to end a request without any further output."""
+    """Asks the engine to end a request. The request gets no further output."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class CancelSink:
-    """Asks the engine to cancel all requests whose outputs go to `sink`, because this gateway has disconnected."""
+    """Asks the engine to cancel all requests whose outputs go to `sink`. Sent when a gateway disconnects."""
 
     sink: Sink
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetAdapter:
-    """Asks the engine to free an adapter's memory, and to drop the answers that requests with this adapter got.
+    """Asks the engine to free an adapter's memory, and to drop the stored answers of requests that used this adapter.
 
-    The engine keeps such answers because it takes drafts from them.
+    The engine stores answers because it takes draft tokens from them.
     """
 
     digest: str
@@ -64,9 +62,9 @@ class ForgetDomain:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAdapter:
-    """Asks the engine to load an adapter, and to check that it is applied exactly.
+    """Asks the engine to load an adapter and to check that it computes the adapter's deltas correctly.
 
-    `answer` is called on the loading thread, with the error or None.
+    `answer` is called on the loading thread. Its argument is the error, or None if all is well.
     """
 
     digest: str
@@ -75,7 +73,10 @@ class ProbeAdapter:
 
 @dataclass(frozen=True, slots=True)
 class RunSessionCommand:
-    """Asks the engine to run a command on the KV of a session. `answer` is called on the engine loop's thread."""
+    """Asks the engine to run a command on the cached KV of a session.
+
+    The result is passed to `answer`, on the engine loop's thread.
+    """
 
     command: SessionCommand
     answer: Callable[[SessionMemory], None]
@@ -83,14 +84,14 @@ class RunSessionCommand:
 
 @dataclass(frozen=True, slots=True)
 class ReadStats:
-    """Asks for all counters and gauges of the engine. `answer` is called on the engine loop's thread."""
+    """Asks for all counters and gauges of the engine. They are passed to `answer`, on the engine loop's thread."""
 
     answer: Callable[[EngineStats], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Asks the engine loop to end, without waiting for running requests."""
+    """Asks the engine loop to end. It does not wait for running requests."""
 
 
 Message = (

@@ -142,7 +142,7 @@ class AdminResources:
 
 @dataclass(frozen=True, slots=True)
 class ServerResources:
-    """The services for authentication, idempotency keys, readiness and metrics, such as the database."""
+    """The services that authenticate requests, remember idempotency keys, check readiness and collect metrics."""
 
     settings: Settings
     clock: Clock

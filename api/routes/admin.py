@@ -90,7 +90,7 @@ async def get_tenants_usage(
 ) -> Page[UsageRow]:
     """Sum usage over the time range [from, to). By default this is the last 30 days of all tenants.
 
-    `tenant_id` selects one tenant, which may be deleted.
+    `tenant_id` selects one tenant, also one that was deleted.
     """
     since, until = span(start, end, resources.clock.now())
     of_tenant = None if tenant_id is None else TenantId(tenant_id)

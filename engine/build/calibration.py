@@ -1,6 +1,6 @@
-"""Measures two costs on this machine before the first request: to load KV pages from host or disk, and to prefill.
+"""Measures on this machine how long two things take: loading KV pages from host or disk, and prefilling.
 
-Writes into device pages that nobody holds yet, so it must run before the scheduler starts.
+The measurements overwrite device pages. So they must run before the scheduler starts, while no request has pages.
 """
 
 import hashlib
@@ -51,7 +51,10 @@ measured time is complete.
 
 
 def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> LoadCost:
-    """Measures how long it takes to load KV pages from host and disk, and to prefill. Overwrites device pages."""
+    """Measures the seconds for loading KV pages from host and disk, and the seconds for a prefill.
+
+    `run` runs one step of the model. Overwrites pages on the device.
+    """
     host = measure_host(storage.cache, storage.host, storage.sizes.device_pages)
     return LoadCost(
         host,
@@ -61,9 +64,10 @@ def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: S
 
 
 def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCost:
-    """Measures how long it takes to copy 1 to 16 KV pages from the host to the device.
+    """Measures the seconds for copying 1 to 16 KV pages from the host to the device.
 
-    If there is no host tier, returns a cost so high that a load is never chosen.
+    Overwrites the first `num_pages` device pages at most. If there is no host tier, returns a cost so high that the
+    engine never chooses to load from it.
     """
     if not host.num_pages:
         return _UNAVAILABLE
@@ -79,11 +83,11 @@ def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCo
 
 
 def measure_disk(disk: DiskStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
-    """Measures how long it takes to read 1 to 16 KV pages from disk, and adds the cost `host` of copying them to the
-    device.
+    """Measures the seconds for loading 1 to 16 KV pages from disk to the device.
 
-    Writes pages to disk for this, and deletes them again. If there is no disk tier, or if no page could be written,
-    returns a cost so high that a load is never chosen.
+    The result is the time of reading from disk plus `host`, the cost of copying from host to device. Writes pages to
+    disk for the measurement and deletes them again. If there is no disk tier, or if no page could be written, returns a
+    cost so high that the engine never chooses to load from disk.
     """
     if disk is None:
         return _UNAVAILABLE
@@ -109,7 +113,10 @@ def measure_disk(disk: DiskStore | None, page_bytes: int, host: TransferCost) ->
 def measure_prefill(
     run: Callable[[StepPlan], StepResult], max_tokens: int, context_tokens: int, page_tokens: int
 ) -> PrefillCost:
-    """Measures how long the base model takes to prefill, with and without earlier tokens in the context."""
+    """Measures the seconds that the base model needs for a prefill, with and without earlier tokens in the context.
+
+    `run` runs one step of the model. A measured prefill has at most 128 tokens.
+    """
     longest = min(max_tokens, context_tokens, 128)
     cells = {
         (longest, 0),

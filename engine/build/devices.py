@@ -1,6 +1,6 @@
-"""Chooses the device and the dtype of an engine, and sets up the memory allocator of the process.
+"""Chooses the device and the dtype of an engine, loads the decoder, and sets up the memory allocator of the process.
 
-Owns these choices, which are made once at start.
+All this happens once, at the engine's start.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""Builds one engine from its configuration: loads the model, allocates memory and connects the parts.
+"""Builds one engine from its configuration: loads the model, allocates memory, and connects the parts of the engine.
 
-Owns the connections between the parts. Never serves a request: EngineLoop does that with the parts built here.
+Never serves a request. EngineLoop does that.
 """
 
 from collections.abc import Callable
@@ -76,9 +76,11 @@ def build_engine(
 ) -> Engine:
     """Loads the model, allocates memory for KV and adapters, and connects all parts of the engine.
 
-    `source_for` makes the source of adapters for the model. Without `costs`, the engine measures how long loads of KV
-    pages and prefills take on this device. `seeds` draws the seed of each request that brings none. Raises
-    InvalidRequest if the model is not supported, or if the configured sizes do not fit it.
+    `source_for` returns the source from which adapters of this model are read. `seeds` draws a seed for each request
+    that has none. If `costs` is None, the engine measures two times on this device: the time to load KV pages from host
+    or disk, and the time of a prefill.
+
+    Raises InvalidRequest if the model is not supported, or if the configured sizes do not fit it.
     """
     torch.set_num_threads(config.threads)
     keep_freed_memory()

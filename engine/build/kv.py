@@ -1,4 +1,4 @@
-"""Allocates the KV memory of one engine on all tiers (device, host, disk), and builds the KV cache over it.
+"""Allocates the KV memory of one engine on all tiers (device, host, disk), and builds the KV cache that uses it.
 
 Owns the sizes of the tiers. Never moves a page between tiers: the KV cache does that.
 """
@@ -51,8 +51,9 @@ def allocate_kv_storage(
 ) -> KvStorage:
     """Allocates KV memory on the device and the host, and opens the disk tier.
 
-    Raises InvalidRequest if a size is too large for this machine, or too small to be of use: for one context, for one
-    adapter beside it, or for one page of a lower tier. Raises InvalidRequest if the KV folder cannot be used.
+    Raises InvalidRequest if a size is too large for this machine, or if the KV folder cannot be used. Raises
+    InvalidRequest if a size is too small: the device must hold one full context and one adapter, and each other tier
+    one page.
     """
     sizes = _sizes(config, model, dtype)
     _check_room_for_adapters(config, model, sizes, dtype)
@@ -69,8 +70,9 @@ def allocate_kv_storage(
 def build_kv_cache_manager(
     config: EngineConfig, storage: KvStorage, costs: CostTracker, report: Report, clock: Clock
 ) -> tuple[KvCacheManager, PageCopier]:
-    """Builds the KV cache manager over the allocated memory, and the PageCopier that copies pages for it on its own
-    threads.
+    """Builds the manager of the KV cache, and the PageCopier that copies pages for it on its own threads.
+
+    Both use the memory of `storage`.
     """
     overlaps = storage.device_memory.device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
     copier = PageCopier(storage.cache, storage.host, storage.disk, report, clock, overlaps_loads=overlaps)

@@ -1,7 +1,7 @@
 """Chooses the backend that applies LoRA adapters.
 
-The choice depends on the setting `lora_kernels`, on the device, and on whether its kernels pass their self-test.
-Without working kernels, torch applies the adapters.
+The choice follows from the setting `lora_kernels` and from the device. A backend with kernels is chosen only if its
+kernels pass their self-test on this machine. Otherwise plain torch applies the adapters.
 """
 
 import logging
@@ -28,7 +28,7 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
     """Builds the LoRA backend that the setting `lora_kernels` names.
 
     `auto` takes the kernels for this device if they work, else plain torch. Raises InvalidRequest if the name is
-    unknown, or if it names kernels that do not work here.
+    unknown, or if it names kernels that do not work on this machine.
     """
     wanted = config.lora_kernels
     if wanted not in _CHOICES:

@@ -1,7 +1,7 @@
-"""Defines the interface through which gateways use the engine.
+"""Defines the interface through which gateways (the processes that serve HTTP) use the engine.
 
-Owns only the protocol. engine/rpc/client.py implements it. Handles token ids and adapter digests, never text or
-tenants. Invariant: every failure is a `GraftworkError`.
+Owns only the interface. engine/rpc/client.py implements it. The interface has token ids and adapter digests, never text
+or tenants. Invariant: every failure is a `GraftworkError`.
 """
 
 from collections.abc import AsyncGenerator
@@ -18,45 +18,50 @@ class EngineClient(Protocol):
     """A gateway's connection to one engine process."""
 
     async def describe(self) -> EngineDescription:
-        """Returns a description of the served model. Raises Unavailable while no engine answers."""
+        """Returns a description of the model that the engine serves. Raises Unavailable if no engine answers."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
-        """Runs one request and yields its events. Closing the generator early cancels the request and frees its pages.
+        """Runs one request and yields its events. If the caller closes the generator early, the request is cancelled.
 
-        Raises InvalidRequest if the engine cannot run the request, NotFound if an adapter does not exist,
-        CapacityContended if the queue is full (the error says when to retry), or Unavailable if the engine is gone.
+        A cancelled request frees its KV pages. Raises InvalidRequest if the engine cannot run the request, NotFound if
+        an adapter does not exist, CapacityContended if the queue is full (the error says when to retry), or Unavailable
+        if the engine is gone.
         """
         ...
 
     async def run_session_command(self, command: SessionCommand) -> SessionMemory:
-        """Runs a command on the KV of a session between its turns. Returns on which tiers the KV is afterwards.
+        """Runs a command on the cached KV of a session, between two turns of the session.
 
-        Raises Unavailable while no engine answers. The session works without the command, but its next turn starts
-        later.
+        Returns how much of the KV is on each tier (device, host, disk) afterwards. Raises Unavailable if no engine
+        answers. The session still works if a command fails, but its next turn may start later.
         """
         ...
 
     async def stats(self) -> EngineStats:
-        """Reads all counters and gauges of the engine."""
+        """Returns all counters and gauges of the engine."""
         ...
 
     async def probe_adapter(self, digest: str) -> None:
-        """Checks that the engine applies a stored adapter exactly as its matrices define it.
+        """Checks that the engine computes the deltas that a stored adapter's matrices define.
 
-        Raises NotFound if the adapter's files are missing, and ValidationFailed if the engine cannot apply it exactly.
+        Raises NotFound if the adapter's files are missing, and ValidationFailed if the engine cannot apply the adapter
+        correctly.
         """
         ...
 
     async def forget_adapter(self, digest: str) -> None:
-        """Frees the memory of an adapter when no request uses it any more. A later request loads the adapter again."""
+        """Frees an adapter's memory in the engine, as soon as no request uses the adapter.
+
+        A later request loads the adapter again.
+        """
         ...
 
     async def forget_domain(self, domain: IsolationDomain) -> None:
-        """Drops all cached KV of an isolation domain (requests that may share cached KV), in memory and in files.
+        """Drops all cached KV of an isolation domain (a group of requests that may share cached KV), on all tiers.
 
-        The domain's running requests continue. Raises Unavailable while no engine answers. The files then stay on disk,
-        and the engine finds them again at its next start.
+        Running requests of the domain continue. Raises Unavailable if no engine answers. In that case the KV files stay
+        on disk, and the engine uses them again after its next start.
         """
         ...
 

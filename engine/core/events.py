@@ -1,8 +1,8 @@
-"""Defines what the engine reports about a request: admission, new tokens, and the end.
+"""Defines what the engine reports about a request: its admission, its new tokens, and its end.
 
-Owns the events and the figures in them. Never holds text, only token ids.
-Invariant: one PromptAdmitted, then any number of TokensGenerated, then one RequestFinished. An error may end this
-sequence at any point.
+Owns the events and the figures in them. Events hold token ids, never text. Invariant: the events of a request are one
+PromptAdmitted, then any number of TokensGenerated, then one RequestFinished. If an error ends the request, no event
+follows.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from graftwork.platform.ids import RequestId
 
 
 class FinishReason(StrEnum):
-    """Why a request ended normally. Any other end is a typed error."""
+    """Why a request ended normally. If a request does not end normally, it ends with a GraftworkError."""
 
     STOP = "stop"
     """The model sampled a stop token, which is the last token."""
@@ -23,7 +23,7 @@ class FinishReason(StrEnum):
 
 
 class MissReason(StrEnum):
-    """Why the KV of a part of a prompt was not found in the cache."""
+    """Why the cache did not have the KV of some part of a prompt."""
 
     NEVER_CACHED = "never_cached"
     EVICTED_PRESSURE = "evicted_pressure"
@@ -36,9 +36,9 @@ class MissReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """How many tokens of a prompt had cached KV on each tier (device, host, disk), and how many must be computed.
+    """For how many tokens of a prompt the KV was cached, by tier (device, host, disk), and for how many it was not.
 
-    Each token counts once. `cached_tokens` is the sum over the tiers.
+    The KV of the others must be computed. Each token counts once. `cached_tokens` is the sum over the tiers.
     """
 
     device_tokens: int = 0
@@ -57,7 +57,7 @@ class CacheReport:
 
     @classmethod
     def sum_of(cls, reports: "Iterable[CacheReport]") -> "CacheReport":
-        """Adds up the token counts of several prompts' reports. The result has no miss reason."""
+        """Adds up the token counts of the reports of several prompts. The sum has no miss reason."""
         counted = list(reports)
         return cls(
             device_tokens=sum(report.device_tokens for report in counted),
@@ -76,7 +76,7 @@ class PromptAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The model's own log probability of one token, before grammar, bias, penalties and temperature."""
+    """The log probability that the model gave one token, before grammar, bias, penalties and temperature change it."""
 
     logprob: float
     """The natural logarithm of the token's probability."""
@@ -86,7 +86,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokensGenerated:
-    """The tokens that one step has added to an answer, in order."""
+    """The tokens that one step has added to a request's answer, in order."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -95,7 +95,10 @@ class TokensGenerated:
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """Counts of draft tokens in one answer, and of the tokens of the request's prediction (its expected answer)."""
+    """How many tokens of one answer were drafted, and how many of those were accepted.
+
+    Also counts the tokens of the prediction (the expected answer that the client sent with the request).
+    """
 
     drafted_tokens: int = 0
     """Draft tokens that were verified."""
@@ -110,7 +113,7 @@ class DraftReport:
 
     @classmethod
     def sum_of(cls, reports: "Iterable[DraftReport]") -> "DraftReport":
-        """Adds up the token counts of several answers' reports."""
+        """Adds up the token counts of the reports of several answers."""
         return cls(*map(sum, zip(*map(astuple, [cls(), *reports]), strict=True)))
 
 

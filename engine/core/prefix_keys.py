@@ -1,14 +1,15 @@
 """Derives two things from the tokens of a request: the keys of its KV pages, and the token counts for penalties.
 
-Owns the format of page keys and the counts. Never holds KV, text or draft tokens.
+Owns the format of page keys. Never holds KV or text.
 
-A cache scope is a digest of everything, besides tokens, that two requests must have in common to share KV. A page's key
-is a digest of its cache scope and of all tokens up to the end of the page. Each key is made from the key of the page
-before. Invariant: two pages with the same key hold the same KV, in any process and on any tier. The bytes that are
-hashed begin with a tag, and each part has its length before it, so two different prefixes never hash the same bytes.
+A cache scope is a digest of all that two requests must have in common, besides tokens, to share KV. A page's key is a
+digest of the cache scope and of all tokens from the start of the prompt to the end of the page. It is computed from the
+key of the page before. Invariant: two pages with the same key hold the same KV, in any process and on any tier. The
+hashed bytes begin with a tag, and the length of each part precedes the part, so two different prefixes never hash the
+same bytes.
 
-A TokenHistory counts the known tokens of one request. It extends two flat arrays token by token, so a step never counts
-a context again. Draft tokens are counted only in the copy that a step makes.
+A TokenHistory counts the generated tokens of one request. New tokens are added to its counts, so a step never counts a
+whole context. Draft tokens are counted only in a copy, which a step makes.
 """
 
 import hashlib
@@ -32,15 +33,15 @@ _PAGE_TAG = b"graftwork/page-key/1"
 
 
 def root_key(scope: bytes) -> PageKey:
-    """Returns the key that is used as parent of the first page in a cache scope. No page has this key itself.
+    """Returns the key that stands before the first page of a cache scope, as its parent. No page has this key.
 
-    `scope` is the digest of everything, besides tokens, that requests must have in common to share KV.
+    `scope` is a digest of all that requests must have in common, besides tokens, to share KV.
     """
     return PageKey(hashlib.sha256(_framed(_ROOT_TAG) + _framed(scope)).digest())
 
 
 def child_key(parent: PageKey, token_ids: Sequence[int]) -> PageKey:
-    """Returns the key of a page that holds `token_ids`. `parent` is the key of the page before it.
+    """Returns the key of a page that holds the tokens `token_ids`. `parent` is the key of the page before.
 
     Each token id is in [0, 2^32).
     """
@@ -69,11 +70,10 @@ Edge = tuple[CacheScope, PageTokens]
 
 @dataclass(frozen=True, slots=True)
 class PrefixScope:
-    """The cache scopes of the pages of one prompt. Two prompts can share a page only if the page has the same scope in
-    both.
+    """The cache scope of each page of one prompt. Two prompts can share a page only if its scope is the same in both.
 
-    A cache scope is a digest of everything, besides tokens, that must be equal to share KV. The first `public_pages`
-    pages have the scope `public`, which all isolation domains share. The others have `own`.
+    A cache scope is a digest of all that must be equal, besides tokens, to share KV. The first `public_pages` pages
+    have the scope `public`, which is the same for all isolation domains. The other pages have the scope `own`.
     """
 
     own: CacheScope
@@ -82,18 +82,17 @@ class PrefixScope:
     public_pages: int = 0
 
     def at(self, index: int) -> CacheScope:
-        """Returns the cache scope of page `index` of the prompt: `public` for the first `public_pages` pages, else
-        `own`.
+        """Returns the cache scope of page `index` of the prompt. It decides which requests may share the page.
 
-        The scope decides which requests may share the page.
+        This is `public` for the first `public_pages` pages, else `own`.
         """
         return self.public if self.public is not None and index < self.public_pages else self.own
 
     def base_key(self, index: int, parent: PageKey | None) -> PageKey:
-        """Returns the key from which the key of page `index` of the prompt is made.
+        """Returns the key that is the parent of page `index` when the key of this page is computed.
 
-        This is `parent`, the key of the page before. Only for the first page of a cache scope it is a root key, which
-        is made from the scope and `parent`.
+        In general this is `parent`, the key of the page before. The first page of a cache scope has another parent: a
+        root key, which is computed from the scope and from `parent`, if there is one.
         """
         begins = index == 0 or (self.public is not None and index == self.public_pages)
         if not begins:
@@ -103,23 +102,23 @@ class PrefixScope:
 
 
 def pages_for(num_tokens: int, page_tokens: int) -> int:
-    """Returns how many KV pages are needed for `num_tokens` tokens, if a page holds `page_tokens` tokens."""
+    """Returns how many KV pages `num_tokens` tokens need. A page holds `page_tokens` tokens."""
     return -(-num_tokens // page_tokens)
 
 
 def edges(scope: PrefixScope, token_ids: Sequence[int], page_tokens: int) -> Iterator[Edge]:
     """Yields one edge of the prefix tree for each full page of `token_ids`, in order.
 
-    An edge is the pair (cache scope of the page, tokens of the page). Only requests with the same cache scope share a
-    page.
+    An edge is a pair (cache scope, tokens of the page). The cache scope says which requests may share the page.
     """
     for index in range(len(token_ids) // page_tokens):
         yield scope.at(index), tuple(token_ids[index * page_tokens : (index + 1) * page_tokens])
 
 
 def page_key(scope: PrefixScope, index: int, parent: PageKey | None, tokens: PageTokens) -> PageKey:
-    """Returns the key of page `index` of a prompt. The page holds `tokens`, and `parent` is the key of the page
-    before.
+    """Returns the key of page `index` of a prompt.
+
+    The page holds `tokens`. `parent` is the key of the page before, or None for the first page.
     """
     return child_key(scope.base_key(index, parent), tokens)
 
@@ -141,8 +140,9 @@ class TokenCounts:
 
 
 class TokenHistory:
-    """Counts how often one request has generated each token. The tokens of its prompt have a count too, which starts at
-    0.
+    """Counts how often one request has generated each token.
+
+    The tokens of the prompt have counts too, which start at 0.
     """
 
     def __init__(self, prompt_token_ids: Iterable[int]) -> None:
@@ -155,7 +155,7 @@ class TokenHistory:
         """The number of generated tokens that have been counted."""
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Adds 1 to the count of each of these generated tokens. Pass every generated token once, in order."""
+        """Adds generated tokens to the counts. Each generated token must be passed once."""
         for token in token_ids:
             place = self._places.setdefault(token, len(self._counted))
             if place == len(self._counted):
@@ -165,17 +165,19 @@ class TokenHistory:
             self.num_generated_tokens += 1
 
     def check_integrity(self) -> None:
-        """Checks that the counts add up to the number of generated tokens, and that each token has exactly one
-        count.
+        """Checks that each token has one count, and that the counts add up to the number of generated tokens.
+
+        Raises AssertionError if not.
         """
         assert len(self._counted.token_ids) == len(self._counted.counts) == len(self._places)
         assert all(self._places[token] == place for place, token in enumerate(self._counted.token_ids))
         assert sum(self._counted.counts) == self.num_generated_tokens, "generated tokens were counted wrongly"
 
     def copy_to(self, target: TokenCounts, draft_token_ids: Iterable[int] = ()) -> int:
-        """Appends each distinct token and its count to `target`. Returns how many tokens were appended.
+        """Appends each distinct token of this history and its count to `target`. Returns how many tokens were appended.
 
-        In `target`, the tokens in `draft_token_ids` count as generated tokens too. This history does not change.
+        The tokens in `draft_token_ids` are counted in `target` as if they had been generated. This history does not
+        change.
         """
         base = len(target)
         target.token_ids.extend(self._counted.token_ids)

@@ -1,8 +1,8 @@
 """Defines the request that a gateway sends to the engine.
 
-Owns the request and its parts, and the limits of a mixture (several adapters in one request). Holds token ids and
-adapter digests, never text or tenants. Invariant: a request never changes. The scheduler records in a RequestState how
-far a request has got.
+Owns the parts of a request, and the limits of a mixture (several adapters in one request). A request has token ids and
+adapter digests, never text or tenants. Invariant: a request never changes. The scheduler keeps the progress of a
+request in a RequestState.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class ServiceTier(StrEnum):
 
 
 class GrammarKind(StrEnum):
-    """The language of a grammar's text."""
+    """The language in which a grammar is written."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -69,9 +69,10 @@ SessionKey = NewType("SessionKey", str)
 
 @dataclass(frozen=True, slots=True)
 class KvLimits:
-    """The most bytes of cached KV that one isolation domain may keep on each tier; None sets no limit.
+    """How many bytes of cached KV one isolation domain may keep on each tier. None means no limit.
 
-    Pages above a limit move to a lower tier or are dropped. These limits never refuse a request that fits the device.
+    If a domain exceeds a limit, some of its pages move to a lower tier or are dropped. A request is never refused
+    because of these limits.
     """
 
     device_bytes: int | None = None
@@ -83,7 +84,7 @@ NO_KV_LIMITS = KvLimits()
 
 @dataclass(frozen=True, slots=True)
 class SessionUse:
-    """The session that a request continues."""
+    """The session that a request belongs to, and how much of the prompt the session has computed before."""
 
     session: SessionKey
     history_tokens: int = 0

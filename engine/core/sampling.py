@@ -1,7 +1,7 @@
-"""Defines how the next token of a request is chosen.
+"""Defines the sampling fields: the settings that decide how the next token of a request is chosen.
 
-Owns the sampling fields: their defaults, ranges, descriptions and checks. Never depends on a vocabulary.
-gRPC messages carry the fields that are defined here, and the HTTP API takes its ranges from here.
+Owns the default, the range, the description and the check of each field. Never depends on a vocabulary. gRPC messages
+and the HTTP API use these definitions.
 """
 
 import math
@@ -45,8 +45,9 @@ class Range:
         return " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
 
     def bounds(self) -> dict[str, float]:
-        """Returns the bounds that are not None, by the names that pydantic's `Field` has for them, such as `ge` and
-        `lt`.
+        """Returns the bounds that are not None, by their names: `ge`, `gt`, `le`, `lt`.
+
+        pydantic's `Field` has parameters of the same names.
         """
         bounds = {"ge": self.ge, "gt": self.gt, "le": self.le, "lt": self.lt}
         return {name: bound for name, bound in bounds.items() if bound is not None}
@@ -59,7 +60,7 @@ def _described(description: str, **bounds: float) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling fields of one request. To add a field, add one line here and the code that uses it."""
+    """The sampling fields of one request. A new field needs one line here and the code that uses it."""
 
     max_tokens: int = field(metadata=_described("The most tokens to generate.", ge=1))
     temperature: float = field(
@@ -114,9 +115,9 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always chosen, without noise.
+        """Whether the most likely token is always chosen. True for temperature 0.
 
-        This includes tiny temperatures: dividing by them would overflow fp32.
+        Also true for a temperature so small that dividing by it would overflow fp32.
         """
         return self.temperature < _GREEDY_BELOW
 

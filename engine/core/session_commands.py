@@ -1,7 +1,7 @@
-"""Defines the commands for the KV of a session between its turns, and the engine's reply.
+"""Defines the commands for the cached KV of a session between its turns, and the engine's reply.
 
-Owns the command and the report of where the KV is. engine/kv/session_cache.py carries the commands out.
-Invariant: a command never changes an answer, only how fast the next turn starts.
+engine/kv/session_cache.py runs the commands. Invariant: a command never changes an answer, only how fast the next turn
+starts.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class ToolWait:
 
 @dataclass(frozen=True, slots=True)
 class SessionCommand:
-    """A command for the KV of one session's history."""
+    """A command for the cached KV of one session."""
 
     verb: SessionVerb
     session: SessionKey
@@ -59,9 +59,10 @@ class SessionCommand:
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """How many tokens of a session's history have their KV on each tier (device, host, disk).
+    """For how many tokens of a session's history the KV is cached, by tier (device, host, disk).
 
-    A token counts once, on the tier nearest to the model. The sizes in bytes count every copy.
+    If the KV of a token is on several tiers, the token counts once, on the first of these tiers. The sizes in bytes
+    count the copies on all tiers.
     """
 
     device_tokens: int = 0
@@ -78,7 +79,5 @@ class SessionMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the session's KV on all tiers together. A page with copies on several tiers counts once for each
-        copy.
-        """
+        """Bytes of the session's KV on all tiers together. A page that is on two tiers counts twice."""
         return self.device_bytes + self.host_bytes + self.disk_bytes

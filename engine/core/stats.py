@@ -1,7 +1,7 @@
-"""Defines what an engine reports about itself: a fixed description, counters and gauges.
+"""Defines what an engine reports about itself: a description of its model, counters and gauges.
 
-Owns the definition of every figure: its name, kind and help text. gRPC messages and `/metrics` carry what is defined
-here. Never counts anything: the scheduler, the adapters and the KV cache count, and the engine loop reads the figures.
+Owns the name, the kind and the help text of each figure. gRPC messages and `/metrics` carry these figures. Counts
+nothing itself: the scheduler, the adapter pool and the KV cache count, and the engine loop collects the figures.
 """
 
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class EngineCounters:
 class EngineStats(EngineCounters):
     """The values of all counters and gauges at one time.
 
-    If several fields have the same metric and labels, `/metrics` shows their sum.
+    `/metrics` adds up the fields that have the same metric and the same labels.
     """
 
     running_requests: int = field(
@@ -126,7 +126,7 @@ class EngineStats(EngineCounters):
 
     @property
     def drafted_tokens(self) -> int:
-        """The number of draft tokens that were verified since the engine's start."""
+        """The number of draft tokens that the model has verified (accepted or rejected) since the engine's start."""
         return self.forced_drafts + self.accepted_drafts + self.rejected_drafts
 
     @property

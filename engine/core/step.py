@@ -1,7 +1,7 @@
-"""Defines the plan of one forward pass and its result.
+"""Defines the plan of one step (one forward pass) and its result.
 
-Owns the contract between the scheduler, which makes the plan, and the runner, which executes it. Never imports torch.
-Invariant: a plan has at most one slice (part) of each request.
+The scheduler makes the plan, and the runner executes it. Never imports torch. Invariant: a plan has at most one slice
+(part) of each request.
 """
 
 from collections.abc import Mapping
@@ -21,20 +21,20 @@ from graftwork.platform.ids import RequestId
 
 
 class MaskRow(Protocol):
-    """The tokens that a grammar allows at one position of an answer. `fill` computes them during the forward pass."""
+    """The tokens that a grammar allows at one position of an answer. They are computed only when `fill` is called."""
 
     def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
-        """Sets the bits of the allowed tokens in `words`, a bitmask. A word has the bits of 32 tokens, the lowest bit
-        first.
+        """Sets the bits of the allowed tokens in the bitmask `words`. Token 0 has the lowest bit of the first word.
 
-        Sets no bit if the answer is complete. Returns the error that ends the request, or None.
+        A word has the bits of 32 tokens. If the answer is complete, sets no bit. If the request must fail, returns the
+        error with which it ends; else returns None.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """Everything but the logits that the sampler needs to choose one token."""
+    """What the sampler needs to choose one token, besides the logits."""
 
     params: SamplingParams
     seed: int
@@ -53,10 +53,10 @@ class SampleSpec:
 
 @dataclass(frozen=True, slots=True)
 class RequestSlice:
-    """A part of one request that a step computes: the tokens at positions [start, start + len(token_ids)).
+    """The tokens of one request that a step computes: those at positions [start, start + len(token_ids)).
 
-    The last `num_drafts` of these tokens are drafts to verify. The tokens before them are known: they are part of the
-    prompt or of the answer.
+    The last `num_drafts` of these tokens are drafts, which the step verifies. The tokens before them are known: they
+    belong to the prompt or to the answer.
     """
 
     request_id: RequestId
@@ -83,10 +83,9 @@ class RequestSlice:
 
     @property
     def known_end(self) -> int:
-        """The end of the known tokens (those that are not drafts) in this part of the request.
+        """The position after the last known token of this slice. Known tokens are those that are not drafts.
 
-        This is the position of the first draft token, or the end of the part if it has none. The prompt starts at
-        position 0.
+        Positions are counted from the start of the prompt.
         """
         return self.end - self.num_drafts
 

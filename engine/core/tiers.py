@@ -1,11 +1,11 @@
-"""Defines the tiers that can hold a page of KV, and the type of a page number. Never holds a page itself."""
+"""Names the tiers (device, host, disk) that can hold KV pages, and the type of a page number."""
 
 from enum import StrEnum
 from typing import NewType
 
 
 class Tier(StrEnum):
-    """A kind of memory that can hold KV pages. The tier nearest to the model comes first."""
+    """A kind of memory that can hold KV pages. The tiers are in the order of their speed, the fastest first."""
 
     DEVICE = "device"
     HOST = "host"

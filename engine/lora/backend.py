@@ -1,11 +1,11 @@
-"""Defines the interface of a LoRA backend. An engine chooses one backend at start, by its device (see
-engine/build/lora.py).
+"""Defines the interface of a LoRA backend. An engine chooses one backend at its start (see engine/build/lora.py).
 
-A backend is told when an adapter comes to the device (`place`) and when it leaves (`forget`). Once in each step, `step`
-returns the object that all layers of the decoder call.
+The adapter pool calls `place` when an adapter has been copied to the device, and `forget` when it leaves the device.
+The runner calls `step` once in each step. The layers of the decoder then call the object that `step` returns.
 
-LoraPool owns the adapters. A backend owns only what it derives from the adapters on the device: packed copies and
-tables of addresses. Invariant: nothing that is derived from an adapter outlives `forget`.
+LoraPool owns the adapters. A backend owns only what it makes from the adapters on the device: copies of their matrices,
+and tables of the addresses of their matrices. Invariant: after `forget`, nothing that was made from the adapter is
+left.
 """
 
 from collections.abc import Sequence
@@ -18,58 +18,71 @@ from graftwork.engine.lora.torch_backend import Segment
 
 
 class StepLora(Protocol):
-    """Applies the adapters of one step. The object is valid until the next step, or until an adapter is placed or
-    forgotten.
+    """Applies the adapters of one step.
+
+    The object must not be used after the next step has begun, or after any adapter was placed or forgotten.
     """
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Adds each row's LoRA delta to the output of the base model's linear layers in one group, in place.
+        """Adds the LoRA delta of each row's adapter to `y`, in place. A row is one token of the step.
 
-        A group is the layers with the same input, such as q, k and v.
+        `group` names the linear layers to change: layers with the same input, such as q, k and v. `x` is their input,
+        and `y` is the output of the base model's weights.
 
         x: [num_rows, in_features], y: [num_rows, out_features of the group].
         """
         ...
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Applies each row's adapter to the base model's embeddings, in place: adds a LoRA delta, or inserts a saved
-        embedding.
+        """Changes the base model's embeddings of the tokens, in place, as each token's adapter says.
+
+        An adapter either adds a LoRA delta, or brings an embedding of its own, which replaces the base model's.
 
         hidden: [num_rows, hidden_size], token_ids: [num_rows].
         """
         ...
 
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
-        """Applies each row's adapter to the base model's logits, in place: adds a LoRA delta, or inserts a saved head's
-        logits.
+        """Changes the base model's logits, in place, as each token's adapter says.
 
-        x: [num_sampled, hidden_size], logits: [num_sampled, vocab]. Both may have further rows, which are padding.
+        An adapter either adds a LoRA delta, or brings an output head of its own. The logits of that head replace the
+        base model's.
+
+        x: [num_sampled, hidden_size], logits: [num_sampled, vocab]. There is one row for each token whose next token
+        the step samples. Both may have more rows at the end, which are padding.
         """
         ...
 
 
 class LoraBackend(Protocol):
-    """Applies adapters to the rows of each step. Only the engine loop's thread calls it."""
+    """Applies adapters to the tokens of each step. Only the engine loop's thread calls it."""
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
-        """Makes an adapter ready to be applied, after its weights were copied to the device or moved on it.
+        """Prepares an adapter for use, after its weights were copied to the device or moved within device memory.
 
-        The tensors of `on_device` are views of the device's memory. `on_host` holds equal tensors that are cheap to
-        read.
+        The tensors of `on_device` are views of the device's memory. `on_host` has the same values in host memory, where
+        they can be read without waiting for the device.
         """
         ...
 
     def forget(self, digest: str) -> None:
-        """Drops every view of an adapter's weights, because they leave the device or are moved on it."""
+        """Drops everything that was made from an adapter's weights on the device.
+
+        Called before the weights leave the device or are moved within device memory.
+        """
         ...
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
-        """Prepares the LoRA work of one step. Each segment is a range of rows that use the same adapter or mixture.
+        """Prepares the LoRA work of one step.
 
-        `num_rows` counts all rows of the batch, including padding.
+        A segment is a range of rows (tokens of the step) that use the same adapter, or the same mixture (several
+        adapters with weights). `num_rows` counts all rows of the step, including padding.
         """
         ...
 
     def check_integrity(self) -> None:
-        """Checks that the copies and tables that are derived from adapters are complete and consistent."""
+        """Checks the backend's own records of the placed adapters, such as its address tables.
+
+        Raises AssertionError if they contradict each other.
+        """
         ...

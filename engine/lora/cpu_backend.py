@@ -1,15 +1,16 @@
-"""Applies LoRA adapters on CPUs. A compiled kernel (cpu_kernel.py) serves rows that decode; torch serves rows of
-prefill chunks.
+"""Applies LoRA adapters on CPUs. A compiled kernel (cpu_kernel.py) serves decoding rows. Torch serves prefill chunks.
 
-Each group of projections (linear layers with the same input) has a table with an entry for each adapter on the device.
-The entry holds the addresses of the adapter's matrices, so the kernel reads the matrices where they are. A step copies
-nothing and builds only a list of its rows, so it costs the same for any mix of adapters.
+A row is one token of the step. There is a table for each group of projections (linear layers with the same input). The
+table has one entry for each adapter on the device: the addresses of the adapter's matrices. The kernel reads the
+matrices at these addresses, so a step copies no weights.
 
-The kernel and torch round differently. So the choice between them for a row must never depend on the other rows of the
-batch. It depends only on the tokens of the row's own request in this step (see runner/input_batch.py): a draft or a
-single known token decodes, several known tokens are a chunk. At the output head the kernel serves all rows.
+The kernel and torch round differently. So which of the two serves a row must not depend on other requests. It depends
+only on how many known tokens (tokens that are not drafts) the row's own request has in this step. Several known tokens
+are a prefill chunk. A single known token is a decoding row, and so is each draft token (see runner/input_batch.py). At
+the output head the kernel serves all rows.
 
-Invariant: an entry holds addresses only between `place` and `forget`. An unused entry is all zeros and adds nothing.
+Invariant: an adapter's addresses are in the tables only between `place` and `forget`. An unused entry is all zeros and
+adds nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,10 +43,10 @@ _FIRST_SLOTS = 16
 
 
 class AddressTables:
-    """Owns the addresses of the matrices of every adapter on the device.
+    """Owns the tables with the addresses of the matrices of all adapters on the device.
 
-    There is a table for each group of projections (linear layers with the same input). An adapter has the same row
-    number, its slot, in every table.
+    There is one table for each group of projections (linear layers with the same input). An adapter has the same row
+    number in every table. This number is its slot.
     """
 
     def __init__(self, shapes: Mapping[GroupKey, GroupShape], dtype: torch.dtype) -> None:
@@ -59,12 +60,12 @@ class AddressTables:
 
     @property
     def num_slots(self) -> int:
-        """The number of adapters for which the tables have rows now. The tables grow if more are needed."""
+        """The number of rows in each table: one for each adapter on the device, and free rows for more adapters."""
         return len(self._slots) + len(self._free)
 
     @property
     def widest(self) -> int:
-        """The largest number of features in any input or output of the linear layers that have tables."""
+        """The largest number of input or output features of any linear layer that has a table."""
         return max(max(shape.in_features, *shape.widths) for shape in self._shapes.values())
 
     def enter(self, adapter: ResidentAdapter) -> None:
@@ -80,8 +81,9 @@ class AddressTables:
         self._num_ranks[adapter.digest] = max((delta.num_ranks for delta in adapter.deltas.values()), default=0)
 
     def leave(self, digest: str) -> None:
-        """Removes an adapter from the tables: sets its addresses to zero. Does nothing if the adapter is not in the
-        tables.
+        """Removes an adapter from the tables: sets its addresses to zero.
+
+        Does nothing if the adapter is not in the tables.
         """
         slot = self._slots.pop(digest, None)
         if slot is None:
@@ -95,9 +97,9 @@ class AddressTables:
         return self._slots[digest]
 
     def ranks_of(self, digest: str) -> int:
-        """Returns the largest number of ranks that an adapter has in one group of projections (such as q, k and v).
+        """Returns the largest total rank of an adapter over all groups of projections.
 
-        The ranks of the group's projections are added up.
+        The total rank of a group is the sum of the ranks of its linear layers, such as q, k and v.
         """
         return self._num_ranks[digest]
 
@@ -152,7 +154,7 @@ def _address(matrix: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -
 
 
 class KernelProduct:
-    """Adds the LoRA deltas of the rows that decode. The compiled kernel computes two rows at a time."""
+    """Adds the LoRA deltas of the decoding tokens of a step. The compiled kernel computes two tokens at a time."""
 
     def __init__(self, tables: AddressTables, pairs: Pairs, scratch: Floats) -> None:
         self._tables = tables
@@ -174,7 +176,7 @@ def _matrix(rows: torch.Tensor) -> Matrix:
 
 
 class CpuLora:
-    """The LoRA backend for CPUs: a compiled kernel serves rows that decode, torch serves rows of prefill chunks."""
+    """The LoRA backend for CPUs. A compiled kernel serves decoding tokens, and torch serves prefill chunks."""
 
     def __init__(self, tables: AddressTables, rest: TorchLora) -> None:
         """`rest` applies the adapters of the rows that the kernel does not serve."""
@@ -235,9 +237,10 @@ def _by_twos(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def build_cpu_lora(model: ModelConfig, dtype: torch.dtype, rest: TorchLora) -> CpuLora:
-    """Returns the CPU backend, with empty tables for all groups of projections of a model and for its output head.
+    """Returns the CPU backend. Its tables of the adapters' addresses are empty.
 
-    `rest` applies the adapters of the rows that the compiled kernel does not serve.
+    There is a table for each group of projections of the model, and one for its output head. `rest` applies the
+    adapters to the tokens that the compiled kernel does not serve.
     """
     shapes = {
         (layer, group.name): GroupShape.of(model, group.targets)

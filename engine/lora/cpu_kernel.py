@@ -1,17 +1,18 @@
-"""Computes the LoRA deltas of decoding rows on a CPU: y += sum over a row's adapters of weight * scales * (x @ A.T) @
-B.
+"""Computes the LoRA deltas of decoding rows on a CPU. Each adapter of a row adds weight * scales * (x @ A.T) @ B to y.
 
-One call applies one group of projections of one layer to all rows. The kernel reads the adapters' own matrices and
-copies nothing, so a change of the batch costs nothing. It computes rows in pairs, because a matrix that is read once
-serves both. A row without a partner is paired with itself. Invariant: both rows of a pair run the same instructions, so
-a row gets the same bits beside any neighbour. cpu_selftest.py checks that on each machine.
+A row is one token of the step. `weight` is the adapter's weight in a mixture (several adapters in one request), else 1.
 
-Sums are fp32 and are rounded once, into y. bf16 elements are widened exactly and rounded to the nearest, ties to even;
-a NaN stays a NaN. Ranks come in pages of eight.
+One call serves all rows, for one group of projections of one layer. The kernel reads the adapters' matrices where they
+are. It computes two rows of the same adapter together, so it reads each matrix once for both. A row that is left over
+is paired with itself. Invariant: both rows of a pair run the same instructions, so the bits of a row do not depend on
+the other row. cpu_selftest.py checks that on each machine.
 
-numba compiles this file at the first call. It stores the result in `__pycache__`, or in the user's cache folder if that
-cannot be written (`NUMBA_CACHE_DIR` names another), and compiles again when this file's date changes. So all compiled
-code must be in this file. The import loads numba: import this file only on CPUs.
+Sums are fp32 and are rounded once, when they are added to y. Rounding to bf16 is to the nearest, ties to even; a NaN
+stays a NaN. Ranks are padded to a multiple of eight.
+
+numba compiles this file at the first call, and again when this file changes. It does not notice changes in other files,
+so all compiled code must be here. The machine code is stored in `__pycache__`, or in the folder that `NUMBA_CACHE_DIR`
+names. Importing this file loads numba, so import it only on CPUs.
 """
 
 from collections.abc import Callable, Iterator
@@ -277,13 +278,13 @@ array_at = cast(Callable[[Any, int], Elements], numba.carray)
 
 @_compiled
 def elements_at(address: int, count: int, like: Any) -> Elements:
-    """Returns `count` elements at a memory address, as an array of the same type as `like`. Copies nothing."""
+    """Returns an array of the `count` elements at a memory address, without a copy. The dtype is the type of `like`."""
     return array_at(pointer(address, like), count)
 
 
 @_compiled
 def row_of(matrix: Matrix, row: int, like: Any) -> Elements:
-    """Returns one row of a matrix, as an array of the same type as `like`. Copies nothing."""
+    """Returns one row of a matrix as an array, without a copy. The dtype is the type of `like`."""
     address, row_stride, columns = matrix
     start = row * row_stride
     return elements_at(address, start + columns, like)[start:]
@@ -394,11 +395,11 @@ def _expand_all(
 
 @_compiled_and_kept
 def add_to_rows(y: Matrix, x: Matrix, group: Group, rows: Pairs, scratch: Floats, like: Any) -> None:
-    """Adds the LoRA deltas of one group of projections to rows of y, in place. The inputs are the same rows of x.
+    """Adds the LoRA deltas of one group of projections to rows of y, in place. Row i of x is the input of row i of y.
 
     `like` is any value of the element type of x and y: np.float32, or np.uint16 for bf16. `scratch` is overwritten:
-    [SCRATCH_ROWS, width], where width is at least the number of columns of x, the number of columns of any slice of y,
-    and the sum of the ranks of all adapters of one pair of rows.
+    [SCRATCH_ROWS, width]. Its width must be at least the number of columns of x, the number of output columns of any
+    projection, and the sum of the ranks of all adapters of one pair of rows.
     """
     table, slices = group
     pairs, parts, _ = rows

@@ -1,8 +1,9 @@
-"""Tests the CPU kernel at start, before an engine relies on it.
+"""Tests the CPU kernel at the engine's start, before any request uses it.
 
-Checks that the kernel compiles, that its results are right, and that a row's result does not depend on other rows.
-numba compiles for the processor that it finds, and the compiler chooses the order of a sum. So only a test tells
-whether a row gets the same bits in both places of a pair and beside any neighbour.
+The test checks three things: the kernel compiles, its results are right, and the result for a token does not depend on
+the other tokens of the step. The kernel computes tokens in pairs. numba compiles for the processor of this machine, and
+the compiler chooses the order of sums. So only a test can show whether a token gets the same bits in both places of a
+pair.
 
 The test also compiles the kernel, or loads it from numba's cache, so that no request waits for that.
 """
@@ -30,9 +31,9 @@ sums.
 
 
 def why_cpu_kernel_fails(dtype: torch.dtype) -> str | None:
-    """Returns what is wrong with the compiled CPU kernel on this machine, as a text for the log.
+    """Returns what is wrong with the compiled CPU kernel on this machine, as a text for the log, or None.
 
-    Returns None if every row's result is right and has the same bits beside any other row.
+    Checks that the results are right, and that a token gets the same bits beside any other token.
     """
     try:
         return _failure(dtype)

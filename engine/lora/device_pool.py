@@ -1,11 +1,12 @@
-"""Keeps adapters in device memory. Each adapter has a run of consecutive frames. A frame is the memory of one KV page.
+"""Keeps adapters in device memory. Device memory is divided into frames: a frame has the size of one KV page.
 
-Owns where each adapter is, who uses it, and when it was last used. A pinned adapter is never evicted. Idle adapters and
-KV pages share one eviction order. In this order an idle adapter is treated like a page whose lease (reserved time) is
-over, because the host still has the adapter's weights.
+Owns which frames each adapter has, which requests use the adapter, and when it was last used. The frames of an adapter
+are adjacent. An adapter is pinned while requests use it, and a pinned adapter is never evicted. An adapter that is not
+pinned is idle. Idle adapters and KV pages have one common eviction order. An idle adapter is evicted as early as a KV
+page whose lease (time for which it is kept) is over, because its weights can be copied from the host again.
 
-Invariant: KV pages cannot take the part of device memory that is reserved for adapters. Adapters cannot take the part
-that is reserved for KV pages (see KvSizes).
+Invariant: some frames are reserved for adapters, and KV pages cannot take them. Others are reserved for KV pages, and
+adapters cannot take them (see KvSizes).
 """
 
 from collections import OrderedDict
@@ -25,7 +26,7 @@ from graftwork.engine.lora.resident_adapter import ResidentAdapter
 
 
 class PlacementResult(Enum):
-    """Says whether adapters could be placed on the device, and if not, what is in the way."""
+    """Says whether adapters could be copied to the device. If not, says which memory is in use."""
 
     DONE = auto()
     SHARE_IN_USE = auto()
@@ -48,10 +49,10 @@ class _Slot:
 
 
 class DeviceAdapterPool:
-    """Owns the adapters on the device by digest, the least recently used first.
+    """Owns the adapters in device memory, by digest, the least recently used first.
 
-    KV pages may evict idle adapters to get their memory. For this, the pool implements FrameUser, the interface of
-    whatever uses device memory besides KV pages.
+    When KV pages need memory, they may evict idle adapters (adapters that no request uses). For this, the pool
+    implements FrameUser, the interface of everything besides KV pages that uses device memory.
     """
 
     def __init__(
@@ -92,12 +93,15 @@ class DeviceAdapterPool:
         return digest in self._slots and self._slots[digest].num_pins > 0
 
     def pin(self, digest: str) -> None:
-        """Adds one user of an adapter, and marks the adapter as just used. An adapter with users is not evicted."""
+        """Adds one pin to an adapter, so that it is not evicted, and marks it as just used.
+
+        Each request that uses the adapter has one pin.
+        """
         self._slots[digest].num_pins += 1
         self._touch(digest)
 
     def unpin(self, digest: str) -> None:
-        """Removes one user of an adapter. An adapter without users is idle and may be evicted."""
+        """Removes one pin from an adapter. An adapter without pins is idle and may be evicted."""
         self._slots[digest].num_pins -= 1
         if not self.is_pinned(digest):
             self._touch(digest)
@@ -109,10 +113,9 @@ class DeviceAdapterPool:
     # ---- coming and going -------------------------------------------------------------------------------------
 
     def why_never(self, adapters: Sequence[ResidentAdapter]) -> str | None:
-        """Returns None if these adapters can be on the device together. Else returns why they never can, and what to
-        change.
+        """Returns why these adapters can never be on the device together, and which setting to change.
 
-        Reads only sizes that never change, so any thread may call this method.
+        Returns None if they can be. Reads only sizes that never change, so any thread may call this method.
         """
         num_bytes = sum(adapter.num_bytes for adapter in adapters)
         if self._most_bytes is not None and num_bytes > self._most_bytes:
@@ -130,9 +133,10 @@ class DeviceAdapterPool:
         return None
 
     def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
-        """Copies adapters to the device, either all of them or none.
+        """Copies adapters to the device, either all of them or none. The result says whether they were copied.
 
-        To make room, evicts idle adapters, except those whose digest is in `spared`, and idle KV pages.
+        To make room, evicts idle KV pages and idle adapters (those that no request uses). Never evicts the adapters
+        whose digests are in `spared`.
         """
         room = self._make_room(on_host, spared)
         if room is not PlacementResult.DONE:
@@ -147,7 +151,10 @@ class DeviceAdapterPool:
         return PlacementResult.DONE
 
     def evict(self, digest: str) -> None:
-        """Removes an adapter that nobody uses from the device, and frees its memory."""
+        """Removes an adapter from the device and frees its memory.
+
+        Raises AssertionError if a request uses the adapter.
+        """
         slot = self._slots.pop(digest)
         assert not slot.num_pins, f"{digest} is in use"
         self.num_bytes -= slot.adapter.num_bytes
@@ -195,11 +202,12 @@ class DeviceAdapterPool:
     def to_drain(
         self, coming: Sequence[ResidentAdapter], draining: Collection[str], spared: Collection[str]
     ) -> set[str]:
-        """Returns the digests of the adapters that must leave the device before `coming` fits, so that they can be
-        drained.
+        """Returns the digests of the adapters that must leave the device so that the adapters `coming` fit.
 
-        A drained adapter takes no new requests, so it becomes idle. First come the adapters in `draining`; if these are
-        not enough, then the least recently used adapters that are not in `spared`.
+        The caller then drains them: it lets no new request use them, so that each becomes idle and can be evicted.
+
+        The adapters in `draining` are chosen first. If they are not enough, the least recently used adapters that are
+        not in `spared` are chosen too.
         """
         chosen = [*draining]
         chosen += [digest for digest in self._slots if digest not in draining and digest not in spared]
@@ -208,7 +216,7 @@ class DeviceAdapterPool:
         return set(chosen if victims is None else victims)
 
     def frames_for(self, adapters: Iterable[ResidentAdapter]) -> int:
-        """Returns how many frames (memory of one KV page each) these adapters take together."""
+        """Returns how many frames these adapters need together. A frame has the size of one KV page."""
         return sum(map(self._frames_of, adapters))
 
     def _frames_of(self, adapter: ResidentAdapter) -> int:
@@ -249,19 +257,23 @@ class DeviceAdapterPool:
         return not self.is_pinned(digest) and digest not in self.wanted
 
     def first_idle(self, may_go: Callable[[str], bool]) -> str | None:
-        """Returns the digest of the least recently used adapter that is not pinned and for which `may_go` is true.
+        """Returns the digest of the least recently used adapter that is idle and for which `may_go` returns True.
 
-        Returns None if there is no such adapter.
+        An adapter is idle if no request uses it. Returns None if there is no such adapter.
         """
         return next((digest for digest in self._slots if not self.is_pinned(digest) and may_go(digest)), None)
 
     def last_used(self, digest: str) -> int:
-        """Returns when an adapter was last used, as a number of ticks. The prefix tree counts the ticks."""
+        """Returns when an adapter was last used, in ticks of the KV cache's prefix tree.
+
+        KV pages record their last use in the same ticks, so the two can be compared.
+        """
         return self._slots[digest].last_used
 
     def check_integrity(self) -> None:
-        """Checks the counts of bytes and frames (the memory of one KV page each), and that each adapter's tensors are
-        in its own frames.
+        """Checks that the recorded sizes are right, and that each adapter's tensors are in the memory of that adapter.
+
+        Checks the LoRA backend too. Raises AssertionError if something is wrong.
         """
         self.frame_allocator.check_integrity()
         self._lora.check_integrity()

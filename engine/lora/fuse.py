@@ -1,6 +1,7 @@
-"""Turns an adapter's matrices into the form that the forward pass uses: one block of memory, in the engine's dtype.
+"""Converts an adapter, as it was read from its files, into the form that the forward pass uses.
 
-Owns no state. Runs on a loading thread, never in the engine loop.
+In this form all tensors are in one block of memory and have the engine's dtype. Owns no state. Runs on a loading
+thread, never in the engine loop.
 """
 
 import math
@@ -29,15 +30,16 @@ Module = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class BaseModules(Protocol):
-    """Gives access to the base model's linear layers, which some adapters need.
+    """Gives access to the weights and biases of the base model's linear layers, which some adapters need.
 
-    DoRA needs a layer's weight to rescale its outputs. A trained bias replaces the layer's own bias.
+    A DoRA adapter rescales the outputs of a layer, and computes the scales from the layer's weight. A trained bias
+    replaces the layer's own bias.
     """
 
     def module(self, layer: int, target: str) -> Module:
-        """Returns the weight and the bias of one linear layer of the base model. Both may be copies.
+        """Returns the weight and the bias of one linear layer of the base model. Each may be a copy.
 
-        `target` is the layer's name, such as "q_proj". HEAD_LAYER and "lm_head" name the output head.
+        `target` is the layer's name, such as "q_proj". The output head has `layer` HEAD_LAYER and `target` "lm_head".
         """
         ...
 
@@ -51,7 +53,7 @@ class BaseModules(Protocol):
 def build_resident(weights: AdapterWeights, base: BaseModules, dtype: torch.dtype) -> ResidentAdapter:
     """Builds an adapter in CPU memory, ready to be copied to the device in one transfer.
 
-    Raises ValidationFailed if a value does not fit `dtype`: it would become infinite and spoil other requests' rows.
+    Raises ValidationFailed if a value is too large for `dtype`. Such a value would become infinite.
     """
     deltas: dict[tuple[int, str], GroupDelta] = {}
     for layer in sorted({layer for layer, _ in (*weights.pairs, *weights.biases)}):

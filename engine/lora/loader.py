@@ -26,7 +26,7 @@ _LOADS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class AdapterLoaded:
-    """The message that tells the engine loop the result of a load: the adapter, or the error."""
+    """Tells the engine loop the result of one load: the adapter, or the error."""
 
     digest: str
     outcome: ResidentAdapter | GraftworkError
@@ -38,7 +38,10 @@ def adapter_too_large(message: str, param: str | None = None) -> ValidationFaile
 
 
 class AdapterLoader:
-    """Reads adapters into host memory and turns them into the form that the forward pass uses, on its own threads."""
+    """Reads adapters from files into host memory, on its own threads.
+
+    Also converts them into the form that the forward pass uses (see fuse.py).
+    """
 
     def __init__(
         self, source: AdapterSource, base: BaseModules, dtype: torch.dtype, deliver: Callable[[AdapterLoaded], None]
@@ -52,9 +55,9 @@ class AdapterLoader:
         self.loading: set[str] = set()
 
     def start(self, digest: str) -> None:
-        """Starts to load an adapter on a loading thread.
+        """Starts to load an adapter on a loading thread. The engine loop gets the result as an AdapterLoaded message.
 
-        Does nothing if this adapter is already loading, or if the maximum number of loads already runs.
+        Does nothing if this adapter is already loading, or if the maximum number of loads is already running.
         """
         if digest not in self.loading and len(self.loading) < _LOADS_AT_ONCE:
             self.loading.add(digest)
@@ -66,9 +69,10 @@ class AdapterLoader:
         why_never: Callable[[Sequence[ResidentAdapter]], str | None],
         answer: Callable[[GraftworkError | None], None],
     ) -> None:
-        """Loads an adapter only to check that its deltas equal those of plain torch, and that it could ever be placed.
+        """Loads an adapter only to test it. Tests that the engine computes the same deltas as plain torch.
 
-        `why_never` and `answer` are called on the loading thread, `answer` with the error or None.
+        Also asks `why_never` whether the adapter fits on the device. Calls `answer` with the error, or with None if all
+        is well. Both are called on the loading thread.
         """
         self._threads.submit(self._probe, digest, why_never, answer)
 

@@ -1,19 +1,19 @@
-"""Copies several adapters side by side into one stack of matrices (a pack). Then few products serve many adapters with
-few rows each.
+"""Copies the matrices of several adapters side by side (a pack), so that one matrix product serves several adapters.
 
-A and B are the low-rank factors of an adapter. The rows of a product are cut into blocks. Each block has the adapters
-that its rows use:
+This is for adapters with few rows each. A row is one token of the step. A and B are the low-rank factors of an adapter.
+The rows of a product are cut into blocks. A block is multiplied by the factors of all adapters that its rows use:
 
     block 0    rows of a, a, b, …    @    [A of a | A of b | 0]    →    v, other adapters' ranks set to 0    @    B's
     block 1    rows of b, c, c, …    @    [A of b | A of c | A of d]
 
-For a row, other adapters' ranks are exact zeros, and adding exact zeros keeps the bits of a sum. Measurements
-(benchmarks/row_bits.py) gave two rules under which a row gets the same bits in every pack. This file keeps them:
+In the row's v, the ranks of other adapters are set to zero. Adding an exact zero does not change the bits of a sum.
+This file keeps two rules, so that a row gets the same bits in every pack. The rules come from measurements
+(benchmarks/row_bits.py):
 
 - A product has at least `min_rows` rows and `min_columns` columns (see BatchInvariance). Then the other rows and
-  columns do not matter.
-- The ranks of a row start at a multiple of eight, and a sum has at most `WINDOW_RANKS` ranks. Then the number of zeros
-  before and after the row's own ranks does not matter.
+  columns do not change the bits.
+- The ranks of an adapter start at a multiple of eight, and a sum has at most `WINDOW_RANKS` ranks. Then the number of
+  zeros before and after these ranks does not change the bits.
 """
 
 from collections import OrderedDict
@@ -30,7 +30,7 @@ WINDOW_RANKS = 192
 
 @dataclass(frozen=True, slots=True)
 class AdapterMix:
-    """The adapter of a row, or the mixture of several weighted adapters that the row uses."""
+    """The adapters that a token of a step uses, each with its weight: one adapter, or several (a mixture)."""
 
     parts: tuple[tuple[ResidentAdapter, float], ...]
 
@@ -40,7 +40,10 @@ class AdapterMix:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether the adapters consist of low-rank factors of linear layers only. Always true for a mixture."""
+        """Whether the adapters change linear layers only, and only by low-rank factors.
+
+        Always true if there are several adapters.
+        """
         return all(adapter.is_low_rank for adapter, _ in self.parts)
 
     @property
@@ -50,7 +53,7 @@ class AdapterMix:
 
     @property
     def single(self) -> ResidentAdapter | None:
-        """The adapter, if there is only one and its weight is 1. None for a mixture or for another weight."""
+        """The only adapter, if its weight is 1. None for a mixture (several adapters), or if the weight is not 1."""
         (adapter, weight), *others = self.parts
         return adapter if weight == 1.0 and not others else None
 
@@ -61,10 +64,10 @@ Block = Sequence[AdapterMix]
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """The B matrices of one projection for a range of ranks (a window), one matrix for each block of rows.
+    """Copies of the B matrices of one projection for a range of ranks, one for each block of tokens.
 
-    In each block, the ranks [rank_start, rank_end) of x @ A.T are multiplied by `B`. The product is added to the output
-    columns [out_start, out_end).
+    A block's v = x @ A.T has ranks as columns. The columns [rank_start, rank_end) of v are multiplied by `B`. The
+    product is added to the output columns [out_start, out_end).
     """
 
     B: torch.Tensor  # [blocks, ranks, out_features]
@@ -76,7 +79,10 @@ class PackedPart:
 
 @dataclass(frozen=True, slots=True)
 class PackedGroup:
-    """The packed factors of one group of projections (linear layers with the same input), for all blocks of rows."""
+    """Copies of the A and B matrices of several adapters, for one group of projections and for all blocks of tokens.
+
+    A group of projections is the linear layers with the same input, such as q, k and v.
+    """
 
     A_transposed: torch.Tensor  # [blocks, in_features, ranks]
     scales: torch.Tensor | None  # [blocks, 1, ranks] fp32, weights of mixtures included; None where all are 1
@@ -89,9 +95,9 @@ class PackedGroup:
         return self.memory.nbytes
 
     def read_ahead(self) -> None:
-        """Reads the packed matrices into the processor's cache in one sequential pass.
+        """Reads all copied matrices once, in order, so that they are in the processor's cache.
 
-        Otherwise a product reads the matrices in small steps, at a third of the memory's speed.
+        A matrix product without this reads them in small steps, at a third of the memory's speed.
         """
         self.memory.sum()
 
@@ -114,9 +120,10 @@ Window = list[_Piece]
 
 
 class Pack:
-    """Holds packed copies of the low-rank factors of the adapters that some blocks of rows use.
+    """Holds copies of the low-rank factors of several adapters, side by side.
 
-    The copies for a group of projections are made when a layer first needs this group.
+    These are the adapters that some blocks of tokens use. The copies for one group of projections (such as q, k and v)
+    are made when a layer first needs them.
     """
 
     def __init__(self, blocks: Sequence[Block], min_columns: int) -> None:
@@ -127,8 +134,9 @@ class Pack:
         self.num_bytes = 0
 
     def group(self, layer: int, name: str) -> PackedGroup | None:
-        """Returns the packed factors of one group of projections in one layer. None if none of the adapters changes
-        this group.
+        """Returns the copied factors of one group of projections in one layer.
+
+        Returns None if none of the copied adapters changes this group.
         """
         key = layer, name
         if key not in self._groups:
@@ -255,10 +263,10 @@ PackKey = tuple[tuple[tuple[tuple[str, float], ...], ...], ...]
 
 
 class PackCache:
-    """Keeps the packs (copies of adapters side by side) of recent batches, up to `budget_bytes`.
+    """Keeps the packs of recent batches. A pack holds copies of the matrices of several adapters.
 
-    Above that, the least recently used packs are dropped, but one pack always stays. While a batch decodes, its
-    adapters stay the same, so no step copies anything.
+    If all packs together have more than `budget_bytes`, the least recently used are dropped. One pack always stays. A
+    batch that decodes uses the same adapters in every step, so it finds its pack here and copies nothing.
     """
 
     def __init__(self, budget_bytes: int, min_columns: int) -> None:
@@ -279,13 +287,17 @@ class PackCache:
         return pack
 
     def forget(self, digest: str) -> None:
-        """Drops every pack (copies of adapters side by side) that contains this adapter, because the adapter leaves the
-        device.
+        """Drops all copies of this adapter, and the copies that are stored together with it.
+
+        Called before the adapter leaves the device.
         """
         held = [key for key in self._packs if any(digest == name for block in key for mix in block for name, _ in mix)]
         for key in held:
             del self._packs[key]
 
     def check_integrity(self) -> None:
-        """Checks that all packs (copies of adapters) together fit `budget_bytes`. A single pack may be larger."""
+        """Checks that all packs together have at most `budget_bytes`. A single pack may be larger.
+
+        A pack holds copies of the matrices of several adapters. Raises AssertionError if the check fails.
+        """
         assert len(self._packs) <= 1 or self.num_bytes <= self._budget_bytes

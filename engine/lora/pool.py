@@ -1,18 +1,20 @@
-"""Decides which adapters are on the host and on the device.
+"""Decides which adapters are in host memory and which are in device memory. No other part decides this.
 
-Only LoraPool decides this. An adapter is absent, loading, on the host, or resident (on the device). A batch pins the
-adapters that it uses. Loads run on their own threads, one load for each adapter, and return to the loop as messages. If
-a load fails, only the requests that wait for it end.
+An adapter is absent, loading, on the host, or resident (on the device). A request pins its adapters while it runs: a
+pinned adapter is not evicted. Each load runs on a loading thread and tells the engine loop its result by a message. If
+a load fails, only the requests that wait for this adapter fail.
 
-Free memory on the device goes to the group of adapters that has waited longest. A group is all adapters of one request.
-The adapters of a group are placed together; otherwise two requests that each have one of their adapters could wait for
-each other for ever. If everything is in use for `patience_s` seconds, the pool holds new requests back. It drains the
-adapter that was pinned longest ago: no new request may use it. If KV is in the way, no new request may take the memory
-that the waiting group needs.
+The adapters of one request are a group. They are copied to the device together. Otherwise two requests could each have
+one of their adapters on the device and wait for each other for ever. Free device memory goes to the group that has
+waited longest.
+
+If a group has waited for `patience_s` seconds, the pool makes room for it. It drains the adapter that was used least
+recently: no new request may use this adapter, so it becomes idle and can be evicted. If KV pages fill the memory, no
+new request may take the pages that the group needs.
 
 Invariant: every wait ends. A waiting request holds no page and no pin. A running request never waits for an adapter and
-always reaches its end. So when nothing runs, idle KV and idle adapters can be evicted until the group fits. `absorb`
-and `refusal` return errors for groups that could never fit.
+always ends. So when nothing runs, all KV and all adapters can be evicted until the group fits. `absorb` and `refusal`
+return errors for groups that could never fit.
 """
 
 import logging
@@ -36,9 +38,10 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LoraPoolLimits:
-    """The limits of a LoraPool. `host_bytes` is the host memory for adapters.
+    """The limits of a LoraPool. `host_bytes` is the host memory for adapters, in bytes.
 
-    If adapters have waited for device memory for `patience_s` seconds, the pool holds other new requests back.
+    `patience_s` is a time in seconds. If the adapters of a request have waited longer for device memory, the pool makes
+    room for them: no new request may use certain other adapters, so that they can be evicted.
     """
 
     host_bytes: int
@@ -46,7 +49,7 @@ class LoraPoolLimits:
 
 
 class LoraPool:
-    """Decides which adapters are on the host and on the device. Only the engine loop's thread calls it."""
+    """Decides which adapters are in host and device memory. Only the engine loop's thread calls it."""
 
     def __init__(self, loader: AdapterLoader, limits: LoraPoolLimits, device: DeviceAdapterPool, clock: Clock) -> None:
         self._loader = loader
@@ -77,10 +80,10 @@ class LoraPool:
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def want(self, groups: Sequence[Group]) -> None:
-        """Tells the pool which adapters each waiting request needs, in queue order.
+        """Tells the pool which adapters the waiting requests need, in the order of the queue.
 
-        The pool starts loads of missing adapters, and places on the device those that fit. Each group holds the digests
-        of one request's adapters.
+        Each group has the digests of the adapters of one request. The pool starts to load adapters that are missing. It
+        copies to the device those adapters that are on the host and fit.
         """
         distinct = dict.fromkeys(groups)
         self._device.wanted = {digest for group in distinct for digest in group}
@@ -102,15 +105,18 @@ class LoraPool:
         return bool(away) and all(digest in self._host for digest in away)
 
     def is_ready(self, digest: str) -> bool:
-        """Returns whether a new request may use this adapter now: it is on the device, and is not about to leave it."""
+        """Returns whether a new request may use this adapter now.
+
+        It may if the adapter is on the device and is not about to be evicted.
+        """
         return digest in self._device and digest not in self._draining and digest not in self._to_forget
 
     def refusal(self, uses: Sequence[AdapterUse]) -> GraftworkError | None:
-        """Returns the error if one request can never use these adapters together.
+        """Returns the error if a request can never use these adapters together. Else returns None.
 
-        The adapters of a mixture must fit on the device together, and must consist of low-rank factors only, because
-        other changes have no weighted sum. Returns None if the adapters can be used together, or if that is not known
-        yet.
+        The adapters of a mixture (several adapters in one request) must fit on the device together. They must consist
+        of low-rank factors only, because other changes have no weighted sum. Adapters that are not loaded yet are not
+        checked.
         """
         if len(uses) == 1 and uses[0].weight == 1.0:
             return None
@@ -131,8 +137,9 @@ class LoraPool:
         )
 
     def get(self, digest: str) -> ResidentAdapter:
-        """Returns an adapter that is on the device and that the caller has pinned. The result is valid only for this
-        step.
+        """Returns an adapter that is on the device. The caller must have pinned it.
+
+        The result must be used only in this step.
         """
         assert self._device.is_pinned(digest), f"{digest} is used without a pin"
         adapter = self._device.find(digest)
@@ -140,9 +147,7 @@ class LoraPool:
         return adapter
 
     def pin(self, digest: str) -> None:
-        """Adds one user of an adapter on the device, and marks the adapter as just used. An adapter with users is not
-        evicted.
-        """
+        """Adds one pin to an adapter on the device, so that it is not evicted, and marks it as just used."""
         self._device.pin(digest)
 
     def unpin(self, digest: str) -> None:
@@ -151,15 +156,17 @@ class LoraPool:
             self._evict(digest)
 
     def probe(self, digest: str, answer: Callable[[GraftworkError | None], None]) -> None:
-        """Tests on a loading thread that the engine applies an adapter exactly, and that the device could ever hold it.
+        """Tests that the engine computes an adapter's deltas correctly, and that the adapter fits on the device.
 
-        Does not disturb running requests. `answer` is called with the error, or with None.
+        The test runs on a loading thread and does not disturb running requests. It calls `answer` with the error, or
+        with None if all is well.
         """
         self._loader.probe(digest, self._device.why_never, answer)
 
     def forget(self, digest: str) -> None:
-        """Drops an adapter from host and device. While requests use the adapter, it stays on the device until the last
-        one ends.
+        """Drops an adapter from host and device memory.
+
+        If running requests use the adapter, it stays on the device until the last of them ends.
         """
         self._drop_from_host(digest)
         self._claims = {group: since for group, since in self._claims.items() if digest not in group}
@@ -171,8 +178,8 @@ class LoraPool:
     def absorb(self, loaded: AdapterLoaded) -> GraftworkError | None:
         """Stores a loaded adapter on the host.
 
-        If the load failed, or if the adapter can never fit on the device, returns the error for the requests that wait
-        for this adapter. Else returns None.
+        Returns an error if the load failed, or if the adapter can never fit on the device. The caller must then fail
+        all requests that wait for this adapter. Else returns None.
         """
         self._loader.loading.discard(loaded.digest)
         if isinstance(loaded.outcome, GraftworkError):
@@ -186,7 +193,7 @@ class LoraPool:
         return None
 
     def close(self) -> None:
-        """Waits for the loads that run, and ends the loading threads."""
+        """Waits until the running loads have ended, and ends the loading threads."""
         self._loader.close()
 
     def check_integrity(self) -> None:

@@ -1,9 +1,12 @@
 """Holds an adapter in the form that the forward pass uses: in the engine's dtype, in one block of memory.
 
-Projections with the same input, such as q, k and v, form a group and are applied together. One block needs only one
-copy between host and device, and its number of bytes is exact in every budget. All tensors are views of the block.
-Ranks are padded with zeros to pages of eight. So in a batch with an adapter of rank 128, an adapter of rank 8 still
-costs only eight ranks, and equal rows give equal bits wherever their ranks are (see packs.py).
+All tensors of the adapter are views of this block. So one copy moves the whole adapter between host and device, and its
+size in bytes is known exactly. Linear layers with the same input, such as q, k and v, form a group of projections and
+are computed together.
+
+Each adapter's rank is padded with zeros to a multiple of eight, and not to the largest rank of the batch. So an adapter
+of rank 8 costs only eight ranks, even beside an adapter of rank 128. The padding also keeps the bits of a delta the
+same, whichever other adapters are multiplied in the same product (see packs.py).
 """
 
 from collections.abc import Callable
@@ -28,10 +31,10 @@ def _changed(tensor: torch.Tensor | None, change: TensorChange) -> torch.Tensor 
 
 @dataclass(frozen=True, slots=True)
 class SliceDelta:
-    """The matrix B of one projection (a slice of a group of projections).
+    """The matrix B of one projection in a group of projections (linear layers with the same input x).
 
-    The ranks [rank_start, rank_end) of the group's x @ A.T are multiplied by `B`. The product is added to the output
-    columns [out_start, out_end) of the group.
+    The group's v = x @ A.T has the ranks of all its projections as columns. The columns [rank_start, rank_end) of v are
+    multiplied by `B`. The product is added to the columns [out_start, out_end) of the group's output.
     """
 
     B: torch.Tensor  # [ranks, out_features]
@@ -50,8 +53,9 @@ class GroupDelta:
 
         y = column_scale * y + column_shift + (scales * (x @ A.T)) @ B
 
-    B stands for the matrices in `slices`. Scales are kept apart from A, so that a 16-bit adapter is rounded as PEFT
-    rounds it. Most scales are powers of two; those are multiplied into A, which is exact.
+    B stands for the matrices in `slices`. A group of projections is the linear layers with the same input, such as q, k
+    and v. Scales that are powers of two are multiplied into A, which is exact; most scales are. Other scales are kept
+    apart from A, so that a 16-bit adapter is rounded in the same way as in PEFT.
     """
 
     A: torch.Tensor  # [sum of ranks, in_features]; the ranks of the slices behind one another
@@ -75,8 +79,9 @@ class GroupDelta:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether the change consists of low-rank factors only. Only such a change may be part of a weighted
-        mixture.
+        """Whether the adapter changes these layers by low-rank factors only, without column_scale or column_shift.
+
+        Only such a change may be in a mixture: a request that uses several adapters at once, each with its own weight.
         """
         return self.column_scale is None and self.column_shift is None
 
@@ -120,7 +125,7 @@ class ResidentAdapter:
         return any(part is not None for part in parts)
 
     def moved_to(self, block: torch.Tensor) -> "ResidentAdapter":
-        """Copies the adapter into `block` in one transfer, and returns the copy.
+        """Copies the adapter into `block` in one transfer. Returns the adapter over the new block.
 
         block: [num_bytes] uint8, aligned, on any device.
         """
@@ -140,10 +145,9 @@ class ResidentAdapter:
         return self.mapped(view, block)
 
     def mapped(self, change: TensorChange, block: torch.Tensor) -> "ResidentAdapter":
-        """Returns the adapter with each tensor replaced by the result of `change`. `block` replaces the adapter's
-        block.
+        """Returns an adapter in which each tensor is replaced by what `change` returns for it.
 
-        `change` is called for all tensors in a fixed order.
+        `change` is called for the tensors in a fixed order. `block` becomes the memory block of the returned adapter.
         """
         return replace(
             self,
@@ -183,9 +187,10 @@ def compacted(
     saved_embedding: torch.Tensor | None,
     saved_head: torch.Tensor | None,
 ) -> ResidentAdapter:
-    """Copies an adapter's separate tensors into one new block of CPU memory, and returns the adapter over this block.
+    """Builds an adapter from separate tensors: copies them into one new block of CPU memory.
 
-    `deltas` has the changes by (layer, name of the group of projections).
+    The keys of `deltas` are pairs (layer, name of the group of projections). `saved_embedding` and `saved_head` replace
+    the base model's embedding and output head; None replaces nothing.
     """
     widths = [part.rank_end - part.rank_start for delta in deltas.values() for part in delta.slices]
     more = (embedding, saved_embedding, saved_head)
@@ -214,7 +219,7 @@ def compacted(
 
 
 def pages_of_ranks(rank: int) -> int:
-    """Returns the number of ranks that are stored for an adapter of rank `rank`: rounded up to a multiple of eight.
+    """Returns the number of ranks that are stored for an adapter of rank `rank`: the next multiple of eight.
 
     The added ranks are zeros.
     """

@@ -1,13 +1,15 @@
-"""Applies LoRA deltas to a mixed batch, in plain torch.
+"""Applies the adapters of one step in plain torch. Each row (token of the step) may have another adapter.
 
-The rows of a batch are ordered by mix (one adapter, or a mixture of a few), so the rows of a mix are one run
-[start, end): a segment. Segments are made once a step and serve all layers. Rows of the base model are in no segment.
+The rows are sorted by adapter. All rows with the same adapter, or with the same mixture (several adapters with
+weights), are adjacent. They are one segment [start, end). Segments are made once in a step and serve all layers. Rows
+of the base model are in no segment.
 
-Long segments are multiplied one by one, from the adapter itself. Short segments are multiplied together, from packs
-(see packs.py). Both give a row the same bits, so its output does not depend on its neighbours.
+A long segment is multiplied alone, by the matrices of its adapter. Short segments are multiplied together, by a copy of
+the matrices of all their adapters (a pack, see packs.py). A row gets the same bits in both ways, so its output does not
+depend on the other rows.
 
-On a CPU this path serves the rows of prefill chunks, and also rows that decode if the kernel does not work
-(cpu_backend.py). On CUDA it serves what the Triton kernels do not, and it is their reference.
+On a CPU this file serves prefill chunks. It also serves decoding rows if the compiled kernel does not work
+(cpu_backend.py). On CUDA it serves what the Triton kernels do not serve, and the kernels are compared with it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +28,10 @@ from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of rows that use the same adapter or mixture: rows [start, end) of the batch.
+    """The rows (tokens) [start, end) of the step, which all use the same adapter or the same mixture of adapters.
 
-    The same requests have the rows [sampled_start, sampled_end) among the sampled rows.
+    A step samples the next token for some rows only (the sampled rows). In the list of the sampled rows,
+    [sampled_start, sampled_end) are those that use this adapter or mixture.
     """
 
     start: int
@@ -44,18 +47,18 @@ class Segment:
         return self.end - self.start
 
     def of_sampled(self) -> "Segment":
-        """Returns the segment of the same adapter or mixture among the sampled rows, which are the input of the output
-        head.
+        """Returns the rows of this segment whose next token is sampled, as a segment of the output head's input.
 
-        No sampled row counts as part of a chunk.
+        The output head gets only such rows, so the rows are numbered anew. All of them count as decoding rows, and none
+        as part of a prefill chunk.
         """
         rows = range(self.sampled_start, self.sampled_end)
         return Segment(rows.start, rows.stop, self.mix, decoding=tuple(rows))
 
     def of_chunks(self) -> list["Segment"]:
-        """Returns the ranges of rows in this segment that belong to prefill chunks, each as a segment of its own.
+        """Returns the ranges of rows (tokens) in this segment that belong to prefill chunks, each range as a segment.
 
-        The rows that decode are in none of them.
+        Decoding rows are left out.
         """
         bounds = (self.start - 1, *self.decoding, self.end)
         return [Segment(row + 1, end, self.mix) for row, end in pairwise(bounds) if row + 1 < end]
@@ -74,10 +77,12 @@ product better.
 
 
 class LoraProduct(Protocol):
-    """Computes the LoRA deltas of some rows of the batch in one matrix product, and adds them to the outputs."""
+    """Computes the LoRA deltas of some tokens of the step, and adds them to the outputs."""
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Adds the LoRA deltas of one group of projections to y, in place, but only to the rows of this product.
+        """Adds LoRA deltas to y, in place, but only to the rows that belong to this product.
+
+        `group` names the linear layers to change: layers with the same input `x`, such as q, k and v.
 
         x: [num_rows, in_features], y: [num_rows, out_features of the group].
         """
@@ -90,9 +95,7 @@ ProductPlanner = Callable[[Sequence[Segment], int], Sequence[LoraProduct]]
 
 @dataclass(frozen=True, slots=True)
 class SegmentProduct:
-    """Multiplies many rows that use the same adapter (a long segment) by the adapter's own matrices, without a packed
-    copy.
-    """
+    """Multiplies many tokens that use the same adapter by the adapter's own matrices, without copying the matrices."""
 
     start: int
     num_rows: int
@@ -112,10 +115,9 @@ class SegmentProduct:
 
 
 class PackedProduct:
-    """Multiplies several short segments by one pack (copies of their adapters side by side), in blocks of `block_rows`
-    rows.
+    """Multiplies tokens of several adapters by one pack. A pack holds copies of the matrices of all these adapters.
 
-    Rows without an adapter get no delta.
+    The tokens are multiplied in blocks of `block_rows`. Tokens without an adapter get no delta.
     """
 
     def __init__(self, start: int, block_rows: int, segments_by_block: Sequence[Sequence[Segment]], pack: Pack) -> None:
@@ -158,10 +160,10 @@ class PackedProduct:
 
 
 class TorchProducts:
-    """Plans the matrix products of a step. A segment is a range of rows that use the same adapter or mixture.
+    """Plans the matrix products of a step. A segment is a range of tokens that use the same adapters.
 
-    Each long segment gets a product of its own. Short segments that are neighbours share a product over packed copies
-    of their adapters.
+    Each long segment gets a product of its own. Neighbouring short segments share one product. Its matrices are a copy
+    of the matrices of all their adapters (a pack, see packs.py).
     """
 
     def __init__(self, packs: PackCache, rules: BatchInvariance) -> None:
@@ -213,9 +215,10 @@ class LoraBatch:
         self._products = make_lanes(self.segments, num_rows)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Adds each row's LoRA delta to the output of the base model's linear layers in one group, in place.
+        """Adds the LoRA delta of each row's adapter to `y`, in place. A row is one token of the step.
 
-        A group is the layers with the same input, such as q, k and v.
+        `group` names the linear layers to change: layers with the same input, such as q, k and v. `x` is their input,
+        and `y` is the output of the base model's weights.
 
         x: [num_rows, in_features], y: [num_rows, out_features of the group].
         """
@@ -224,8 +227,9 @@ class LoraBatch:
             product.add_to(y, x, layer, group)
 
     def change_embedding(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Applies each row's adapter to the base model's embeddings, in place: adds a LoRA delta, or inserts a saved
-        embedding.
+        """Changes the base model's embeddings of the tokens, in place, as each token's adapter says.
+
+        An adapter either adds a LoRA delta, or brings an embedding of its own, which replaces the base model's.
 
         hidden: [num_rows, hidden_size], token_ids: [num_rows].
         """
@@ -241,10 +245,13 @@ class LoraBatch:
                 hidden[rows].add_(self._product(v, adapter.embedding.B), alpha=adapter.embedding.scale)
 
     def change_logits(self, logits: torch.Tensor, x: torch.Tensor) -> None:
-        """Applies each row's adapter to the base model's logits, in place: adds a LoRA delta, or inserts a saved head's
-        logits.
+        """Changes the base model's logits, in place, as each token's adapter says.
 
-        x: [num_sampled, hidden_size], logits: [num_sampled, vocab]. Both may have further rows, which are padding.
+        An adapter either adds a LoRA delta, or brings an output head of its own. The logits of that head replace the
+        base model's.
+
+        x: [num_sampled, hidden_size], logits: [num_sampled, vocab]. There is one row for each token whose next token
+        the step samples. Both may have more rows at the end, which are padding.
         """
         touched = [segment.of_sampled() for segment in self.segments if _has_head(segment.mix)]
         touched = [segment for segment in touched if segment.num_rows]
@@ -297,10 +304,10 @@ def _only_adapter(segment: Segment) -> ResidentAdapter:
 
 
 def padded_rows(num_rows: int, min_rows: int, *, with_adapters: bool) -> int:
-    """Returns the number of rows of a batch after padding. Padding makes a row's bits independent of the batch's size.
+    """Returns to how many rows (tokens) a step is padded, so that a row's bits do not depend on the number of rows.
 
-    The result is at least `min_rows`. With adapters, a batch of more than `BLOCK_ROWS` rows is padded to a multiple of
-    `BLOCK_ROWS`.
+    The result is at least `min_rows`. If the step uses adapters and has more than `BLOCK_ROWS` rows, the result is a
+    multiple of `BLOCK_ROWS`.
     """
     rows = max(num_rows, min_rows)
     return -(-rows // BLOCK_ROWS) * BLOCK_ROWS if with_adapters and rows > BLOCK_ROWS else rows
@@ -319,7 +326,7 @@ class TorchLora:
         self.products = TorchProducts(packs, rules)
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
-        """Does nothing, because packed copies of an adapter are made when a batch first needs them."""
+        """Does nothing. Copies of an adapter's matrices are made when a step first needs them."""
 
     def forget(self, digest: str) -> None:
         self._packs.forget(digest)

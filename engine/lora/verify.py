@@ -1,8 +1,8 @@
-"""Tests an adapter before it is served: the engine must add to the base model's outputs what plain torch computes.
+"""Tests an adapter before any request may use it. The engine's deltas must equal those that plain torch computes.
 
-The test runs every group of projections of every layer on a few random rows, beside a row without an adapter, which
-must not change. It tests the torch path on the host. The kernels have self-tests of their own (cpu_selftest.py,
-triton/selftest.py).
+The test runs every group of projections (linear layers with the same input) on a few random inputs, in every layer. One
+input has no adapter, and its output must not change. The test uses the torch backend in host memory. The kernels have
+self-tests of their own (cpu_selftest.py, triton/selftest.py).
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseModules, dtype: torch.dtype) -> None:
-    """Tests that the engine applies an adapter as its matrices define it.
+    """Tests that the engine computes the deltas that the adapter's matrices define.
 
-    Raises ValidationFailed, which names the group of projections (such as qkv) whose output is wrong.
+    Raises ValidationFailed if an output is wrong. The error names the group of projections, such as qkv.
     """
     generator = torch.Generator().manual_seed(_SEED)
     segment = Segment(1, _NUM_ROWS, AdapterMix(((adapter, 1.0),)))

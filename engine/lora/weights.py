@@ -13,11 +13,11 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """The two low-rank factors of one linear layer. They add scale * ((x @ A.T) @ B.T + bias) to its output, for an
-    input x.
+    """The low-rank factors A and B of one linear layer. They add scale * ((x @ A.T) @ B.T + bias) to its output.
 
-    With a `magnitude` (DoRA), the outputs of the whole layer are rescaled, but not the base model's own bias. Output i
-    is multiplied by magnitude[i] / norm(row i of W + scale * B @ A), where W is the base model's weight.
+    x is the input of the layer. With a `magnitude` (DoRA), each output of the layer is also multiplied by magnitude /
+    norm. Here norm is the norm of the output's row in W + scale * B @ A, and W is the base model's weight. The base
+    model's own bias is not multiplied.
     """
 
     A: torch.Tensor  # [rank, in_features]; of an embedding: [rank, vocab]
@@ -67,7 +67,7 @@ class AdapterWeights:
 
 
 class AdapterSource(Protocol):
-    """Reads the weights of stored adapters, which are named by digest."""
+    """Reads the weights of stored adapters. Each adapter version is named by the digest of its files."""
 
     def load(self, digest: str) -> AdapterWeights:
         """Reads one adapter version into CPU memory, in the dtype of its file.

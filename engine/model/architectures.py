@@ -1,7 +1,7 @@
-"""Describes the served architectures as data.
+"""Describes the model architectures that the engine can serve, as data.
 
-Owns how architectures differ: sliding windows, biases, norms, and the defaults of settings. Never contains code for a
-single architecture.
+Owns the differences between architectures: sliding windows, biases, norms, and default settings. Never contains code
+for a single architecture.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,10 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 class WindowRule(Enum):
-    """Says which layers have a sliding window. Such layers attend only to the last `sliding_window` tokens."""
+    """Says which layers have a sliding window.
+
+    In such a layer a token attends only to the last `sliding_window` tokens.
+    """
 
     NO_LAYER = auto()
     EVERY_LAYER = auto()

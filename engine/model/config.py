@@ -1,8 +1,8 @@
-"""Reads the shape of a decoder from a Hugging Face config.json.
+"""Reads the sizes and settings of a decoder from a Hugging Face config.json.
 
-Owns the translation of config.json into a ModelConfig; engine/model/architectures.py lists the differences between
-architectures. Never imports torch, because the gateway uses it too. Never ignores an unsupported setting: the error
-names it.
+Turns config.json into a ModelConfig; engine/model/architectures.py lists how architectures differ. Never imports torch,
+because the gateway reads configurations too. Never ignores an unsupported setting: raises an error that names the
+setting.
 """
 
 import json
@@ -21,7 +21,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the forward pass must know about a model besides its weights."""
+    """The sizes and settings of a model that the forward pass needs, besides the weights."""
 
     vocab_size: int
     hidden_size: int
@@ -48,12 +48,12 @@ class ModelConfig:
 
     @property
     def kv_width(self) -> int:
-        """The number of features in the keys of one token in one layer, over all KV heads. The values have as many."""
+        """The number of features of one token's key in one layer, over all KV heads. A value has the same number."""
         return self.num_kv_heads * self.head_dim
 
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:
-        """The pair (out_features, in_features) of each LoRA target, by the target's name."""
+        """The pair (out_features, in_features) of each linear layer that LoRA can change, by name, such as "q_proj"."""
         query = self.num_heads * self.head_dim
         return {
             "q_proj": (query, self.hidden_size),
@@ -67,8 +67,9 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Reads config.json from a model folder. Raises InvalidRequest if it is missing, or if the model is not
-    supported.
+    """Reads config.json from a model folder.
+
+    Raises InvalidRequest if the file is missing, or if the model is not supported.
     """
     try:
         return _read_model_config(folder)

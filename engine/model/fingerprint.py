@@ -1,7 +1,7 @@
-"""Lists the files of a model folder, and computes a fingerprint of their content.
+"""Lists the files of a model, and computes a fingerprint of their content.
 
-Owns the list of files that make up a model: config.json and the weight files. Never imports torch, because the gateway
-uses it too.
+Owns which files make up a model: config.json and the weight files. Never imports torch, because the gateway computes
+fingerprints too.
 """
 
 import hashlib
@@ -13,10 +13,10 @@ from graftwork.platform.errors import InvalidRequest
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns `sha256:…`, a digest of the content of config.json and all weight files. The folder's path does not
-    matter.
+    """Returns `sha256:…`, a digest of the content of config.json and of all weight files.
 
-    Raises InvalidRequest if a file is missing or cannot be read.
+    Equal models in different folders have the same fingerprint. Raises InvalidRequest if a file is missing or cannot be
+    read.
     """
     digest = hashlib.sha256(b"graftwork/base/1")
     for path in [folder / "config.json", *weight_files(folder)]:
@@ -29,10 +29,10 @@ def fingerprint(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors files that the model's index file lists. Without an index file, returns all in the
-    folder.
+    """Returns the paths of the model's safetensors files.
 
-    Raises InvalidRequest if a file is missing.
+    These are the files that the model's index file lists. If there is no index file, they are all safetensors files in
+    the folder. Raises InvalidRequest if a file is missing.
     """
     files = sorted(_indexed_files(folder)) or sorted(folder.glob("*.safetensors"))
     missing = [path.name for path in files if not path.exists()]

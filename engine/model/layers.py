@@ -1,13 +1,12 @@
 """Computes two parts of a decoder layer: linear layers and the rotary position embedding.
 
-Also defines how large a matrix product must be so that each of its rows has the same bits in every batch.
+Also defines how large a matrix product must be so that the bits of a token's result do not depend on the other tokens.
 
-Owns the weight and the bias of each linear layer, and the table of cosines and sines. A weight is stored either as a
-plain matrix or in blocks, whichever is faster on this machine. Invariant: both give results with the same bits.
+Owns the weight and the bias of each linear layer, and the table of cosines and sines. A weight is stored as a plain
+matrix, or in blocks if that is faster on this machine. Invariant: results have the same bits in both forms.
 
 The rotary embedding has the half-split form of Hugging Face's Llama (RoFormer, Su et al. 2021, arXiv 2104.09864).
-Frequencies are computed by the same fp32 operations in the same order as in transformers, so that they are equal to the
-bit.
+Frequencies are computed by the same fp32 operations in the same order as in transformers, so their bits are the same.
 """
 
 import math
@@ -24,10 +23,11 @@ _TYPICAL_ROWS = 32
 
 
 class Linear:
-    """Computes a linear layer: x @ weight.T + bias, for x of [num_rows, in_features].
+    """Computes a linear layer: x @ weight.T + bias, for an input x of [num_rows, in_features].
 
-    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN multiplies. Then a product need
-    not rearrange the weight: it is twice as fast for one row, and a quarter faster for 32 rows, with the same bits.
+    On CPUs with bf16 instructions, `pack` stores the weight in the blocks that oneDNN uses. Without this, oneDNN
+    rearranges the weight for each product. With blocks a product is twice as fast for one row, and a quarter faster for
+    32 rows. The results have the same bits.
     """
 
     __slots__ = ("_packed", "_weight", "bias")
@@ -61,14 +61,13 @@ class Linear:
         return functional.linear(x, self._weight, self.bias)
 
     def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the part of the layer that computes the outputs [start, end): its weight [end - start, in_features]
-        and its bias.
-        """
+        """Returns the weight and the bias of the outputs [start, end). The weight is [end - start, in_features]."""
         return self.weight[start:end], None if self.bias is None else self.bias[start:end]
 
     def pack(self) -> None:
-        """Stores the weight in the blocks that oneDNN multiplies, if that is faster on this machine. Drops the plain
-        weight.
+        """Stores the weight in the blocks that oneDNN uses, and drops the plain weight.
+
+        Does nothing if blocks are not faster on this machine.
         """
         if self._weight is None or not _pays(self._weight):
             return
@@ -87,7 +86,7 @@ def _pays(weight: torch.Tensor) -> bool:
 
 
 class RotaryTable:
-    """Holds the cosines and sines of the rotary embedding for all positions of the context, computed once in fp32."""
+    """Holds the cosines and sines of the rotary embedding in fp32, for every position of the context."""
 
     def __init__(self, head_dim: int, rope: RopeConfig, context_tokens: int, device: torch.device) -> None:
         frequencies = rotary_frequencies(head_dim, rope)
@@ -97,9 +96,9 @@ class RotaryTable:
         self._sin = (both.sin() * rope.attention_factor).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the cosines and the sines of the given positions, to broadcast over heads.
+        """Returns the cosines and the sines of the given positions.
 
-        positions: [num_tokens]. Each of the two results is [num_tokens, 1, head_dim].
+        positions: [num_tokens]. Each of the two results is [num_tokens, 1, head_dim], so that it broadcasts over heads.
         """
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
@@ -166,9 +165,9 @@ def _yarn_range(head_dim: int, theta: float, scaling: YarnScaling) -> tuple[floa
 class BatchInvariance:
     """The smallest sizes of a matrix product for which the bits of one row do not depend on the other rows.
 
-    Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 are always invariant. Products in fp32
-    with fewer than 4 rows or 16 columns take other code paths, which give other bits. The order of fp32 sums in
-    attention depends on the padded length.
+    A row is one token of a step. Measured on x86 with torch 2.13 (benchmarks/row_bits.py). Products in bf16 may have
+    any size. Products in fp32 with fewer than 4 rows or 16 columns are computed in another way, which gives other bits.
+    In fp32 attention, the order of a sum depends on the number of keys after padding.
     """
 
     min_rows: int
@@ -176,7 +175,7 @@ class BatchInvariance:
 
     @property
     def allows_any_shape(self) -> bool:
-        """Whether a row of a matrix product has the same bits in every batch, even in the smallest product."""
+        """Whether the bits of a row never depend on the other rows, whatever the size of the matrix product."""
         return self.min_rows <= 1
 
     @classmethod

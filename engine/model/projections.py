@@ -1,6 +1,7 @@
-"""Lists the groups of linear layers that read the same input. One matrix product computes a whole group.
+"""Lists the groups of projections. A group is the linear layers with the same input, such as q, k and v.
 
-Owns the names and the order of the groups. Never imports torch or holds weights, so adapter code can use it as data.
+One matrix product computes a whole group. Owns the names and the order of the groups. Never imports torch and never
+holds weights, so that the code for adapters can use it without torch.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,7 @@ HEAD_LAYER = -1
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroup:
-    """A group of linear layers that read the same input. `targets` are their names as LoRA targets, such as
-    "q_proj".
-    """
+    """A group of linear layers with the same input. `targets` are the names of the layers, such as "q_proj"."""
 
     name: str
     targets: tuple[str, ...]
@@ -36,7 +35,7 @@ HEAD = ProjectionGroup("head", ("lm_head",))
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """The input and output features of the linear layers in one group of projections."""
+    """The numbers of input and output features of the linear layers in one group (layers with the same input)."""
 
     in_features: int
     widths: tuple[int, ...]
@@ -44,6 +43,6 @@ class GroupShape:
 
     @classmethod
     def of(cls, model: ModelConfig, targets: Sequence[str]) -> "GroupShape":
-        """Returns the shape of a group of projections in a model. `targets` are the names of its LoRA targets."""
+        """Returns the shape of one group of linear layers in a model. `targets` are their names, such as "q_proj"."""
         shapes = [model.target_shapes[target] for target in targets]
         return cls(shapes[0][1], tuple(out_features for out_features, _ in shapes))

@@ -1,7 +1,7 @@
-"""Reads the settings of rotary position embedding from a Hugging Face config.json.
+"""Reads the settings of the rotary position embedding from a Hugging Face config.json.
 
-Owns the two spellings of these settings: `rope_parameters` (newer), or `rope_theta` with `rope_scaling` (older). If a
-file has both, `rope_scaling` is used, as in transformers. Never imports torch.
+A file has these settings in one of two forms: `rope_parameters` (newer), or `rope_theta` and `rope_scaling` (older). If
+a file has both, `rope_scaling` is used, as in transformers. Never imports torch.
 """
 
 import math
@@ -39,9 +39,9 @@ class Llama3Scaling:
 class YarnScaling:
     """YaRN rope scaling.
 
-    High frequencies are kept, low frequencies are divided by `factor`, and those between are interpolated. The bounds
-    between high and low are two numbers of rotations over the original context. Source: Peng et al., "YaRN: Efficient
-    Context Window Extension of Large Language Models" (2023).
+    High frequencies are kept, low frequencies are divided by `factor`, and those between are interpolated. Two numbers
+    of rotations, counted over the original context, separate high, middle and low frequencies. Source: Peng et al.,
+    "YaRN: Efficient Context Window Extension of Large Language Models" (2023).
     """
 
     factor: float
@@ -56,7 +56,10 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """The settings of a model's rotary embedding. It is the same in all layers, and rotates all features of a head."""
+    """The settings of a model's rotary embedding. They are the same in all layers.
+
+    All features of a head are rotated.
+    """
 
     theta: float
     scaling: Scaling | None = None
@@ -67,7 +70,7 @@ class RopeConfig:
 def read_rope_config(raw: dict[str, Any]) -> RopeConfig:
     """Reads the settings of the rotary embedding from the content of a config.json.
 
-    Raises InvalidRequest, which names the setting, if one is not supported or is not a number.
+    Raises InvalidRequest if a setting is not supported or is not a number. The error names the setting.
     """
     settings = _settings(raw)
     rope_type = _rope_type(settings)

@@ -1,6 +1,6 @@
-"""Reads the weight files of a model folder. The files are safetensors, which are memory-mapped.
+"""Reads the safetensors files of a model folder. The files are memory-mapped.
 
-Owns the record of which tensors have been read. Never loads a tensor before `read` is called for it.
+Owns the record of which tensors have been read. A tensor is loaded only when `read` is called for it.
 """
 
 from collections.abc import Generator
@@ -34,7 +34,7 @@ class WeightReader:
 
     @property
     def unread(self) -> frozenset[str]:
-        """The names of the tensors in the files that have not been read yet."""
+        """The names of those tensors in the files that have not been read yet."""
         return frozenset(self._unread)
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:

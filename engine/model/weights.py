@@ -1,7 +1,7 @@
 """Reads the weights of a decoder from a model folder onto the device.
 
-Owns the weights. The weights of projections with the same input, such as q, k and v, are joined into one matrix. Never
-ignores a tensor of the folder: a tensor that the model does not use is an error.
+Owns the weights. Linear layers with the same input, such as q, k and v, are joined into one matrix. Never ignores a
+tensor in the folder: a tensor that the model does not use is an error.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class LayerWeights:
     down: Linear  # [hidden, intermediate]
 
     def group(self, name: str) -> Linear:
-        """Returns the joined linear layer of one group of projections: "qkv", "o", "gate_up" or "down"."""
+        """Returns one joined linear layer by its name: "qkv", "o", "gate_up" or "down"."""
         return {"qkv": self.qkv, "o": self.output, "gate_up": self.gate_up, "down": self.down}[name]
 
 
@@ -44,9 +44,9 @@ class DecoderWeights:
     head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
 
     def module(self, layer: int, target: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the weight and the bias of one LoRA target, such as "q_proj" in layer 3.
+        """Returns the weight and the bias of one linear layer that LoRA can change, such as "q_proj" in layer 3.
 
-        The output head is the target "lm_head" in layer HEAD_LAYER.
+        The output head has `layer` HEAD_LAYER and `target` "lm_head".
         """
         if layer == HEAD_LAYER:
             return self.head.weight, None
@@ -56,9 +56,9 @@ class DecoderWeights:
         return self.layers[layer].group(group.name).rows(start, start + shapes[target][0])
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
-        """Returns (out_features, in_features) of one LoRA target, such as "q_proj" in layer 3.
+        """Returns (out_features, in_features) of one linear layer that LoRA can change, such as "q_proj" in layer 3.
 
-        The output head is the target "lm_head" in layer HEAD_LAYER.
+        The output head has `layer` HEAD_LAYER and `target` "lm_head".
         """
         if layer == HEAD_LAYER:
             return self.head.out_features, self.embedding.shape[1]
@@ -67,7 +67,7 @@ class DecoderWeights:
     def pack(self) -> None:
         """Stores the weights of all linear layers in blocks, where that is faster (see Linear.pack).
 
-        After that, an output head that was tied to the embedding is a copy of it.
+        If the output head shares its weight with the embedding, the head gets a copy of its own.
         """
         for layer in self.layers:
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
@@ -78,9 +78,10 @@ class DecoderWeights:
 def load_decoder_weights(
     reader: WeightReader, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> DecoderWeights:
-    """Reads all weights of a model onto the device, in `dtype`, and joins linear layers with the same input.
+    """Reads all weights of a model onto the device, in `dtype`. Joins linear layers with the same input.
 
-    Raises InvalidRequest, which names the tensor, if one is missing, has another shape, or is not part of the model.
+    Raises InvalidRequest if a tensor is missing, has another shape, or is not part of the model. The error names the
+    tensor.
     """
     tensors = _TensorReader(reader, config, device, dtype)
     embedding = tensors.read("model.embed_tokens.weight", config.vocab_size, config.hidden_size)

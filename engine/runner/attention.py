@@ -1,8 +1,8 @@
 """Computes attention over the pages of the KV cache, in torch.
 
-Owns the attention arithmetic; the cache owns the memory. Never reads KV that is still being copied to the device.
-Copies whole pages into one tensor: on a CPU this makes a step a fifth faster than copying single tokens.
-Invariant: a page is zeroed before its first token is written, so that masked positions never hold old values or NaN.
+Never owns the pages: the KV cache does. Never reads KV that is still being copied to the device: it waits for the copy.
+Copies whole pages into one tensor. On a CPU this makes a step a fifth faster than copying single tokens. Invariant: a
+page is set to zero before its first token is written, so masked positions never hold old values or NaN.
 """
 
 import torch
@@ -14,7 +14,7 @@ from graftwork.engine.runner.input_batch import BatchTensors, ChunkRows, DecodeR
 
 
 class PagedAttention:
-    """Computes the attention of one model, and reads and writes keys and values in the pages of one KV cache."""
+    """Computes attention, and reads and writes keys and values in the pages of one KV cache."""
 
     def __init__(self, config: ModelConfig, cache: KvCache) -> None:
         self._config = config
@@ -29,11 +29,12 @@ class PagedAttention:
         batch: BatchTensors,
         visible: VisibleKeys,
     ) -> torch.Tensor:
-        """Writes the keys and values of all rows into their pages, then computes attention for all queries.
+        """Writes the keys and values of a step's tokens into their pages, then computes attention for all queries.
 
         query: [num_tokens, heads, head_dim]; key, value: [num_tokens, kv_heads, head_dim].
 
-        Returns [num_tokens, heads * head_dim]. Raises LoadFailed if a KV page could not be copied to the device.
+        `visible` masks the keys that each query may see. Returns [num_tokens, heads * head_dim]. Raises LoadFailed if a
+        KV page could not be copied to the device.
         """
         self._cache.gates.wait(layer)
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]

@@ -1,8 +1,8 @@
-"""Computes the forward pass of a decoder over a flat batch of tokens: the tokens of all requests, one after another.
+"""Computes the forward pass of a decoder over a flat batch: the tokens of all requests of a step, one after another.
 
-Owns the order of the layers' operations. Only attention knows which rows belong to one request, and only the LoRA
-segments know which rows belong to one adapter; every other layer sees [num_tokens, features]. Never branches by
-architecture: models differ in their weights and their configuration alone.
+Owns the order of operations in a layer. Only attention knows which tokens belong to one request, and only LoRA knows
+which tokens use one adapter. All other operations see [num_tokens, features]. Never branches by architecture: models
+differ only in their weights and their configuration.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class _Step:
 
 
 class Decoder:
-    """Holds a model's weights and computes its forward pass. A pass changes nothing but the KV cache."""
+    """Holds a model's weights and computes its forward pass. A forward pass changes only the KV cache."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, rotary: RotaryTable) -> None:
         self.config = config
@@ -40,7 +40,10 @@ class Decoder:
         self._windows = tuple(dict.fromkeys(config.windows))
 
     def logits(self, batch: BatchTensors, attention: PagedAttention, lora: StepLora) -> torch.Tensor:
-        """Computes the forward pass, and returns the logits of the sampled rows: [num_sampled, vocab] fp32."""
+        """Computes the forward pass. Returns the logits of the sampled rows: [num_sampled, vocab] fp32.
+
+        A row is one token of the step. A sampled row is one whose next token the step samples.
+        """
         hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
         lora.change_embedding(hidden, batch.token_ids)
         cos, sin = self._rotary.at(batch.positions)
@@ -90,7 +93,7 @@ class Decoder:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Divides x by the root mean square of its last dimension, and multiplies it by `weight`. Keeps the dtype of x.
 
-    Rounds from fp32 before the multiplication, as transformers does. With its weight argument, torch's own function
-    would round after the multiplication, and a quarter of all bf16 values would differ.
+    Rounds to the dtype of x before the multiplication, as transformers does. torch's function, if it gets the weight
+    too, rounds after the multiplication; then a quarter of all bf16 values would differ.
     """
     return functional.rms_norm(x, (x.shape[-1],), eps=epsilon) * weight

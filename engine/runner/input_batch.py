@@ -1,16 +1,16 @@
-"""Builds the tensors of one step from its StepPlan. The tensors are built once, and every layer reads them.
+"""Builds the input tensors of one step from its StepPlan. The tensors are built once, and every layer reads them.
 
 A row is one token of the step. For a decoding row, attention is computed for this row alone. A chunk is several rows of
-one prompt whose attention is computed together.
-
-Owns the order of rows: sorted by adapter, and for each adapter first the decoding rows, then the chunks.
+one prompt whose attention is computed together. Rows are sorted by adapter. The rows of one adapter begin with its
+decoding rows, and its chunks follow.
 
 Invariant: the bits of a row depend on its own request alone.
 
-- Small batches are padded with unused rows. Rows decode together only if their page tables have the same padded length,
-  which follows from a row's own position (see BatchInvariance).
-- Attention for several queries sums in another order than for one (benchmarks/row_bits.py). So a draft token is never
-  part of a chunk: it decodes over the same pages as if the tokens before it had come one by one.
+- Small batches are padded with unused rows. Decoding rows are computed together only if their page tables are padded to
+  the same length. This length follows from the position of the token (see BatchInvariance).
+- Attention for several queries at once adds in another order than attention for one query (benchmarks/row_bits.py). So
+  a draft token is never part of a chunk. It is computed as a decoding row, as if the draft tokens before it had been
+  generated one by one.
 """
 
 from collections.abc import Iterator
@@ -34,8 +34,9 @@ _PAGES_WORTH_A_CALL = 96
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Decoding rows whose attention is computed in one call. Each is the last known token of a request, or a draft
-    token.
+    """Decoding rows whose attention is computed in one call.
+
+    Each row is one token: the last known token of a request, or a draft token.
     """
 
     rows: torch.Tensor  # [num_queries] index of each row in the batch
@@ -50,7 +51,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The rows of one prefill chunk: several known tokens of one request, whose attention is computed together."""
+    """The rows of one prefill chunk: several known tokens of one request. Their attention is computed together."""
 
     start_row: int
     end_row: int
@@ -61,7 +62,7 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class VisibleKeys:
-    """Masks of the keys that each query may see, for all layers with the same sliding window."""
+    """Masks of the keys that each query may see. Layers with the same sliding window share them."""
 
     decodes: tuple[torch.Tensor, ...]  # as DecodeRows.visible, in the order of BatchTensors.decodes
     chunks: tuple[torch.Tensor, ...]  # as ChunkRows.visible, in the order of BatchTensors.chunks
@@ -69,9 +70,10 @@ class VisibleKeys:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRun:
-    """A range of rows that use the same adapter or mixture: rows [start_row, end_row) of the batch.
+    """The rows (tokens) [start_row, end_row) of a step, which all use the same adapter or the same mixture of adapters.
 
-    The same requests have the rows [first_sample, last_sample) among the sampled rows.
+    A step samples the next token for some rows only (the sampled rows). In the list of the sampled rows, [first_sample,
+    last_sample) are those that use this adapter or mixture.
     """
 
     adapters: tuple[AdapterUse, ...]
@@ -85,7 +87,7 @@ class AdapterRun:
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
-    """The inputs of one forward pass, besides the weights and the cached KV."""
+    """The input tensors of one forward pass. The weights and the cached KV are not among them."""
 
     slices: tuple[RequestSlice, ...]
     """The slices of the step, in the order of their rows."""
@@ -101,10 +103,10 @@ class BatchTensors:
     adapter_runs: tuple[AdapterRun, ...]
 
     def visible_keys(self, window: int | None) -> VisibleKeys:
-        """Returns the masks of the keys that each query may see in layers with this sliding window.
+        """Returns masks of the keys that each query may see, in layers with the sliding window `window`, in tokens.
 
-        A query sees the last `window` keys, the last of which is its own. If `window` is None, it sees all keys up to
-        its own. Pages outside the window are read all the same, and masked.
+        A query sees the last `window` keys up to its own position, its own key included. If `window` is None, it sees
+        all keys up to its own. Pages outside the window are read too, but masked.
         """
         decodes = tuple(part.visible for part in self.decodes)
         chunks = tuple(part.visible for part in self.chunks)
@@ -133,7 +135,7 @@ class _Query:
 
 
 class BatchBuilder:
-    """Turns the plan of a step into the tensors of its forward pass, on one device."""
+    """Turns the plan of a step into the input tensors of its forward pass, on one device."""
 
     def __init__(self, page_tokens: int, null_page: int, device: torch.device, rules: BatchInvariance) -> None:
         """`null_page` is a page of zeros that pads page tables. The page after it takes the KV of padding rows."""
@@ -232,8 +234,10 @@ class BatchBuilder:
 
 
 def padded_pages(num_pages: int) -> int:
-    """Returns the least of the numbers 1, 2, 3, 4, 6, 8, 12, 16, … that is at least `num_pages`. Padding adds at most
-    half.
+    """Returns to how many pages a page table of `num_pages` pages is padded.
+
+    The result is the smallest of the numbers 1, 2, 3, 4, 6, 8, 12, 16, … that is not below `num_pages`. So at most half
+    as many pages again are added.
     """
     power = 1 << (num_pages - 1).bit_length()  # the next power of two
     return power * 3 // 4 if num_pages <= power * 3 // 4 and power >= 4 else power

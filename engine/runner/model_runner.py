@@ -1,11 +1,11 @@
 """Runs steps on the device, and measures how long prefills take.
 
-Owns the decoder and the measurement that is under way, and reads the adapter pool. For each step it builds tensors,
-runs the forward pass and chooses tokens. Keeps no state of a request between steps: the scheduler has it.
+Owns the decoder and the running measurement. Reads the adapter pool. For each step it builds input tensors, runs the
+forward pass and samples tokens. Keeps no state of a request between steps: the scheduler does that.
 
-The measurement never waits for the device: it reads the clock around steps that sample tokens, and the host has waited
-for these tokens anyway. The cost model gets the time of a prefill only if its steps did nothing else: no decoding, no
-draft tokens, no waiting for a copy.
+The measurement never waits for the device. It reads the clock around each step, and uses the times of steps that sample
+tokens: for these tokens the host has waited anyway. A time is recorded only if the steps did nothing but this prefill:
+no decoding, no draft tokens, no waiting for a copy of KV pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,9 +46,9 @@ class _Prefill:
 
 
 class PrefillMeter:
-    """Measures how long prefills take. The engine loop calls it before and after each step.
+    """Measures the seconds that prefills take. The engine loop calls it before and after each step.
 
-    If a prompt takes several steps, their times are added up.
+    If the prefill of a prompt takes several steps, their times are added up.
     """
 
     def __init__(self, costs: CostTracker, clock: Clock) -> None:
@@ -59,14 +59,14 @@ class PrefillMeter:
         self._began_at = 0.0
 
     def step_begins(self) -> None:
-        """Reads the clock. Must be called right before a step runs."""
+        """Records the time at which a step begins. Must be called right before the step runs."""
         self._began_at = self._clock.monotonic()
 
     def step_ended(self, plan: StepPlan, *, waited: bool) -> None:
-        """Adds the time of the step that has just ended to the measured prefill. Must be called at once when the result
-        is known.
+        """Adds the time of the step that has just ended to the measured prefill.
 
-        `waited` says whether the step waited for pages that were being copied to the device.
+        Must be called as soon as the result of the step is known. `waited` says whether the step waited for KV pages
+        that were being copied to the device. Such a step is not measured.
         """
         seconds = self._clock.monotonic() - self._began_at
         previous, self._previous = self._previous, plan
@@ -112,7 +112,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Runs the forward pass of one step, and chooses a token for each row that is sampled."""
+        """Runs the forward pass of one step, and samples the tokens that the plan asks for."""
         batch = self.batch(plan)
         specs = [spec for piece in batch.slices for spec in piece.samples]
         filling = self._masks.begin(specs)
@@ -127,7 +127,10 @@ class ModelRunner:
         return self._builder.build(plan)
 
     def logits(self, batch: BatchTensors) -> torch.Tensor:
-        """Computes the forward pass, and returns the logits of the sampled rows: [num_sampled, vocab] fp32."""
+        """Computes the forward pass. Returns the logits of the sampled rows: [num_sampled, vocab] fp32.
+
+        A row is one token of the step. A sampled row is one whose next token the step samples.
+        """
         segments = [self._segment(run) for run in batch.adapter_runs]
         lora = self._lora.step(segments, len(batch.token_ids))
         return self._decoder.logits(batch, self._attention, lora)

@@ -7,11 +7,11 @@
     running                   the model answers with tool calls           awaiting_tool
     running                   the turn fails or is cancelled              as before the turn (idle or awaiting_tool)
     idle, awaiting_tool       a client suspends the session               suspended
-    suspended                 a turn starts, or a tool output arrives     as without the suspension
+    suspended                 a turn starts, or a tool output arrives     as from idle or awaiting_tool
     all except running        a client closes the session                 closed (read-only)
     all except running        the time to live has passed                 expired (no client can read it)
 
-Invariant: while no turn runs, a session awaits tool outputs exactly if its latest checkpoint ends with tool calls.
+Invariant: no session is idle while a tool call at the end of its latest checkpoint has no output.
 """
 
 from collections.abc import Mapping, Sequence

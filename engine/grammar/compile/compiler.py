@@ -1,9 +1,9 @@
 """Compiles grammars and caches the results.
 
 GrammarCompiler alone says whether a grammar is ready. Each source (a grammar's text) is compiled once for each isolation
-domain (group of callers) that asks for it, and a public grammar once for all. The compile counts against the compile
-time of the domain that asked first. The compile server does the work, and its results return to the engine loop as
-messages. Refusals are cached too, so that a hostile grammar is compiled only once.
+domain (group of callers) that asks for it. A public grammar, which the operator declares, is compiled once for all. The
+time of a compile is charged to the domain that asked first: each domain has a budget of compile time. The compile
+server does the work, and its results return to the engine loop as messages. Refusals are cached too, so that a hostile grammar is compiled only once.
 """
 
 import hashlib

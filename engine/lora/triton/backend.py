@@ -1,18 +1,19 @@
-"""Applies LoRA adapters on CUDA devices, with one shrink and one expand Triton kernel for each group of projections
-(linear layers with the same input).
+"""Applies LoRA adapters on CUDA devices with two Triton kernels, shrink and expand.
 
-The kernels find each adapter on the device in tables of addresses and read its matrices where they are. A step sends
-its rows to the device once, for all layers, and no layer waits for the host. Rows of the base model cost nothing. A row
-of a mixture gets several adapters, each with its weight.
+Both run once for each group of projections (linear layers with the same input). They find each adapter on the device in
+tables of addresses, and read its matrices where they are. An adapter's row in the tables is its slot. Once in each
+step, the host tells the device which adapter each row (token) uses. This serves all layers, and no layer waits for the
+host. Rows of the base model cost nothing. A row may use a mixture: several adapters, each with its weight.
 
-The kernels apply the low-rank factors of all linear layers, and the changes of whole output columns (DoRA, biases).
-Torch applies the rest, only for the rows that need it:
+The kernels apply the low-rank factors of all linear layers, and changes of whole output columns (DoRA, biases). Torch
+applies the rest, only to the rows that need it:
 
-- changes of the vocabulary: LoRA on embed_tokens and lm_head, and saved copies of either;
-- an adapter whose rank is too high for the tables, or for which the tables have no free slot (row).
+- changes of the vocabulary: LoRA on embed_tokens or lm_head, or an embedding or output head that replaces the base
+  model's;
+- adapters without a slot, because their rank is too high for the tables or no slot is free.
 
-Invariant: each placed adapter either has a slot, or torch applies all of it; never both. (Changes of the vocabulary are
-always torch's.)
+Invariant: an adapter on the device either has a slot, or torch applies all of it; never both. Changes of the vocabulary
+are always applied by torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ NUM_SLOTS = 1024
 
 
 class TritonLora:
-    """The LoRA backend for CUDA. Owns which adapter is in which slot (row) of the kernels' tables."""
+    """The LoRA backend for CUDA. Owns which adapter has which slot (row) in the kernels' tables of addresses."""
 
     def __init__(self, fused: FusedLora, groups: Mapping[LayerKey, GroupShape], max_rank: int, rest: TorchLora) -> None:
         """`fused` was made for `groups` and `max_rank`. `rest` applies the adapters that the kernels cannot apply."""
@@ -77,7 +78,7 @@ class TritonLora:
         )
 
     def slot_of(self, digest: str) -> int | None:
-        """Returns an adapter's slot (row) in the kernels' tables. None if torch applies the adapter."""
+        """Returns an adapter's slot: its row in the kernels' tables of addresses. None if torch applies the adapter."""
         return self._slots.get(digest)
 
     def check_integrity(self) -> None:
@@ -104,7 +105,7 @@ class TritonLora:
 
 
 class TritonStep:
-    """Applies the adapters of one step: the kernels in every layer, and torch where the kernels cannot."""
+    """Applies the adapters of one step: Triton kernels in every layer, and torch where the kernels cannot."""
 
     def __init__(self, fused: FusedLora, slotless: LoraBatch | None, at_vocabulary: LoraBatch | None) -> None:
         self._fused = fused
@@ -149,9 +150,10 @@ def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -
 def build_triton_lora(
     model: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device, rest: TorchLora
 ) -> TritonLora:
-    """Returns the CUDA backend, with empty slots for adapters of up to `max_rank` ranks.
+    """Returns the CUDA backend without any adapter. Its kernels serve adapters of up to `max_rank` ranks.
 
-    `rest` applies what the Triton kernels do not: changes of the vocabulary, and adapters without a slot.
+    `rest` applies what the kernels cannot: changes of the vocabulary, and adapters without a slot (row) in the kernels'
+    tables.
     """
     groups = {
         (layer, group.name): GroupShape.of(model, group.targets)

@@ -1,10 +1,10 @@
-"""Compiles the kernels for several GPU architectures, on a machine without a GPU.
+"""Compiles the Triton LoRA kernels for several GPU architectures, on a machine without a GPU.
 
-Checks that every kernel compiles and fits the architecture's shared memory.
+Checks that every kernel compiles and fits into the shared memory of each architecture.
 
     python -m graftwork.engine.lora.triton.compile_ahead
 
-Run it without TRITON_INTERPRET, which replaces the compiler by the interpreter.
+Do not set TRITON_INTERPRET: an interpreted kernel is not compiled.
 """
 
 import sys
@@ -38,7 +38,7 @@ _ALIGNED_NUMBERS = {"in_features", "span_features", "x_stride", "y_stride", "pla
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The shape of a fused layer in one step. It decides which variants of the kernels are compiled."""
+    """The sizes of one fused layer (such as qkv) in one step. They decide which kernel variants are compiled."""
 
     name: str
     num_tiles: int
@@ -66,7 +66,7 @@ class LayerShape:
 
     @property
     def kernels(self) -> tuple[Any, Any]:
-        """The shrink kernel and the expand kernel that serve this shape."""
+        """The shrink kernel and the expand kernel that are launched for these sizes."""
         if self.tile_rows == ROW_WISE:
             return shrink_rows_kernel, expand_rows_kernel
         return shrink_tiles_kernel, expand_tiles_kernel
@@ -89,7 +89,7 @@ several blocks of ranks, and layers with and without mixtures and columns.
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """One kernel, compiled for one layer shape and one GPU architecture."""
+    """One kernel, compiled for one LayerShape and one GPU architecture."""
 
     kernel: str
     shape: LayerShape
@@ -108,7 +108,7 @@ def compile_all(capabilities: Sequence[int], shapes: Sequence[LayerShape] = SHAP
 
 
 def compile_kernel(kernel: Any, shape: LayerShape, capability: int) -> CompiledKernel:
-    """Compiles one kernel to a cubin (GPU machine code), as a launch with 16-byte aligned tensors would.
+    """Compiles one kernel to a cubin (GPU machine code), for tensors whose addresses are multiples of 16 bytes.
 
     Raises RuntimeError if Triton's interpreter is on, because an interpreted kernel cannot be compiled.
     """
@@ -147,7 +147,7 @@ def _type_of(name: str, shape: LayerShape) -> str:
 
 
 def constants_of(shape: LayerShape) -> dict[str, Any]:
-    """Returns the compile-time arguments with which the kernels are launched for this layer shape, by name."""
+    """Returns the compile-time arguments of the kernels for this layer shape, by name."""
     plan = shape.plan
     return {
         "NUM_SLICES": shape.num_slices,
@@ -172,7 +172,7 @@ HEADING = _LINE.format("kernel", "layer", "dtype", "rank", "arch", "shared bytes
 
 
 def line_of(built: CompiledKernel) -> str:
-    """Returns a line of text about one compiled kernel. HEADING is the heading of a table of such lines."""
+    """Returns one line of a table about compiled kernels. HEADING is the heading of this table."""
     return _LINE.format(
         built.kernel,
         built.shape.name,
@@ -185,7 +185,7 @@ def line_of(built: CompiledKernel) -> str:
 
 
 def main() -> None:
-    """Compiles every kernel for every layer shape and architecture, and prints a line about each."""
+    """Compiles every kernel for every layer shape and architecture, and prints a table with one line about each."""
     sys.stdout.write(HEADING + "\n")
     for built in compile_all(tuple(SHARED_LIMIT_BYTES)):
         sys.stdout.write(line_of(built) + "\n")

@@ -1,10 +1,10 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Defines code that the Triton kernels share: lists of arguments for which no variants are compiled, and helpers for
-output blocks.
+"""Defines what the Triton LoRA kernels share: helper functions, and lists of kernel arguments.
 
-A slice is one projection of a fused layer, such as q of qkv. An output block is a range of a slice's output columns
-that one program computes.
+The lists name arguments that Triton must not specialise for: it compiles one kernel for all their values. A slice is
+one projection of a fused layer, such as q of qkv. An output block is a range of a slice's output columns. One program
+computes one output block.
 """
 
 import triton
@@ -21,10 +21,10 @@ COUNTS = ("slot_words", "rank_blocks", "num_spans", "out_blocks")
 
 @triton.jit
 def find_slice(block, widths, NUM_SLICES: tl.constexpr, BLOCK_OUT: tl.constexpr):
-    """Returns the slice (projection of a fused layer) that output block `block` belongs to, and the slice's first
-    block.
+    """Returns the slice (projection of a fused layer, such as q of qkv) that contains output block `block`.
 
-    Blocks are numbered through all slices. Block 0 is the first of slice 0.
+    Also returns the number of the first block in this slice. The blocks of all slices are numbered one after another,
+    from 0. `widths` is the address of an array with the number of output columns of each slice.
     """
     slice_index = 0
     first_block = 0
@@ -47,9 +47,10 @@ def is_changed(
     slot_words,
     HAS_COLUMNS: tl.constexpr,
 ):
-    """Returns whether any adapter of a tile (a group of rows) changes the slice (projection) `slice_index`.
+    """Returns whether any adapter of a tile changes the projection `slice_index` of a fused layer (such as qkv).
 
-    `part_slot` is the address of the tile's `num_parts` slots, one for each adapter.
+    A tile is a group of tokens with the same adapters. `part_slot` is the address of `num_parts` numbers: the slot of
+    each of these adapters. An adapter's slot is its row in `ranks`, `column_scales` and `column_shifts`.
     """
     largest = 0
     for part in range(num_parts):
@@ -63,11 +64,10 @@ def is_changed(
 
 @triton.jit
 def change_columns(y_block, column_scales, column_shifts, entry, columns, width):
-    """Returns column_scale * y_block + column_shift in fp32. Scale and shift are those of one adapter and one
-    projection.
+    """Returns column_scale * y_block + column_shift in fp32, for one adapter and one projection.
 
-    `entry` is the index of their addresses in `column_scales` and `column_shifts`. An absent scale counts as 1, an
-    absent shift as 0. `columns` are the numbers of the columns within the projection. They must broadcast with y_block.
+    `column_scales` and `column_shifts` are arrays of addresses, and `entry` is an index in both. Address 0 means scale
+    1 or shift 0. `columns` are the numbers of y_block's columns within the projection, which has `width` columns.
     """
     scale_address = tl.load(column_scales + entry)
     shift_address = tl.load(column_shifts + entry)

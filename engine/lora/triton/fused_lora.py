@@ -1,15 +1,16 @@
 """Applies the adapters of a whole model on a CUDA device. There is a fixed number of slots, each for one adapter.
 
     assign, release     between steps: put an adapter into a slot, take it out
-    begin_step          once in each step: tell which adapter each row of the batch uses
-    add_deltas          once for each fused layer
+    begin_step          once in each step: tell which slots each row (token) of the step uses
+    add_deltas          once for each fused layer, such as qkv
 
-A slot is a row in a table of addresses, through which the kernels find an adapter's matrices. Each fused layer has a
-table. All tables are one allocation, in which everything about a slot is adjacent, so adding an adapter is one copy.
-The adapter's own tensors stay where they are. FusedLora keeps them alive until the slot is released.
+The kernels find an adapter's matrices through tables of addresses. There is a table for each fused layer, and a slot is
+a row in every table. All tables are in one block of memory, where the rows of a slot are adjacent, so a new adapter
+needs only one copy of its addresses. FusedLora keeps the adapter's tensors alive until the slot is released.
 
-Invariant: a row gets the delta of the adapter that was in its slot when the step began, and of no other. A slot must be
-released before it is assigned again, an empty slot cannot be used, and every change of slots ends the step.
+Invariant: a token gets the deltas of those adapters that were in its slots when the step began, and of no others. A
+slot must be released before another adapter is assigned to it, and an empty slot cannot be used. After any assign or
+release, a new step must begin.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ LayerKey = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """Identifies when a captured CUDA graph may be replayed: only in a step with an equal key."""
+    """Says when a captured CUDA graph may be replayed: only in a step with the same key as the captured step."""
 
     capacity: SegmentCapacity
     has_columns: bool
@@ -53,9 +54,9 @@ class _Step:
 
 
 class FusedLora:
-    """Owns which adapter is in which slot (place for one adapter), and how the rows of the current step use the slots.
+    """Owns which adapter is in which slot, and which slots the rows (tokens) of the current step use.
 
-    Not thread-safe.
+    A slot is a place for one adapter in the kernels' tables of addresses. Not thread-safe.
     """
 
     def __init__(
@@ -99,22 +100,20 @@ class FusedLora:
 
     @property
     def has_columns(self) -> bool:
-        """Whether any adapter that is now in a slot multiplies or shifts whole output columns, as DoRA and
-        biases do.
-        """
+        """Whether any adapter in a slot multiplies whole output columns or adds to them, as DoRA and biases do."""
         return any(resident is not None and resident.has_columns for resident in self._residents)
 
     # ---- slots ------------------------------------------------------------------------------------------------
 
     def assign(self, slot: int, deltas: Mapping[LayerKey, SlotPairs]) -> None:
-        """Puts an adapter into a free slot, and ends the current step.
+        """Puts an adapter into a free slot. `begin_step` must then be called before the next `add_deltas`.
 
-        `deltas` has the adapter's matrices, scales and shifts by (layer, group of projections). Layers that the adapter
-        does not change may be absent.
+        The keys of `deltas` are pairs (layer, group of projections). The values are the adapter's matrices, scales and
+        shifts. Layers that the adapter does not change may be absent.
 
-        Tensors are used where they are if they are on the device, have the weights' dtype, are 16-byte aligned, and
-        have the layout A [rank, in_features], B the transpose of a contiguous [rank, width]. Others are copied. The
-        write of the slot is queued on the current CUDA stream.
+        A tensor is used where it is, without a copy, if it is on the device, has the dtype of the weights and starts at
+        a multiple of 16 bytes. A must also be stored as [rank, in_features], and B as the transpose of a contiguous
+        [rank, width]. Other tensors are copied. The slot is written on the current CUDA stream.
 
         Raises ValueError, and changes nothing, if the slot is taken, a layer is unknown, or a shape or rank does not
         fit.
@@ -129,9 +128,10 @@ class FusedLora:
         self._residents[slot] = resident
 
     def release(self, slot: int) -> None:
-        """Empties a slot, drops its adapter's tensors, and ends the current step.
+        """Empties a slot and drops its adapter's tensors.
 
-        The write of the slot is queued on the current CUDA stream. Raises ValueError if the slot is empty.
+        `begin_step` must then be called before the next `add_deltas`. The slot is written on the current CUDA stream.
+        Raises ValueError if the slot is already empty.
         """
         if self._residents[slot] is None:
             raise ValueError(f"slot {slot} is empty already")
@@ -155,16 +155,17 @@ class FusedLora:
     # ---- steps ------------------------------------------------------------------------------------------------
 
     def begin_step(self, owners: Sequence[RowOwner | None], capacity: SegmentCapacity | None = None) -> GraphKey | None:
-        """Starts a step. `owners` has an entry for each row of the batch, which names the adapters of the row.
+        """Starts a step. `owners` has one entry for each row (token), which names the row's adapters by their slots.
 
-        An entry is a slot, or up to four pairs (slot, weight), or None for the base model.
+        An entry is the slot of one adapter, or up to four pairs (slot, weight) for a mixture of adapters, or None for
+        the base model.
 
-        With `capacity`, the step uses a set of arrays with fixed sizes and addresses, one set for each capacity, and a
-        GraphKey is returned. A CUDA graph that was captured after `begin_step` may be replayed after any `begin_step`
-        that returns an equal key. Without `capacity`, returns None.
+        If `capacity` is given, the step's arrays have fixed sizes and fixed addresses, so that a CUDA graph can use
+        them. The method then returns a GraphKey. A CUDA graph that was captured in one step may be replayed in every
+        step with an equal key. Without `capacity`, returns None.
 
-        Raises ValueError if a slot is empty, if the capacity is exceeded, or if a mixture has an adapter that scales or
-        shifts output columns, because those have no weighted sum.
+        Raises ValueError if a slot is empty, or if the step exceeds the capacity. Raises ValueError if an adapter of a
+        mixture scales or shifts output columns, because those have no weighted sum.
         """
         self._step = None
         if self._words.is_cuda:
@@ -188,10 +189,11 @@ class FusedLora:
         return GraphKey(capacity, self.has_columns)
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
-        """Adds each row's LoRA delta to the base model's output of one fused layer, in place.
+        """Adds the LoRA delta of each row's adapters to `y`, in place. A row is one token of the step.
 
-        x: [num_rows, in_features], y: [num_rows, out_features], where out_features is the sum over the joined
-        projections. In both, the features of a row must be adjacent in memory.
+        `y` is the base model's output of one fused layer, such as qkv, and `x` is the layer's input. x: [num_rows,
+        in_features], y: [num_rows, out_features], where out_features is the sum over the joined projections. In both,
+        the features of a row must be adjacent in memory.
 
         Raises ValueError if the shapes do not fit, and RuntimeError if slots have changed since `begin_step`.
         """

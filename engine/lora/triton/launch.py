@@ -1,18 +1,20 @@
-"""Launches the Triton kernels that add every adapter's delta to the output of one fused layer: shrink, then expand.
+"""Launches the Triton kernels that add LoRA deltas to the output y of one fused layer: first shrink, then expand.
 
-    v = x @ A.T                                            shrink: fp32, written to planes (partial sums of v)
+    v = x @ A.T                                            shrink: fp32, written to planes
     y = column_scale * y + column_shift + scale * v @ B.T  expand: all projections in one launch, one rounding at end
 
-There are two pairs of kernels: for tiles of many rows (tile_kernels.py) and for single rows (row_kernels.py). The
-segments decide which pair runs. A program is launched for each tile (see tiles.py) and finds weights by address (see
-slice_table.py), so adapters may have different ranks. Rows without an adapter (base rows), empty tiles, unused slots
-and ranks beyond an adapter's own are neither read nor written. There are no atomics. The input features are cut into
-spans. Each span is summed in fp32, and the spans are added in order, so equal rows give equal bits. If programs compute
-the spans in parallel, each span has its own plane; otherwise there is one plane.
+The input features are cut into spans. Each span is summed in fp32, and the spans are added in a fixed order, so equal
+rows give equal bits. If several programs compute the spans in parallel, each span has its own array of partial sums of
+v, called a plane. Otherwise one program computes all spans, and there is one plane.
 
-Under the interpreter (TRITON_INTERPRET=1, tensors on the CPU) operands are upcast when they are loaded, because its
-bf16 arithmetic is wrong. The kernels use only built-ins of the language, so that a copy of them can be interpreted in a
-process where triton itself is not interpreted.
+There are two pairs of kernels: for tiles of many rows (tile_kernels.py) and for single rows (row_kernels.py). A row is
+one token. The segments decide which pair runs. A program is launched for each tile (see tiles.py) and finds the weights
+by their address (see slice_table.py), so adapters may have different ranks. Rows without an adapter, empty tiles,
+unused slots and ranks beyond an adapter's own are neither read nor written. There are no atomics.
+
+Under the interpreter (TRITON_INTERPRET=1, tensors on the CPU) values are converted to fp32 when they are loaded,
+because the interpreter computes bf16 wrongly. The kernels use only functions of the language itself, so that a copy of
+them can be interpreted in a process that compiles the others.
 """
 
 from dataclasses import dataclass
@@ -39,13 +41,13 @@ def apply_lora(
     plan: LoraPlan | None = None,
     bounds: LaunchBounds | None = None,
 ) -> None:
-    """Adds each row's LoRA delta to the base model's output of one fused layer, in place.
+    """Adds the LoRA delta of each row's adapter to `y`, in place. `y` is the base model's output of one fused layer.
 
     x: [num_rows, in_features], y: [num_rows, out_features], where out_features is the sum over the joined projections.
     Both may be views with any stride between rows.
 
-    `bounds` must cover the adapters of all rows. By default the bounds cover every adapter in the table. Raises
-    ValueError if the shapes do not fit.
+    `bounds` are upper bounds of the ranks of the step's adapters. By default they cover every adapter in the table.
+    Raises ValueError if the shapes do not fit.
     """
     _check_fits(x, y, table, segments)
     if segments.num_tiles == 0:
@@ -68,17 +70,20 @@ def apply_lora(
 
 
 def bounds_of(table: SliceTable) -> LaunchBounds:
-    """Returns launch bounds that cover every adapter in the table: the largest rank that the table allows, and whether
-    any adapter in it scales or shifts output columns.
+    """Returns launch bounds that hold for every adapter in the table.
+
+    These are the largest rank that the table allows, and whether any adapter in the table scales or shifts output
+    columns.
     """
     return LaunchBounds(table.max_rank, table.has_columns)
 
 
 def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank: int) -> torch.Tensor:
-    """Returns uninitialised memory for the planes, the partial sums of x @ A.T: fp32 [num_planes, rows, ranks].
+    """Returns uninitialised memory for partial sums of x @ A.T: fp32 [num_planes, rows, ranks].
 
-    The ranks of all slices (projections), and of all adapters of a mixture, are side by side. The ranks of each are
-    rounded up to whole blocks. Shrink writes only the blocks that have real ranks, and expand reads only those.
+    A plane holds one partial sum, with a row for each token that has an adapter. Its columns are the ranks of all
+    projections, and of all adapters if a token uses several. The ranks of each are padded to whole blocks. Shrink
+    writes only blocks that hold real ranks, and expand reads only these.
     """
     ranks_of_all = segments.num_parts * table.num_slices * plan.rank_blocks(rank)
     shape = (plan.num_planes, segments.permutation.shape[0], ranks_of_all * plan.block_rank)
@@ -88,10 +93,10 @@ def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank
 def lora_shrink(
     x: torch.Tensor, planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> None:
-    """Computes x @ A.T for all rows with an adapter, and writes it to `planes`.
+    """Computes x @ A.T for all rows that have an adapter, and writes it to `planes` as partial sums.
 
-    x: [num_rows, in_features]. Each plane gets the sum over one span (part of the input features), so the planes must
-    be added up. The rows of a plane are in the order of the tiles (see tiles.py).
+    x: [num_rows, in_features]. Each plane gets the sum over one part of the input features, so x @ A.T is the sum of
+    the planes. The rows of a plane are in the order of the tiles (see tiles.py).
     """
     shrink_launch(x, planes, table, segments, plan).run()
 
@@ -104,17 +109,17 @@ def lora_expand(
     plan: LoraPlan,
     has_columns: bool,
 ) -> None:
-    """Applies the adapters to y, in place. `planes` hold x @ A.T, as partial sums that `lora_shrink` has written.
+    """Applies the adapters to y, in place. `planes` are the partial sums of x @ A.T that `lora_shrink` has written.
 
-    First y is multiplied by column_scale, and column_shift is added (DoRA, biases). If `has_columns` is False, neither
-    is read. Then scale * (x @ A.T) @ B.T of each adapter is added. Sums are fp32 and are rounded once, to y's dtype.
+    First multiplies y by column_scale and adds column_shift (DoRA, biases), unless `has_columns` is False. Then adds
+    scale * (x @ A.T) @ B.T for each adapter. Sums are fp32 and are rounded once, to y's dtype.
     """
     expand_launch(planes, y, table, segments, plan, has_columns).run()
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel, and the grid and arguments with which it is launched."""
+    """A Triton kernel, with the grid and the arguments to launch it with."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -127,7 +132,11 @@ class Launch:
 def shrink_launch(
     x: torch.Tensor, planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> Launch:
-    """Returns the launch of the shrink kernel, which writes x @ A.T to `planes` as partial sums."""
+    """Returns the launch of the shrink kernel, without running it.
+
+    The kernel multiplies `x` by the first low-rank factor (A) of each adapter. It writes partial sums of the product to
+    `planes`, fp32 [num_planes, rows, ranks].
+    """
     arguments = _common_arguments(planes, table, segments, plan)
     grid = (segments.num_tiles * segments.num_parts * table.num_slices * arguments["rank_blocks"], plan.num_planes)
     arguments |= {
@@ -154,8 +163,11 @@ def expand_launch(
     plan: LoraPlan,
     has_columns: bool,
 ) -> Launch:
-    """Returns the launch of the expand kernel, which applies the adapters to y. `planes` hold x @ A.T as
-    partial sums.
+    """Returns the launch of the expand kernel, without running it.
+
+    The kernel multiplies the sum of `planes` by the second low-rank factor (B) of each adapter, and adds the product to
+    `y`. `planes` are the output of the shrink kernel. If `has_columns` is True, it first scales and shifts columns of
+    `y`.
     """
     out_blocks = sum(-(-width // plan.block_out) for width in table.slice_widths)
     grid = (segments.num_tiles * out_blocks,)
@@ -214,11 +226,11 @@ def _tile_arguments(segments: LoraSegments) -> dict[str, Any]:
 
 
 def expand_precision(dtype: torch.dtype) -> dict[str, bool | str]:
-    """Returns the options with which the expand kernel multiplies fp32 values by weights of this dtype at fp32
-    precision.
+    """Returns the kernel options for multiplying fp32 values by weights of this dtype, as precisely as in fp32.
 
-    The values (x @ A.T) are not split into fp16 halves, because they may exceed fp16's range. fp16 weights are exact in
-    tf32, so three tf32 products are as precise as fp32.
+    With bf16 weights, each fp32 value is split into two bf16 values. With fp16 weights there is no split, because the
+    values may be too large for fp16. In that case three tf32 products are added. This is as precise as fp32, because
+    tf32 can hold every fp16 weight exactly.
     """
     return {"SPLIT_V": dtype == torch.bfloat16, "PRECISION": "tf32x3" if dtype == torch.float16 else "ieee"}
 

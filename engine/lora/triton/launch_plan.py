@@ -1,17 +1,19 @@
-"""Plans how the deltas of a step are computed, from shapes alone, so that a plan is the same in every process.
+"""Plans how the LoRA deltas of a step are computed.
 
-There are two ways. Grouped: a program takes a tile of up to 32 rows of one adapter and multiplies on matrix units.
-Row-wise: a program takes one row and sums products in fp32, without matrix units. `tile_rows_for` chooses once a step.
+The plan depends on shapes alone, so it is the same in every process. There are two ways. Grouped: one program takes a
+tile (up to 32 rows of one adapter) and multiplies on matrix units. Row-wise: one program takes one row and sums
+products in fp32, without matrix units. A row is one token. `tile_rows_for` chooses the way once in each step.
 
-The bits of a row must not depend on its neighbours. So the batch must not decide what the bits depend on:
+The bits of a row must not depend on the other rows of the batch:
 
-- How the input features are summed (`num_spans`, `block_in`) and the ranks (`block_rank`) follows from the layer and
-  its table alone. Whether the spans run in one program or in several (`parallel_spans`) follows from the batch; either
-  way they are summed in the same order.
-- Tiles have at most 32 rows, so that every architecture uses the same matrix instruction (mma.sync) for all of them.
-  From 64 rows on, the compiler would use wgmma or tcgen05, which accumulate differently.
-- The two ways do differ in bits. Both sum in fp32 and round once, but a matrix unit has its own order of additions and
-  its own inner precision. With `batch_invariant` every batch is grouped: equal bits, but small batches take longer.
+- The input features are cut into spans, and each span is summed on its own. The sizes of spans and blocks (`num_spans`,
+  `block_in`, `block_rank`) follow from the layer and its table alone. The batch decides only whether the spans are
+  computed in one program or in several (`parallel_spans`). Both add the spans in the same order.
+- Tiles have at most 32 rows, so that every architecture uses the same matrix instruction (mma.sync). From 64 rows on,
+  the compiler would use wgmma or tcgen05, which add in another order.
+- Grouped and row-wise give different bits. Both sum in fp32 and round once, but a matrix unit has its own order of
+  additions and its own inner precision. With `batch_invariant` every batch is grouped: then the bits are equal, but
+  small batches take longer.
 """
 
 from dataclasses import dataclass
@@ -52,12 +54,13 @@ class StepShape:
 def tile_rows_for(step: StepShape, batch_invariant: bool = False) -> int:
     """Returns the number of rows of a tile: ROW_WISE for the row-wise kernels, or one of GROUPED_TILE_ROWS.
 
-    Row-wise kernels load an adapter once for each row, grouped kernels once for each tile. Repeated loads come from the
-    L2 cache and not from memory. Row-wise is chosen if adapters have so few rows that tiles would be almost empty, or
-    if the repeated loads are small. The limits come from published bandwidths and have not been measured.
+    A row is one token, and a tile is a group of rows with the same adapters. Row-wise kernels load an adapter once for
+    each row, grouped kernels once for each tile. Repeated loads come from the L2 cache and not from memory. Row-wise is
+    chosen if adapters have so few rows that tiles would be almost empty, or if the repeated loads are small. The limits
+    come from published bandwidths and have not been measured.
 
-    The two kinds of kernel give different bits. With `batch_invariant` every batch is grouped, so that a row's bits do
-    not depend on the batch.
+    The two kinds of kernel give different bits. With `batch_invariant` the result is never ROW_WISE, so that a row's
+    bits do not depend on the batch.
     """
     if not batch_invariant and _is_better_by_row(step):
         return ROW_WISE
@@ -70,9 +73,10 @@ def _is_better_by_row(step: StepShape) -> bool:
 
 
 def grouped_tile_rows(num_rows: int, num_adapters: int) -> int:
-    """Returns the number of rows of a tile for the grouped kernels, which compute several rows of one adapter together.
+    """Returns how many rows a tile has for the grouped kernels.
 
-    Tiles are large if adapters have many rows, so that fewer tiles read the same weights. Otherwise they are small.
+    A tile is a group of rows (tokens) with the same adapters. There are two sizes. If adapters have many rows each,
+    tiles are large, so that fewer tiles read the same weights. Otherwise they are small.
     """
     small, large = GROUPED_TILE_ROWS
     return large if num_adapters and num_rows // num_adapters >= 2 * large else small
@@ -80,10 +84,10 @@ def grouped_tile_rows(num_rows: int, num_adapters: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaunchBounds:
-    """Bounds for all adapters of a step: no rank is larger than `rank`. If `has_columns` is False, none scales or
-    shifts columns.
+    """Upper bounds for the adapters of a step. No adapter has a rank above `rank`.
 
-    The bounds decide how many programs are launched, and change no bits.
+    If `has_columns` is False, no adapter scales or shifts output columns. The bounds decide how many programs are
+    launched. They do not change any bits of the result.
     """
 
     rank: int
@@ -92,7 +96,7 @@ class LaunchBounds:
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """The shape of one fused layer in one step. The launch plan follows from it."""
+    """The sizes of one fused layer (such as qkv) in one step. The launch plan follows from them."""
 
     num_tiles: int
     tile_rows: int
@@ -111,7 +115,7 @@ class LaunchShape:
 
 @dataclass(frozen=True, slots=True)
 class LoraPlan:
-    """The block sizes and counts with which shrink and expand are launched for one fused layer in one step."""
+    """The block sizes and counts for launching the shrink and expand kernels for one fused layer in one step."""
 
     block_in: int
     """Input features that a shrink program loads at once."""
@@ -133,15 +137,16 @@ class LoraPlan:
         return -(-rank // self.block_rank)
 
     def span_features(self, in_features: int) -> int:
-        """Returns the number of input features in one span (part that is summed separately), rounded up to whole
-        blocks.
+        """Returns the number of input features in one span, rounded up to whole blocks.
+
+        The input features are cut into spans, and each span is summed on its own.
         """
         per_span = -(-in_features // self.num_spans)
         return -(-per_span // self.block_in) * self.block_in
 
 
 def plan_for(shape: LaunchShape) -> LoraPlan:
-    """Returns the block sizes and counts with which the kernels are launched for one fused layer in one step."""
+    """Returns the block sizes and counts for launching the kernels for one fused layer (such as qkv) in one step."""
     is_row_wise = shape.tile_rows == ROW_WISE
     is_narrow = shape.element_bytes <= 2
     if is_row_wise:

@@ -1,4 +1,4 @@
-"""Makes random adapters, with which the kernels are tested and measured."""
+"""Makes random adapters for tests and measurements of the kernels."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def random_pair(
 ) -> LoraPair:
     """Returns random low-rank factors A and B of one linear layer.
 
-    For a standard normal input x, the delta they add is about standard normal too.
+    If the input of the layer is standard normal, the delta is about standard normal too, times `scale`.
     """
     A = torch.randn(rank, in_features, generator=generator) / in_features**0.5
     B = torch.randn(width, rank, generator=generator) / rank**0.5
@@ -27,9 +27,10 @@ def random_slots(
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> list[list[LoraPair | None]]:
-    """Returns random adapters of one fused layer, one for each slot.
+    """Returns random adapters of one fused layer, one for each slot (place for one adapter).
 
-    `ranks` holds, for each slot, the rank of each slice (projection). An adapter does not change a slice of rank 0.
+    `ranks` has one entry for each slot: the ranks of the adapter's slices (projections, such as q of qkv). With rank 0,
+    the adapter does not change the slice.
     """
     return [
         [
@@ -45,9 +46,9 @@ def random_slots(
 def with_random_columns(
     pairs: Sequence[LoraPair | None], slice_widths: Sequence[int], generator: torch.Generator
 ) -> list[SliceTerms]:
-    """Returns an adapter with the factors `pairs` that also scales and shifts output columns, as DoRA and biases do.
+    """Returns an adapter that has the factors `pairs` and also scales and shifts output columns, as DoRA and biases do.
 
-    The random scales are near 1, and the random shifts near 0.
+    The random scales are near 1. The random shifts are standard normal.
     """
     return [
         SliceTerms(pair, 1 + 0.1 * torch.randn(width, generator=generator), torch.randn(width, generator=generator))

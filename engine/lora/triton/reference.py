@@ -1,6 +1,7 @@
-"""Computes in plain torch what the LoRA kernels must compute. Every kernel is tested against this file.
+"""Computes in plain torch what the Triton LoRA kernels must compute. Every kernel is tested against this file.
 
-The code is slow and simple on purpose: one tile of rows, one adapter and one projection at a time, in fp32.
+The code is slow and simple on purpose. It computes one tile (group of tokens with the same adapters), one adapter and
+one projection at a time, in fp32.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,11 @@ from graftwork.engine.lora.triton.tiles import LoraSegments, Parts
 def lora_delta(
     x: torch.Tensor, segments: LoraSegments, slots: Sequence[SlotPairs], slice_widths: Sequence[int]
 ) -> torch.Tensor:
-    """Returns what the adapters' factors add to the output of a fused layer: fp32 [num_rows, sum of slice_widths].
+    """Returns what the low-rank factors of the adapters add to the output of a fused layer, such as qkv.
 
-    Rows without an adapter get zeros. x: [num_rows, in_features]. `slots` holds an adapter for each slot, with one
-    entry for each slice (projection).
+    x: [num_rows, in_features]. The result is fp32 [num_rows, sum of slice_widths]. Rows without an adapter get zeros.
+    `slots` holds one adapter for each slot (place for one adapter), with one entry for each slice (projection, such as
+    q).
     """
     delta = torch.zeros(x.shape[0], sum(slice_widths), dtype=torch.float32, device=x.device)
     for rows, parts in _tiles(segments):
@@ -40,11 +42,10 @@ def add_lora(
     slots: Sequence[SlotPairs],
     slice_widths: Sequence[int],
 ) -> torch.Tensor:
-    """Returns the output y of a fused layer with the adapters applied: columns scaled and shifted, then the delta
-    added.
+    """Returns a copy of `y`, the output of a fused layer, with the adapters applied. `x` is the input of the layer.
 
-    Computes in fp32 and rounds once, to y's dtype. Does not change y. For a mixture, only its first adapter scales and
-    shifts columns.
+    First scales and shifts columns, then adds the LoRA delta. Computes in fp32 and rounds once, to y's dtype. If a row
+    uses several adapters, only the first of them scales and shifts columns.
     """
     delta = lora_delta(x, segments, slots, slice_widths)
     expected = y.clone()

@@ -1,15 +1,16 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Defines the row-wise pair of kernels, for decoding: one program takes one row, and each row may have another adapter.
+"""Defines the row-wise kernels, for decoding. One program takes one row (token), and each row may have another adapter.
 
     shrink_rows  a program computes one row, adapter, projection and block of ranks
     expand_rows  a program computes one row and one block of output columns of one projection
 
-If the input features are cut into spans, which are summed in parallel, shrink_rows has a program for each span. A
-program loads weights once, in whole vectors, into registers, and sums products there in fp32. It needs no shared memory
-and no matrix unit. The order of sums does not depend on the batch: a lane adds up its elements of all blocks of a span,
-then the lanes are added in a tree, then the spans in order. A tile has one row here: tile t is the t-th row in the
-order of the tiles (see tiles.py).
+The input features may be cut into spans that are summed in parallel; then shrink_rows has a program for each span. A
+program loads weights once into registers and sums products there in fp32. It needs no shared memory and no matrix unit.
+
+The order of a sum does not depend on the batch. Position i of a block sums element i of all blocks of a span. The sums
+of the positions are then added in a tree, and the sums of the spans are added in order. A tile has one row here: tile t
+is the t-th row in the order of the tiles (see tiles.py).
 """
 
 import triton
@@ -31,8 +32,9 @@ def sum_first_axis(block):
 
 @triton.jit
 def dot_span(x_row, a_rows, rank_mask, first, last, BLOCK_RANK: tl.constexpr, BLOCK_IN: tl.constexpr):
-    """Returns the products of one row of x with the rows of A, over the input features [first, last): fp32
-    [BLOCK_RANK].
+    """Returns the products of one row of x with rows of the low-rank factor A: fp32 [BLOCK_RANK].
+
+    Sums only over the input features [first, last).
     """
     total = tl.full((BLOCK_RANK, BLOCK_IN), 0.0, tl.float32)
     for block_start in range(first, last, BLOCK_IN):
@@ -69,10 +71,10 @@ def shrink_rows_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Computes x @ A.T for one row of x and one block of ranks, for one adapter and one projection.
+    """Multiplies one row of x by one block of ranks of the low-rank factor A, for one adapter and one projection.
 
-    With PARALLEL_SPANS, each program sums over one span (part of the input features), and writes the result to the
-    plane (array of partial sums) of this span. Otherwise one program sums over all spans, and there is one plane.
+    The input features are cut into spans. With PARALLEL_SPANS, each program sums over one span, and `planes` has an
+    array of partial sums for each span. Otherwise one program sums over all spans, and `planes` has one array.
     """
     blocks_a_row = NUM_PARTS * NUM_SLICES * rank_blocks
     position = tl.program_id(0) // blocks_a_row
@@ -145,8 +147,8 @@ def expand_rows_kernel(
 ):
     """Applies the adapters of one row to one block of output columns of y.
 
-    First scales and shifts y (DoRA, biases). Then adds scale * (x @ A.T) @ B.T of each adapter in turn. The planes hold
-    x @ A.T, as partial sums that must be added up.
+    First scales and shifts y (DoRA, biases). Then multiplies the sum of `planes` by each adapter's scale and low-rank
+    factor B, and adds the products to y. `planes` holds the partial sums that shrink_rows_kernel has written.
     """
     position = tl.program_id(0) // out_blocks
     block = tl.program_id(0) % out_blocks

@@ -1,7 +1,8 @@
-"""Tests the Triton kernels on a device at start, before an engine relies on them.
+"""Tests the Triton LoRA kernels on a device at the engine's start, before any request uses them.
 
-Triton compiles a kernel at its first launch, with tools that a machine may lack, and the result may be wrong on a new
-device. The test applies a few small adapters, row by row and in tiles, and compares the results with plain torch.
+Triton compiles a kernel at its first launch. A machine may lack the tools that Triton needs for this, and on a new
+device the results may be wrong. The test applies a few small adapters with all kernels, and compares the results with
+plain torch.
 """
 
 from contextlib import nullcontext
@@ -27,8 +28,9 @@ sums.
 
 
 def why_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Returns what is wrong with the Triton kernels on a device, as a text. None if their results agree with plain
-    torch.
+    """Returns what is wrong with the Triton kernels on a device, as a text for the log.
+
+    Returns None if their results agree with plain torch.
     """
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():

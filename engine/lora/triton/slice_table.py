@@ -1,11 +1,12 @@
-"""Holds the addresses at which the kernels find the adapters' weights, in one table for each fused layer.
+"""Holds the addresses of the adapters' weights, in one table for each fused layer. The kernels read these tables.
 
-A slice is one projection of a fused layer, such as q of qkv. A slot is the row of one adapter in the table. An entry is
-one adapter's part of one slice. Slices may differ in width, and entries in rank and scale. Rank 0 means that the
-adapter does not change the slice. The weights stay where they are. The table keeps them alive.
+A slice is one projection of a fused layer, such as q of qkv. A slot is the row of one adapter in the table. An entry
+holds the addresses, the rank and the scale of one adapter for one slice. Slices may differ in width, and entries in
+rank and scale. Rank 0 means that the adapter does not change the slice. The table does not copy the weights, but keeps
+their tensors alive.
 
-Invariant: an entry of rank r is read at A[0:r, 0:in_features], B[0:r, 0:width] and, if it scales or shifts columns, at
-column_scale[0:width] and column_shift[0:width]. Nothing else is read.
+Invariant: for an entry of rank r, the kernels read only A[0:r, 0:in_features] and B[0:r, 0:width]. If the adapter
+scales or shifts columns, they also read column_scale[0:width] and column_shift[0:width].
 """
 
 import struct
@@ -19,14 +20,16 @@ from graftwork.engine.lora.weights import LoraPair
 
 @dataclass(frozen=True, slots=True)
 class SliceTerms:
-    """One adapter's change of the output y of one slice (projection), for an input x. It is computed in fp32:
+    """One adapter's change of the output y of one slice (projection) for an input x. It is computed in fp32:
 
         y = column_scale * y + column_shift + scale * (x @ A.T) @ B.T
 
     A, B and `scale` are those of `pair`. For DoRA, column_scale is magnitude / norm(W + scale * B @ A) for each output,
-    where W is the base model's weight. B is already multiplied by column_scale, and column_shift restores the base
-    model's bias. Both are fp32: column_scale is near 1, and rounding it to bf16 can be as large an error as the whole
-    delta of an adapter.
+    where W is the base model's weight. B must already be multiplied by column_scale. column_shift corrects the base
+    model's bias, which DoRA does not scale.
+
+    column_scale and column_shift are fp32. Scales are near 1, and in bf16 their rounding error could be as large as the
+    LoRA delta itself.
     """
 
     pair: LoraPair | None = None
@@ -46,7 +49,7 @@ _NUM_ADDRESSES = 4  # of an entry: A, B, column_scale, column_shift
 
 
 def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
-    """Returns one adapter's change of one slice (projection) as SliceTerms. An `entry` of None means no change.
+    """Returns one adapter's change of one slice (projection) as SliceTerms. If `entry` is None, nothing is changed.
 
     Raises ValueError for a LoraPair with a magnitude or bias, because their effect depends on the base model's weights.
     """
@@ -58,7 +61,7 @@ def slice_terms(entry: LoraPair | SliceTerms | None) -> SliceTerms:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """One adapter's row of a table, as 64-bit words, ready to be written to the table."""
+    """One adapter's row of a table of addresses, as 64-bit words."""
 
     words: torch.Tensor  # [words of the table] int64, on the host
     weights: tuple[torch.Tensor, ...]
@@ -73,9 +76,10 @@ class SlotRow:
 
 @dataclass(frozen=True, slots=True)
 class SliceTable:
-    """The addresses, ranks and scales of the adapters of one fused layer, by slot and slice (projection).
+    """The addresses, ranks and scales of all adapters of one fused layer.
 
-    Only `replace_slot` and `keep` change the table.
+    A slot is the row of one adapter, and a slice is one projection of the layer. Only `replace_slot` and `keep` change
+    the table.
     """
 
     words: torch.Tensor  # [num_slots, words of the table] int64: a slot's part of all the views below, side by side
@@ -118,22 +122,26 @@ class SliceTable:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether every row of every matrix starts at a multiple of 16 elements, so that wide loads are possible."""
+        """Whether every row of every matrix starts at a multiple of 16 elements.
+
+        If so, the kernels can load many elements at once.
+        """
         return all(size % _ALIGNED_ELEMENTS == 0 for size in (self.in_features, *self.slice_widths))
 
     def replace_slot(self, slot: int, pairs: SlotPairs) -> None:
-        """Replaces the adapter in a slot: writes the addresses of the new adapter's weights into the table's memory.
+        """Replaces the adapter in a slot: writes the addresses of the new adapter's weights into the table.
 
-        The write is queued on the current CUDA stream. The caller must make sure that no later step uses this slot for
-        the old adapter. Raises ValueError, and changes nothing, if a shape or rank does not fit the table.
+        The write runs on the current CUDA stream. No later step may use this slot for the old adapter. Raises
+        ValueError, and changes nothing, if a shape or rank does not fit the table.
         """
         row = self.row_of(pairs)
         self.words[slot] = row.words.to(self.words.device)
         self.keep(slot, row)
 
     def row_of(self, pairs: SlotPairs) -> SlotRow:
-        """Returns an adapter's row for this table, without writing it. Raises ValueError if a shape or rank does not
-        fit.
+        """Returns the row (addresses, ranks and scales) that this table would have for an adapter. Changes nothing.
+
+        Raises ValueError if a shape or rank does not fit.
         """
         if len(pairs) != self.num_slices:
             raise ValueError(f"{len(pairs)} pairs were given for a layer of {self.num_slices} slices")
@@ -146,7 +154,7 @@ class SliceTable:
         )
 
     def keep(self, slot: int, row: SlotRow) -> None:
-        """Records that the caller has written `row` into a slot. The table then keeps the row's tensors alive."""
+        """Records that the caller has written `row` into a slot. The table then keeps the adapter's tensors alive."""
         self.rows[slot] = row
 
     def _entry(self, index: int, delta: SliceTerms) -> "_Entry":
@@ -199,7 +207,7 @@ class _Entry:
 
 
 def num_words(num_slices: int) -> int:
-    """Returns how many 64-bit words a table has for one adapter: for addresses, then ranks, then scales.
+    """Returns the size of one adapter's row in a table, in 64-bit words. The row holds addresses, ranks and scales.
 
     `num_slices` is the number of projections in the fused layer.
     """
@@ -238,9 +246,10 @@ def empty_table(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> SliceTable:
-    """Returns a table without adapters for one fused layer, with room for `num_slots` adapters.
+    """Returns a new table for one fused layer, with room for `num_slots` adapters and without any.
 
-    `slice_widths` are the output features of the layer's projections, in the order of their columns in y.
+    `slice_widths` are the numbers of output features of the layer's projections, in the order of their columns in the
+    output.
     """
     words = torch.zeros(num_slots, num_words(len(slice_widths)), dtype=torch.int64, device=device)
     return table_over(words, slice_widths, in_features, max_rank, dtype)
@@ -249,7 +258,7 @@ def empty_table(
 def table_over(
     words: torch.Tensor, slice_widths: Sequence[int], in_features: int, max_rank: int, dtype: torch.dtype
 ) -> SliceTable:
-    """Returns a table without adapters whose memory is `words`, which the caller has set to zero.
+    """Returns a table for one fused layer that uses the memory `words`, and has no adapters. `words` must be all zeros.
 
     words: [num_slots, num_words(number of projections)] int64; the rows may have any stride.
     """
@@ -282,7 +291,7 @@ def build_table(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> SliceTable:
-    """Returns a table for one fused layer, with the i-th adapter of `slots` in slot i."""
+    """Returns a table for one fused layer. Slot i (the i-th row) holds the i-th adapter of `slots`."""
     deltas = [slice_terms(entry) for pairs in slots for entry in pairs]
     max_rank = max((delta.pair.rank for delta in deltas if delta.pair is not None), default=1)
     table = empty_table(len(slots), slice_widths, in_features, max_rank, dtype, device)

@@ -1,12 +1,12 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Defines the grouped pair of kernels: one program takes a tile of rows of one adapter and multiplies on matrix units.
+"""Defines the grouped kernels. One program takes a tile (several rows of one adapter) and multiplies on matrix units.
 
     shrink_tiles  a program computes one tile, adapter, projection and block of ranks
     expand_tiles  a program computes one tile and one block of output columns of one projection
 
-If the input features are cut into spans, which are summed in parallel, shrink_tiles has a program for each span. It
-writes x @ A.T for expand_tiles, with rows in the order of the tiles and not of the batch.
+shrink_tiles writes x @ A.T, and expand_tiles reads it. Its rows are in the order of the tiles and not of the batch. The
+input features may be cut into spans that are summed in parallel; then shrink_tiles has a program for each span.
 """
 
 import triton
@@ -28,9 +28,9 @@ def sum_span(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Returns x @ A.T for one tile (several rows of x) and one block of ranks, over the input features [first, last).
+    """Returns the product of one tile (several rows of x) and one block of ranks of the low-rank factor A.
 
-    The result is fp32 [BLOCK_ROWS, BLOCK_RANK].
+    Sums only over the input features [first, last). The result is fp32 [BLOCK_ROWS, BLOCK_RANK].
     """
     total = tl.full((BLOCK_ROWS, BLOCK_RANK), 0.0, tl.float32)
     for block_start in range(first, last, BLOCK_IN):
@@ -74,10 +74,11 @@ def shrink_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """Computes x @ A.T for one tile (several rows of x) and one block of ranks, for one adapter and one projection.
+    """Multiplies one tile (several rows of x) by one block of ranks of the low-rank factor A.
 
-    With PARALLEL_SPANS, each program sums over one span (part of the input features), and writes the result to the
-    plane (array of partial sums) of this span. Otherwise one program sums over all spans, and there is one plane.
+    A program serves one adapter and one projection. The input features are cut into spans. With PARALLEL_SPANS, each
+    program sums over one span, and `planes` has an array of partial sums for each span. Otherwise one program sums over
+    all spans, and `planes` has one array.
     """
     blocks_a_tile = NUM_PARTS * NUM_SLICES * rank_blocks
     tile = tl.program_id(0) // blocks_a_tile
@@ -127,9 +128,9 @@ def shrink_tiles_kernel(
 def sum_planes(
     v_pointers, row_mask, plane_stride, NUM_PLANES: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_RANK: tl.constexpr
 ):
-    """Returns the sum of the planes, added in order: fp32 [BLOCK_ROWS, BLOCK_RANK].
+    """Returns the sum of NUM_PLANES arrays of partial sums, added in order: fp32 [BLOCK_ROWS, BLOCK_RANK].
 
-    Each plane is x @ A.T over one span (part of the input features).
+    `v_pointers` are the addresses of the elements in the first array. The arrays are `plane_stride` elements apart.
     """
     v = tl.full((BLOCK_ROWS, BLOCK_RANK), 0.0, tl.float32)
     for _ in tl.static_range(NUM_PLANES):
@@ -195,10 +196,10 @@ def expand_tiles_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Applies the adapters of one tile of rows to one block of output columns of y.
+    """Applies the adapters of one tile (several rows) to one block of output columns of y.
 
-    First scales and shifts y (DoRA, biases). Then adds scale * (x @ A.T) @ B.T of each adapter in turn. The planes hold
-    x @ A.T, as partial sums that must be added up.
+    First scales and shifts y (DoRA, biases). Then multiplies the sum of `planes` by each adapter's scale and low-rank
+    factor B, and adds the products to y. `planes` holds the partial sums that shrink_tiles_kernel has written.
     """
     tile = tl.program_id(0) // out_blocks
     block = tl.program_id(0) % out_blocks

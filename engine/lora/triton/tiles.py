@@ -1,18 +1,18 @@
-"""Sorts the rows of a batch by adapter, and cuts them into tiles. One kernel program computes one tile.
+"""Sorts the rows (tokens) of a step by adapter, and cuts them into tiles. One kernel program computes one tile.
 
-The tiles are built once a step on the CPU, copied to the device in one piece, and used by all layers. Base rows are in
-no tile, so no kernel reads or writes them.
+The tiles are built on the CPU once in each step, copied to the device in one piece, and used by all layers. Rows of the
+base model are in no tile, so no kernel reads or writes them.
 
     rows      0  1  2  3  4  5  6        slots  2  -  0  2  -  2  0   ( - is the base )
     sorted    2  6 | 0  3  5             permutation = 2 6 0 3 5
     tiles    [0 : 2) slot 0, [2 : 4) slot 2, [4 : 5) slot 2            ( with two rows a tile )
 
-A slot holds one adapter. A row may mix up to four adapters with weights. The owner of a row is its adapter or its
-mixture, and a tile has rows of one owner only. The parts of a tile are the pairs (slot, weight) of its adapters. One
-program adds all parts to the rows of its tile, in the order of the mixture, so two programs never write the same row.
-In a step without mixtures, a tile has one part.
+A slot is a place for one adapter. A row uses one adapter, or a mixture: up to four adapters with weights. The adapter
+or mixture of a row is called its owner. All rows of a tile have the same owner. The parts of a tile are the pairs
+(slot, weight) of its adapters. One program adds the deltas of all parts to the rows of its tile, in the order of the
+mixture. So two programs never write the same row.
 
-Invariant: every row with an owner is in exactly one tile. The rows of one owner are in the order of the batch.
+Invariant: every row with an owner is in exactly one tile. The rows of one owner keep the order of the batch.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ _ALIGNMENT = 4  # int32 entries: each array starts on 16 bytes, wherever the siz
 
 @dataclass(frozen=True, slots=True)
 class SegmentCapacity:
-    """The largest batch for which arrays of fixed size are made: up to `num_rows` rows and `num_slots` adapters.
+    """The largest step that arrays of a fixed size can hold: `num_rows` rows (tokens) and `num_slots` adapters.
 
-    A CUDA graph is captured with such arrays.
+    A captured CUDA graph needs arrays of a fixed size.
     """
 
     num_rows: int
@@ -51,9 +51,10 @@ class SegmentCapacity:
 
     @property
     def num_tiles(self) -> int:
-        """The most tiles (groups of rows that a kernel computes together) that a batch of this capacity can need.
+        """The largest number of tiles that a step of this capacity can need.
 
-        These are one partly filled tile for each adapter or mixture, and full tiles for the other rows.
+        A tile is a group of rows with the same adapters. In the worst case each adapter or mixture has one row in a
+        tile of its own, and the other rows fill whole tiles.
         """
         owners = self.num_rows if self.has_mixtures else min(self.num_rows, self.num_slots)
         return owners + (self.num_rows - owners) // self.tile_rows
@@ -61,10 +62,10 @@ class SegmentCapacity:
 
 @dataclass(frozen=True, slots=True)
 class LoraSegments:
-    """The tiles of one step. A tile is a group of rows that use the same adapter or mixture.
+    """The tiles of one step. A tile is a group of rows (tokens) that use the same adapter or mixture of adapters.
 
-    Tile t has the rows permutation[start : start + length] of the batch, where start = tile_start[t] and length =
-    tile_length[t]. Its first tile_parts[t] pairs (slot, weight) name its adapters.
+    Tile t has the rows permutation[start : start + length] of the batch, where start is tile_start[t] and length is
+    tile_length[t]. Its adapters are the first tile_parts[t] pairs of part_slot[t] and part_weight[t].
     """
 
     packed: torch.Tensor
@@ -83,18 +84,24 @@ class LoraSegments:
 
     @property
     def num_tiles(self) -> int:
-        """The number of tiles (groups of rows) for which a kernel is launched, including empty tiles."""
+        """The number of tiles for which the kernels are launched, including empty tiles.
+
+        A tile is a group of tokens with the same adapters.
+        """
         return self.tile_start.shape[0]
 
     @property
     def num_parts(self) -> int:
-        """The most adapters that the rows of a tile may mix: 1, or MAX_PARTS if the step has mixtures."""
+        """The largest number of adapters that one token may use.
+
+        This is 1, or MAX_PARTS if tokens of the step may use several adapters.
+        """
         return self.part_slot.shape[1]
 
     def refill(self, fresh: "LoraSegments") -> None:
-        """Copies the arrays of `fresh` into the arrays of this object, whose addresses a captured CUDA graph reads.
+        """Overwrites the arrays of this object with those of `fresh`. The addresses stay the same.
 
-        Raises ValueError if `fresh` has another capacity.
+        A captured CUDA graph reads the arrays at these addresses. Raises ValueError if `fresh` has another capacity.
         """
         if fresh._sizes() != self._sizes():
             raise ValueError("the segments differ in capacity: build both with the same SegmentCapacity")
@@ -105,9 +112,11 @@ class LoraSegments:
 
 
 def parts_of(owner: RowOwner) -> Parts:
-    """Returns the adapters of a row as pairs (slot of the adapter, weight).
+    """Returns the adapters of a row (token) as pairs (slot, weight).
 
-    Raises ValueError if a mixture has no adapter, or more than MAX_PARTS.
+    A slot is the number of one adapter's place in the kernels' tables. `owner` is one slot, which gets weight 1, or a
+    mixture: a tuple of pairs (slot, weight), which is returned as it is. Rows of the base model have no owner and must
+    not be passed. Raises ValueError if a mixture has no pair, or more than MAX_PARTS.
     """
     if isinstance(owner, int):
         return ((owner, 1.0),)
@@ -122,13 +131,14 @@ def build_segments(
     capacity: SegmentCapacity | None = None,
     tile_rows: int | None = None,
 ) -> LoraSegments:
-    """Groups the rows of a batch by their adapter or mixture (the owner of the row), and cuts the groups into tiles.
+    """Groups the rows (tokens) of a step by their adapters, and cuts the groups into tiles of up to `tile_rows` rows.
 
-    An owner of None is the base model. `tile_rows` is one of TILE_ROWS. By default it follows from the number of rows
-    of each owner. A `capacity` fixes the sizes of the arrays and the rows of a tile, so that they do not depend on the
-    batch; unused tiles are empty.
+    `owners` has one entry for each row: a slot (place of one adapter), or pairs (slot, weight) for a mixture of
+    adapters, or None for the base model. `tile_rows` must be one of TILE_ROWS. If it is None, it is chosen from the
+    number of rows of each adapter.
 
-    Raises ValueError if the batch exceeds the capacity, or if a mixture has too many adapters.
+    With `capacity`, the sizes of the arrays and of the tiles do not depend on the step, and unused tiles are empty.
+    Raises ValueError if the step exceeds the capacity, or if a mixture has too many adapters.
     """
     parts_by_owner = {owner: parts_of(owner) for owner in set(owners) if owner is not None}
     rows_by_parts: dict[Parts, list[int]] = {}
