@@ -93,6 +93,8 @@ class Settings:
     """The part of the queue, from 0 to 1, that one tenant may fill. One request of each tenant may always wait."""
     max_connections_per_address: int = 512
     """HTTP connections that one address may hold; 0 sets no limit. Addresses of this machine have no limit."""
+    max_wrong_keys: int = 20
+    """Wrong API keys that one address may send at once. It may send one more each second."""
     max_draft_tokens: int = 16
     """The most tokens drafted for one request in one step; 0 switches drafting off. Drafting does not change answers.
     """
@@ -252,6 +254,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_waiting_tokens": _whole(1),
     "waiting_share": _fraction,
     "max_connections_per_address": _whole(0),
+    "max_wrong_keys": _whole(1),
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "log_level": _one_of("debug", "info", "warning", "error"),

@@ -182,7 +182,7 @@ async def _assemble(
             settings=settings,
             clock=clock,
             database=database,
-            gate=Authenticator(tenancy, admin_key, WrongKeyLimit(clock)),
+            gate=Authenticator(tenancy, admin_key, WrongKeyLimit(clock, settings.max_wrong_keys)),
             idempotency=IdempotencyStore(database, clock),
             quotas=quotas,
             telemetry=telemetry,

@@ -7,7 +7,7 @@ The public id finds the key's row in the database. The row does not contain the 
 HMAC-SHA256 of the key. The HMAC's own key is called the pepper. This hash is fast, and that is safe: nobody can guess
 the secret, and a slow hash would let attackers overload the server.
 
-An IP address may send 20 wrong keys at once, and then one per second. If it sends more, each further request with an
+An IP address may send some wrong keys at once, and then one per second. If it sends more, each further request with an
 unknown key waits one second and is refused, and the database is not asked. Keys that were right before are never slowed
 down, because a proxy's address can have many clients behind it. Each process counts for itself, in limited memory.
 Invariant: this module never logs, and no repr shows a secret.
@@ -105,8 +105,6 @@ def _random_text(num_characters: int) -> str:
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-_BURST = 20.0
-"""Wrong keys that an address may send at once."""
 _PER_SECOND = 1.0
 _PENALTY_S = 1.0
 """How long a refused request waits. A client that sends its next key after an answer then costs next to nothing."""
@@ -117,9 +115,10 @@ _MOST_KEYS = 10_000
 class WrongKeyLimit:
     """Counts wrong API keys by client address, and remembers which keys were right."""
 
-    def __init__(self, clock: Clock, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """`pause` waits for a number of seconds."""
+    def __init__(self, clock: Clock, burst: int, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """`burst` is the number of wrong keys that an address may send at once. `pause` waits for a number of seconds."""
         self._clock = clock
+        self._burst = burst
         self._pause = pause
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """By address, least recently used first: wrong keys that still count, and when they were counted."""
@@ -132,7 +131,7 @@ class WrongKeyLimit:
         If the address has sent too many wrong keys, and this key was not right before, waits one second and raises
         LimitExceeded.
         """
-        if _digest(key) in self._right_keys or self._wrong_keys(client_network(address)) < _BURST:
+        if key_digest(key) in self._right_keys or self._wrong_keys(client_network(address)) < self._burst:
             return
         await self._pause(_PENALTY_S)
         raise LimitExceeded(
@@ -142,13 +141,13 @@ class WrongKeyLimit:
         )
 
     def note_right(self, key: str) -> None:
-        _use(self._right_keys, _digest(key), None, _MOST_KEYS)
+        _use(self._right_keys, key_digest(key), None, _MOST_KEYS)
 
     def note_wrong(self, address: str, key: str) -> None:
         """Counts one wrong API key for the client's address. If the key was right before, it is no longer remembered as
         right.
         """
-        self._right_keys.pop(_digest(key), None)
+        self._right_keys.pop(key_digest(key), None)
         network = client_network(address)
         _use(self._spent, network, (self._wrong_keys(network) + 1, self._clock.monotonic()), _MOST_ADDRESSES)
 
@@ -181,5 +180,6 @@ def client_network(address: str) -> str:
     return f"{found.exploded[:19]}::/64" if isinstance(found, IPv6Address) else str(found)
 
 
-def _digest(key: str) -> bytes:
+def key_digest(key: str) -> bytes:
+    """Returns a digest of a key. Code compares digests instead of keys, because digests always have the same length."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

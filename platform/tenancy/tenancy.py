@@ -6,7 +6,6 @@ a key of the wrong kind with 403. The secret of a key appears only in the answer
 logged.
 """
 
-import hashlib
 import hmac
 import math
 from collections.abc import Collection, Mapping
@@ -25,6 +24,7 @@ from graftwork.platform.tenancy.keys import (
     KeyParts,
     WrongKeyLimit,
     hash_key,
+    key_digest,
     make_key,
     matches,
     parse_key,
@@ -330,7 +330,7 @@ class Authenticator:
 
     def __init__(self, tenancy: Tenancy, admin_key: str, wrong_keys: WrongKeyLimit) -> None:
         self._tenancy = tenancy
-        self._admin_digest = _digest(admin_key)
+        self._admin_digest = key_digest(admin_key)
         self._wrong_keys = wrong_keys
 
     async def authenticate(self, token: str, address: str) -> Principal:
@@ -365,9 +365,4 @@ class Authenticator:
         raise NotPermitted("A tenant's key cannot be used here; use the admin key.", code="wrong_key_kind")
 
     def _is_admin(self, token: str) -> bool:
-        return hmac.compare_digest(_digest(token), self._admin_digest)
-
-
-def _digest(text: str) -> bytes:
-    """Returns a digest of a key. Digests are compared instead of keys, because they always have the same length."""
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+        return hmac.compare_digest(key_digest(token), self._admin_digest)

@@ -34,7 +34,7 @@ async def send(limit: WrongKeyLimit, address: str, key: str) -> bool:
 async def test_flood_of_wrong_keys(manual_clock: ManualClock) -> None:
     """After a burst, wrong keys are looked up at no more than one a second, and refusals make the sender wait."""
     pauses = Pauses(manual_clock)
-    limit = WrongKeyLimit(manual_clock, pauses)
+    limit = WrongKeyLimit(manual_clock, 20, pauses)
     started_at = manual_clock.monotonic()
 
     looked_up = [await send(limit, ATTACKER, f"gw_wrong_{number}") for number in range(200)]
@@ -48,7 +48,7 @@ async def test_flood_of_wrong_keys(manual_clock: ManualClock) -> None:
 async def test_other_addresses(manual_clock: ManualClock) -> None:
     """A flood from one address slows down nobody else."""
     pauses = Pauses(manual_clock)
-    limit = WrongKeyLimit(manual_clock, pauses)
+    limit = WrongKeyLimit(manual_clock, 20, pauses)
     for number in range(100):
         await send(limit, ATTACKER, f"gw_wrong_{number}")
     pauses.seconds.clear()
@@ -59,7 +59,7 @@ async def test_other_addresses(manual_clock: ManualClock) -> None:
 
 async def test_known_key_behind_the_same_proxy(manual_clock: ManualClock) -> None:
     """A key that was right passes from any address, until it turns out to be wrong."""
-    limit = WrongKeyLimit(manual_clock, Pauses(manual_clock))
+    limit = WrongKeyLimit(manual_clock, 20, Pauses(manual_clock))
     limit.note_right("gw_right")
     for number in range(30):
         limit.note_wrong(ATTACKER, f"gw_wrong_{number}")
@@ -70,7 +70,7 @@ async def test_known_key_behind_the_same_proxy(manual_clock: ManualClock) -> Non
 
 async def test_forgiveness(manual_clock: ManualClock) -> None:
     """A client that waits may try again."""
-    limit = WrongKeyLimit(manual_clock, Pauses(manual_clock))
+    limit = WrongKeyLimit(manual_clock, 20, Pauses(manual_clock))
     for number in range(20):
         limit.note_wrong(ATTACKER, f"gw_wrong_{number}")
 
@@ -84,7 +84,7 @@ async def test_forgiveness(manual_clock: ManualClock) -> None:
 
 async def test_bounded_memory(manual_clock: ManualClock) -> None:
     """An attacker with many addresses only pushes out the oldest ones."""
-    limit = WrongKeyLimit(manual_clock, Pauses(manual_clock))
+    limit = WrongKeyLimit(manual_clock, 20, Pauses(manual_clock))
     for _ in range(20):
         limit.note_wrong(ATTACKER, "gw_wrong")
     for number in range(10_000):
