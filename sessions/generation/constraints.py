@@ -224,8 +224,12 @@ class ConstraintPlanner:
     def _format_grammar(self, response_format: ResponseFormat) -> OutputGrammar:
         """Returns the grammar of an answer in a format, without tools."""
         text = response_format.text if response_format.schema is None else _json(response_format.schema)
-        gaps = self._gaps(GrammarSource(response_format.kind, text, response_format.is_strict), response_format.param)
-        return OutputGrammar(GrammarSource(response_format.kind, text, strict=not gaps), response_format.param, gaps)
+        unenforced = self._unenforced(
+            GrammarSource(response_format.kind, text, response_format.is_strict), response_format.param
+        )
+        return OutputGrammar(
+            GrammarSource(response_format.kind, text, strict=not unenforced), response_format.param, unenforced
+        )
 
     def _call_grammar(
         self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: ResponseFormat | None, *, is_parallel: bool
@@ -235,12 +239,12 @@ class ConstraintPlanner:
         if not self.tool_call_format.has_grammar:
             self._check_unenforced(tools, choice, answer)
             return None
-        gaps: tuple[str, ...] = ()
+        unenforced: tuple[str, ...] = ()
         for index, schema in arguments.items():
             source = GrammarSource(
                 GrammarKind.JSON_SCHEMA, _json(schema), tools[index]["function"].get("strict") is True
             )
-            gaps += self._gaps(source, f"tools[{index}].function.parameters")
+            unenforced += self._unenforced(source, f"tools[{index}].function.parameters")
         is_beside_objects = self.tool_call_format.is_bare and answer is not None and not choice.is_required
         tag_of = self.tool_call_format.whole_call_tag if is_beside_objects else self.tool_call_format.call_tag
         tag: dict[str, Any] = {
@@ -251,13 +255,13 @@ class ConstraintPlanner:
         if choice.is_required:
             tag["required"] = True
         elif answer is not None:
-            gaps += self._gaps(
+            unenforced += self._unenforced(
                 GrammarSource(GrammarKind.JSON_SCHEMA, _json(answer.schema), answer.is_strict), answer.param
             )
             tag["answer"] = answer.schema
         else:
             tag |= {"text": True, "triggers": [self.tool_call_format.open]}
-        return OutputGrammar(_within_limits(_json(tag), is_strict=not gaps), "tools", gaps)
+        return OutputGrammar(_within_limits(_json(tag), is_strict=not unenforced), "tools", unenforced)
 
     def _check_unenforced(
         self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: ResponseFormat | None
@@ -277,7 +281,7 @@ class ConstraintPlanner:
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
-    def _gaps(self, source: GrammarSource, param: str) -> tuple[str, ...]:
+    def _unenforced(self, source: GrammarSource, param: str) -> tuple[str, ...]:
         """Returns the paths of keywords that cannot be enforced. Raises InvalidRequest for an unsupported grammar."""
         found = self._check(source)
         if isinstance(found, InvalidRequest):
@@ -295,7 +299,7 @@ class ConstraintPlanner:
                 return kept
         found: tuple[str, ...] | InvalidRequest
         try:
-            found = tuple(pointer for pointer, _ in lint(source).gaps[:_MAX_GAPS])
+            found = tuple(pointer for pointer, _ in lint(source).unenforced[:_MAX_GAPS])
         except InvalidRequest as error:
             found = error
         with self._lock:

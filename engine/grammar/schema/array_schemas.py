@@ -1,44 +1,42 @@
-"""Writes the array schemas of one branch (one alternative of a schema), with only the keywords that core_schema.py
-lists.
-"""
+"""Writes the array schemas of one alternative of a schema, with only the keywords that core_schema.py lists."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from graftwork.engine.grammar.schema.constraints import Branch, Claim, Contains, Goal, Items, Length
-from graftwork.engine.grammar.schema.errors import Gaps
+from graftwork.engine.grammar.schema.constraints import Alternative, Claim, ClaimSet, Contains, Items, Length
+from graftwork.engine.grammar.schema.errors import UnenforcedKeywords
 from graftwork.engine.grammar.schema.json_values import ARRAY
 
 _PLACES = 4
 """The number of positions at which the items that fit `contains` may begin: 0 to 3. They must not begin later."""
 _MOST_CONTAINED = 16
 
-Written = tuple[dict[str, Any], tuple[Goal, ...]]
+Written = tuple[dict[str, Any], tuple[ClaimSet, ...]]
 
 
-def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written]:
-    """Returns the array schemas of one branch (one alternative of a schema).
+def array_schemas(alternative: Alternative, barred: list[Any], unenforced: UnenforcedKeywords) -> list[Written]:
+    """Returns the array schemas of one alternative of a schema.
 
-    A branch without the keyword `contains` has one array schema. With `contains` there are several, at least one for
-    each position at which the items that fit `contains` may begin. These items are assumed to be adjacent.
+    An alternative without the keyword `contains` has one array schema. With `contains` there are several, at least one
+    for each position at which the items that fit `contains` may begin. These items are assumed to be adjacent.
 
-    Each result is a pair (keywords, goals). A goal is a set of claims. A claim says that a value fits a subschema, or
-    does not. If no value can meet one of these goals, no array fits the schema.
+    Each result is a pair (keywords, claim sets). A claim set is a set of claims. A claim says that a value fits a
+    subschema, or does not. If no value can meet one of these claim sets, no array fits the schema.
 
-    The schemas exclude the arrays in `barred`. If an array cannot be excluded, this is recorded in `gaps`.
+    The schemas exclude the arrays in `barred`. If an array cannot be excluded, this is recorded in `unenforced`.
     """
-    lengths = [one for one in branch.of(Length) if one.of == ARRAY]
+    lengths = [one for one in alternative.of(Length) if one.of == ARRAY]
     least = max((one.least for one in lengths), default=0)
     most = min((one.most for one in lengths if one.most is not None), default=None)
     for value in barred:
         if value == []:
             least = max(least, 1)
         elif isinstance(value, list):
-            gaps.meet(branch.demands[0].pointer, "that an array is not a given one cannot be enforced.")
-    first, rest = _items(branch.of(Items))
-    contains = branch.of(Contains)
+            unenforced.record(alternative.demands[0].pointer, "that an array is not a given one cannot be enforced.")
+    first, rest = _items(alternative.of(Items))
+    contains = alternative.of(Contains)
     if len(contains) > 1 or any(one.least > _MOST_CONTAINED for one in contains):
-        gaps.meet(contains[0].pointer, f"one `contains`, of at most {_MOST_CONTAINED} items, can be enforced.")
+        unenforced.record(contains[0].pointer, f"one `contains`, of at most {_MOST_CONTAINED} items, can be enforced.")
         contains = []
     if not contains:
         return _written(first, rest, least, most)
@@ -49,7 +47,7 @@ def array_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[Written
     ]
 
 
-def _items(demands: list[Items]) -> tuple[list[Goal], Goal]:
+def _items(demands: list[Items]) -> tuple[list[ClaimSet], ClaimSet]:
     count = max((len(one.first) for one in demands), default=0)
     first = [_goal(_at(one, index) for one in demands) for index in range(count)]
     return first, _goal(one.rest for one in demands)
@@ -59,17 +57,19 @@ def _at(demand: Items, index: int) -> Claim | None:
     return demand.first[index] if index < len(demand.first) else demand.rest
 
 
-def _goal(claims: Iterator[Claim | None]) -> Goal:
+def _goal(claims: Iterator[Claim | None]) -> ClaimSet:
     return frozenset(claim for claim in claims if claim is not None)
 
 
-def _containing(demand: Contains, first: list[Goal], rest: Goal) -> Iterator[tuple[list[Goal], Goal, int]]:
+def _containing(
+    demand: Contains, first: list[ClaimSet], rest: ClaimSet
+) -> Iterator[tuple[list[ClaimSet], ClaimSet, int]]:
     """Yields one result for each position at which the items that fit `contains` may begin; these items are adjacent.
 
-    A result is the goals (sets of claims) of the first items, the goal of all other items, and the least length of the
-    array. With `maxContains`, all other items must not fit, and each number of fitting items has its own results.
+    A result is the claim sets of the first items, the claim set of all other items, and the least length of the array.
+    With `maxContains`, all other items must not fit, and each number of fitting items has its own results.
     """
-    others: Goal = frozenset() if demand.most is None else frozenset({demand.claim.negated()})
+    others: ClaimSet = frozenset() if demand.most is None else frozenset({demand.claim.negated()})
     last = demand.least if demand.most is None else min(demand.most, demand.least + _PLACES)
     for count in range(demand.least, last + 1):
         for place in range(_PLACES if count else 1):
@@ -82,7 +82,7 @@ def _containing(demand: Contains, first: list[Goal], rest: Goal) -> Iterator[tup
             yield wanted, rest | others, place + count
 
 
-def _written(first: list[Goal], rest: Goal, least: int, most: int | None) -> list[Written]:
+def _written(first: list[ClaimSet], rest: ClaimSet, least: int, most: int | None) -> list[Written]:
     if most is not None:
         first = first[:most]
         if least > most:

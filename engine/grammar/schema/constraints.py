@@ -1,9 +1,9 @@
 """Defines the data types for what a schema demands of a value. Unions, negations and references are resolved before.
 
-A claim says that a value fits, or does not fit, the subschema at one JSON pointer. A goal is a set of claims that must
-all hold. A branch is one alternative of a claim: a set of types and a list of demands. Most demands apply only to
-values of one type. A value fits a branch if its type is in this set, and if it meets every demand that applies to this
-type. A value fits a claim if it fits one of the claim's branches.
+A claim says that a value fits, or does not fit, the subschema at one JSON pointer. A claim set is a set of claims that
+must all hold. An alternative of a claim is a set of types and a list of demands. Most demands apply only to values of
+one type. A value fits an alternative if its type is in this set, and if it meets every demand that applies to this
+type. A value fits a claim if it fits one of the claim's alternatives.
 
 This module holds only data. It reads no schema and checks no value.
 """
@@ -30,8 +30,8 @@ class Claim:
         return Claim(self.pointer, not self.holds, True)
 
 
-Goal = frozenset[Claim]
-"""A set of claims that must all hold. Every value meets the empty goal."""
+ClaimSet = frozenset[Claim]
+"""A set of claims that must all hold. Every value meets the empty claim set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ Demand = (
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class Alternative:
     """One alternative of a claim (a statement that a value fits a subschema): a set of types, and demands on values of
     these types.
     """
@@ -189,7 +189,5 @@ class Branch:
     demands: tuple[Demand, ...] = ()
 
     def of(self, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
-        """Returns those demands of this branch (one alternative of a schema) that are instances of `kind`, such as
-        `Length`.
-        """
+        """Returns those demands of this alternative that are instances of `kind`, such as `Length`."""
         return [demand for demand in self.demands if isinstance(demand, kind)]

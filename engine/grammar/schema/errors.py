@@ -1,6 +1,7 @@
-"""Defines the error for a grammar that cannot be enforced, and collects the keywords that are not enforced (gaps).
+"""Defines the error for a grammar that cannot be enforced, and collects the keywords that are not enforced.
 
-The error names the place in the grammar and the reason. A caller that is not strict gets the list of gaps instead.
+The error names the place in the grammar and the reason. A caller that is not strict gets the list of these keywords
+instead.
 """
 
 from dataclasses import dataclass, field
@@ -19,18 +20,18 @@ def refused(pointer: str, reason: str) -> InvalidRequest:
 
 
 @dataclass(slots=True)
-class Gaps:
-    """Collects the gaps of a grammar: keywords that cannot be enforced.
+class UnenforcedKeywords:
+    """Collects the keywords of a grammar that cannot be enforced.
 
-    If the grammar is strict, the first gap raises InvalidRequest.
+    If the grammar is strict, the first such keyword raises InvalidRequest.
     """
 
     strict: bool
     pointers: dict[str, str] = field(default_factory=dict)
-    """The reason for each gap, by the JSON pointer of the keyword."""
+    """The reason for each keyword, by its JSON pointer."""
 
-    def meet(self, pointer: str, reason: str) -> None:
-        """Records a gap: a keyword that cannot be enforced, and the reason.
+    def record(self, pointer: str, reason: str) -> None:
+        """Records a keyword that cannot be enforced, and the reason.
 
         Raises InvalidRequest if the grammar is strict.
         """
@@ -39,5 +40,5 @@ class Gaps:
         self.pointers.setdefault(pointer, reason)
 
     def listed(self) -> tuple[tuple[str, str], ...]:
-        """Returns all gaps (keywords that are not enforced) as pairs (pointer, reason), sorted by pointer."""
+        """Returns all keywords that are not enforced as pairs (pointer, reason), sorted by pointer."""
         return tuple(sorted(self.pointers.items()))

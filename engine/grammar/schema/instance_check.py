@@ -5,13 +5,13 @@ from fractions import Fraction
 from typing import Any
 
 from graftwork.engine.grammar.schema.constraints import (
+    Alternative,
     Among,
     Bound,
-    Branch,
     Claim,
+    ClaimSet,
     Contains,
     Demand,
-    Goal,
     HasFormat,
     Items,
     Length,
@@ -22,33 +22,35 @@ from graftwork.engine.grammar.schema.constraints import (
     Properties,
     Property,
 )
-from graftwork.engine.grammar.schema.errors import Gaps, refused
+from graftwork.engine.grammar.schema.errors import UnenforcedKeywords, refused
 from graftwork.engine.grammar.schema.json_values import ARRAY, NUMBERS, OBJECT, STRING, identity, type_of
-from graftwork.engine.grammar.schema.normalise import Brancher
+from graftwork.engine.grammar.schema.normalise import SchemaExpander
 from graftwork.engine.grammar.schema.patterns import Fuel, PatternError, matches
 
 _FUEL = 1_000_000
 
 
 class Fitting:
-    """Checks given values against a schema, which is expanded into branches (alternatives)."""
+    """Checks given values against a schema, which is expanded into alternatives."""
 
-    def __init__(self, brancher: Brancher, gaps: Gaps) -> None:
-        self._brancher = brancher
-        self._gaps = gaps
+    def __init__(self, expander: SchemaExpander, unenforced: UnenforcedKeywords) -> None:
+        self._expander = expander
+        self._unenforced = unenforced
         self._fuel = Fuel(_FUEL)
 
-    def fits(self, value: Any, goal: Goal) -> bool:
-        return any(self.is_met(value, branch) for branch in self._brancher.branches_of(goal, "#"))
+    def fits(self, value: Any, claim_set: ClaimSet) -> bool:
+        return any(self.is_met(value, alternative) for alternative in self._expander.alternatives_of(claim_set, "#"))
 
-    def is_met(self, value: Any, branch: Branch) -> bool:
-        """Returns whether a value fits a branch (one alternative of a schema). Raises InvalidRequest if the check takes
-        too long.
+    def is_met(self, value: Any, alternative: Alternative) -> bool:
+        """Returns whether a value fits one alternative of a schema. Raises InvalidRequest if the check takes too
+        long.
         """
         try:
-            return type_of(value) in branch.types and all(self._meets(value, demand) for demand in branch.demands)
+            return type_of(value) in alternative.types and all(
+                self._meets(value, demand) for demand in alternative.demands
+            )
         except PatternError as error:
-            raise refused(branch.demands[0].pointer, f"whether a given value or name fits: {error}.") from None
+            raise refused(alternative.demands[0].pointer, f"whether a given value or name fits: {error}.") from None
 
     def _fits_claim(self, value: Any, claim: Claim | None) -> bool:
         return claim is None or self.fits(value, frozenset({claim}))
@@ -67,7 +69,7 @@ class Fitting:
                 return kind != STRING or matches(pattern, value, self._fuel)
             case HasFormat():
                 if kind == STRING:
-                    self._gaps.meet(demand.pointer, "the format of a listed value cannot be checked.")
+                    self._unenforced.record(demand.pointer, "the format of a listed value cannot be checked.")
                 return True
             case Items() | Contains():
                 return kind != ARRAY or self._array_meets(value, demand)
@@ -94,7 +96,7 @@ class Fitting:
             case Properties():
                 return all(self.fits(item, self.claims_on(demand, name)) for name, item in value.items())
 
-    def claims_on(self, demand: Properties, name: str) -> Goal:
+    def claims_on(self, demand: Properties, name: str) -> ClaimSet:
         """Returns all claims that a demand on an object's properties makes on the property `name`.
 
         A claim says that a value fits, or does not fit, a subschema. Raises PatternError if matching the name takes too

@@ -1,4 +1,4 @@
-"""Turns the keywords that contain no other schema into branches (alternatives of a schema).
+"""Turns the keywords that contain no other schema into alternatives of a schema.
 
 Each keyword is read in two ways: that it holds, and that it does not. A keyword about one type, such as `minLength`,
 allows all values of other types. So the negation of this keyword allows no values of other types.
@@ -8,70 +8,71 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from graftwork.engine.grammar.schema.constraints import (
+    Alternative,
     Among,
     Bound,
-    Branch,
     Demand,
     Length,
     Matches,
     MultipleOf,
     Presence,
 )
-from graftwork.engine.grammar.schema.errors import Gaps, refused
+from graftwork.engine.grammar.schema.errors import UnenforcedKeywords, refused
 from graftwork.engine.grammar.schema.formats import demands_of
 from graftwork.engine.grammar.schema.json_values import ALL_TYPES, ARRAY, NUMBERS, OBJECT, STRING, TYPES_BY_NAME
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.patterns import PatternError, read_search, repeats
 from graftwork.engine.grammar.schema.schema_document import under
 
-ANYTHING = [Branch(ALL_TYPES)]
-NOTHING: list[Branch] = []
+ANYTHING = [Alternative(ALL_TYPES)]
+NOTHING: list[Alternative] = []
 
-Keyword = Callable[["LeafKeywords", str, dict[str, Any], str, bool], list[Branch]]
+Keyword = Callable[["LeafKeywords", str, dict[str, Any], str, bool], list[Alternative]]
 
 
-def only(types: frozenset[str], demand: Demand, *, holds: bool) -> list[Branch]:
-    """Returns a list of one branch (alternative of a schema), which makes `demand` on values of the given `types`.
+def only(types: frozenset[str], demand: Demand, *, holds: bool) -> list[Alternative]:
+    """Returns a list of one alternative of a schema, which makes `demand` on values of the given `types`.
 
-    If `holds` is True, values of all other types fit the branch too, because in JSON Schema a keyword about one type
-    allows them. If `holds` is False, values of other types do not fit the branch: then `demand` is the negation of a
-    keyword.
+    If `holds` is True, values of all other types fit the alternative too, because in JSON Schema a keyword about one
+    type allows them. If `holds` is False, values of other types do not fit the alternative: then `demand` is the
+    negation of a keyword.
     """
-    return [Branch(ALL_TYPES if holds else types, (demand,))]
+    return [Alternative(ALL_TYPES if holds else types, (demand,))]
 
 
 class LeafKeywords:
-    """Reads single keywords that contain no other schema. Keywords that cannot be enforced are recorded in `gaps`."""
+    """Reads single keywords that contain no other schema. Keywords that cannot be enforced are recorded in
+    `unenforced`.
+    """
 
-    def __init__(self, limits: LintLimits, gaps: Gaps) -> None:
+    def __init__(self, limits: LintLimits, unenforced: UnenforcedKeywords) -> None:
         self._limits = limits
-        self._gaps = gaps
+        self._unenforced = unenforced
 
-    def branches(self, keyword: str, schema: dict[str, Any], pointer: str, holds: bool) -> list[Branch]:
-        """Returns the branches (alternatives) of the values that meet a keyword, or that do not meet it if `holds` is
-        False.
+    def alternatives(self, keyword: str, schema: dict[str, Any], pointer: str, holds: bool) -> list[Alternative]:
+        """Returns the alternatives of the values that meet a keyword, or that do not meet it if `holds` is False.
 
         `pointer` is the JSON pointer of `schema`. Raises InvalidRequest for a malformed keyword.
         """
         return _KEYWORDS[keyword](self, keyword, schema, under(pointer, keyword), holds)
 
-    def _type(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
+    def _type(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Alternative]:
         names = schema[keyword] if isinstance(schema[keyword], list) else [schema[keyword]]
         unknown = [name for name in names if not isinstance(name, str) or name not in TYPES_BY_NAME]
         if unknown or not names:
             raise refused(at, f"{unknown[0] if unknown else names!r} is no type.")
         types = frozenset[str]().union(*(TYPES_BY_NAME[name] for name in names))
-        return [Branch(types if holds else ALL_TYPES - types)]
+        return [Alternative(types if holds else ALL_TYPES - types)]
 
-    def _enum(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
+    def _enum(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Alternative]:
         if not isinstance(schema[keyword], list):
             raise refused(at, "enum is a list.")
-        return [Branch(ALL_TYPES, (Among(tuple(schema[keyword]), holds, at),))]
+        return [Alternative(ALL_TYPES, (Among(tuple(schema[keyword]), holds, at),))]
 
-    def _const(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
-        return [Branch(ALL_TYPES, (Among((schema[keyword],), holds, at),))]
+    def _const(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Alternative]:
+        return [Alternative(ALL_TYPES, (Among((schema[keyword],), holds, at),))]
 
-    def _minimum(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
+    def _minimum(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Alternative]:
         is_lower = keyword in ("minimum", "exclusiveMinimum")
         exclusive = keyword.startswith("exclusive")
         limit = schema[keyword]
@@ -84,15 +85,15 @@ class LeafKeywords:
             return only(NUMBERS, Bound(limit, is_lower, exclusive, at), holds=True)
         return only(NUMBERS, Bound(limit, not is_lower, not exclusive, at), holds=False)
 
-    def _multiple_of(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
+    def _multiple_of(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Alternative]:
         factor = schema[keyword]
         if not _is_number(factor) or factor <= 0:
             raise refused(at, "multipleOf is a number above 0.")
         if not holds:
-            return self._gap(at, "that a number is no multiple of another cannot be enforced.")
+            return self._not_enforced(at, "that a number is no multiple of another cannot be enforced.")
         return only(NUMBERS, MultipleOf(factor, at), holds=True)
 
-    def _length(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
+    def _length(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Alternative]:
         of = {"Length": STRING, "Items": ARRAY, "Properties": OBJECT}[keyword[3:]]
         bound = whole_number(schema[keyword], at)
         is_least = keyword.startswith("min") == holds
@@ -106,15 +107,15 @@ class LeafKeywords:
         demand = Length(of, bound, None, at) if is_least else Length(of, 0, bound, at)
         return only(frozenset({of}), demand, holds=holds)
 
-    def _pattern(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
+    def _pattern(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Alternative]:
         if not isinstance(schema[keyword], str):
             raise refused(at, "a pattern is a text.")
         if not holds:
-            return self._gap(at, "that a pattern is not found cannot be enforced.")
+            return self._not_enforced(at, "that a pattern is not found cannot be enforced.")
         try:
             pattern = self.read_pattern(schema[keyword])
         except PatternError as error:
-            return self._gap(at, f"the pattern is not served: {error}.")
+            return self._not_enforced(at, f"the pattern is not served: {error}.")
         return only(frozenset({STRING}), Matches(pattern, at), holds=True)
 
     def read_pattern(self, text: str) -> Any:
@@ -129,35 +130,35 @@ class LeafKeywords:
             raise PatternError(f"its counted repeats multiply to more than {self._limits.pattern_repeats}")
         return pattern
 
-    def _format(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
+    def _format(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Alternative]:
         name = schema[keyword]
         demands = demands_of(name, at)
         if demands is None or (demands and not holds):
-            return self._gap(at, f"the format {name!r} is not enforced{'' if holds else ' under a negation'}.")
+            return self._not_enforced(at, f"the format {name!r} is not enforced{'' if holds else ' under a negation'}.")
         if not holds:
             return NOTHING
-        return [Branch(ALL_TYPES, demands)]
+        return [Alternative(ALL_TYPES, demands)]
 
-    def _required(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
+    def _required(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Alternative]:
         names = schema[keyword]
         if isinstance(names, bool):  # in draft 3 this is a flag inside the property
-            return self._gap(at, "required is a list of names beside `properties`.")
+            return self._not_enforced(at, "required is a list of names beside `properties`.")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise refused(at, "required is a list of names.")
         if holds:
-            return [Branch(ALL_TYPES, tuple(Presence(name, True, at) for name in dict.fromkeys(names)))]
-        return [Branch(frozenset({OBJECT}), (Presence(name, False, at),)) for name in dict.fromkeys(names)]
+            return [Alternative(ALL_TYPES, tuple(Presence(name, True, at) for name in dict.fromkeys(names)))]
+        return [Alternative(frozenset({OBJECT}), (Presence(name, False, at),)) for name in dict.fromkeys(names)]
 
-    def _unique_items(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Branch]:
+    def _unique_items(self, keyword: str, schema: dict[str, Any], at: str, holds: bool) -> list[Alternative]:
         if schema[keyword] is False:
             return ANYTHING if holds else NOTHING
         most = schema.get("maxItems")
         if holds and isinstance(most, int) and most <= 1:
             return ANYTHING
-        return self._gap(at, "that items differ from one another cannot be enforced.")
+        return self._not_enforced(at, "that items differ from one another cannot be enforced.")
 
-    def _gap(self, at: str, reason: str) -> list[Branch]:
-        self._gaps.meet(at, reason)
+    def _not_enforced(self, at: str, reason: str) -> list[Alternative]:
+        self._unenforced.record(at, reason)
         return ANYTHING
 
 

@@ -32,8 +32,8 @@ class LintLimits:
     """The largest value of `minLength`, `maxLength`, `maxItems` and `maxProperties`."""
     lower_count: int = 1024
     """The largest `minItems` and `minProperties`, because each required item becomes a separate rule."""
-    branches: int = 512
-    """The most branches (alternatives) of one subschema, after unions, conditions and negations are expanded."""
+    alternatives: int = 512
+    """The most alternatives of one subschema, after unions, conditions and negations are expanded."""
     nodes: int = 20_000
     """The most typed schemas (core_schema.TypedSchema) of the whole grammar, after expansion."""
     tags: int = 256

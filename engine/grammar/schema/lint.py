@@ -16,7 +16,7 @@ from typing import Any
 
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.schema.core_schema import CoreWriter
-from graftwork.engine.grammar.schema.errors import Gaps, refused
+from graftwork.engine.grammar.schema.errors import UnenforcedKeywords, refused
 from graftwork.engine.grammar.schema.json_values import canonical
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.llguidance_schema import lists_controls, may_list_controls, spelled
@@ -35,14 +35,14 @@ class GrammarEngine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LintedGrammar:
-    """A grammar in the form that the grammar engine compiles, and its gaps: the keywords that this form does not
-    enforce.
+    """A grammar in the form that the grammar engine compiles, and the keywords that this form does not enforce
+    (`unenforced`).
     """
 
     engine: GrammarEngine
     kind: GrammarKind
     text: str
-    gaps: tuple[tuple[str, str], ...] = ()
+    unenforced: tuple[tuple[str, str], ...] = ()
     """Pairs (JSON pointer of the keyword, reason). Empty if the caller is strict."""
 
 
@@ -58,35 +58,35 @@ def lint(
     size = len(source.text.encode(errors="surrogatepass"))
     if size > limits.text_bytes:
         raise refused("#", f"it has {size} bytes; at most {limits.text_bytes} are served.")
-    gaps = Gaps(source.strict)
+    unenforced = UnenforcedKeywords(source.strict)
     match source.kind:
         case GrammarKind.JSON_OBJECT:
             return LintedGrammar(GrammarEngine.XGRAMMAR, GrammarKind.JSON_SCHEMA, '{"type":"object"}')
         case GrammarKind.JSON_SCHEMA:
-            core = core_schema(parsed(source.text), limits, gaps)
+            core = core_schema(parsed(source.text), limits, unenforced)
             if is_plain(core):
-                return LintedGrammar(GrammarEngine.XGRAMMAR, source.kind, canonical(core), gaps.listed())
-            return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, spelled(core), gaps.listed())
+                return LintedGrammar(GrammarEngine.XGRAMMAR, source.kind, canonical(core), unenforced.listed())
+            return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, spelled(core), unenforced.listed())
         case GrammarKind.REGEX:
             return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, _regex(source.text, limits))
         case GrammarKind.EBNF:
             return LintedGrammar(GrammarEngine.XGRAMMAR, source.kind, source.text)
         case GrammarKind.STRUCTURAL_TAG:
             tag = read_tag(parsed(source.text), limits)
-            text = TagWriter(tag, limits, gaps, specials or {}).write()
-            return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, text, gaps.listed())
+            text = TagWriter(tag, limits, unenforced, specials or {}).write()
+            return LintedGrammar(GrammarEngine.LLGUIDANCE, source.kind, text, unenforced.listed())
 
 
-def core_schema(schema: Any, limits: LintLimits, gaps: Gaps) -> dict[str, Any]:
+def core_schema(schema: Any, limits: LintLimits, unenforced: UnenforcedKeywords) -> dict[str, Any]:
     """Returns the schema rewritten with only the few keywords that the grammar engines enforce exactly.
 
-    Keywords that cannot be enforced are recorded in `gaps`. Raises InvalidRequest if the schema is too large, if no
-    value fits it, or if there is a gap and the grammar is strict.
+    Keywords that cannot be enforced are recorded in `unenforced`. Raises InvalidRequest if the schema is too large, if
+    no value fits it, or if a keyword cannot be enforced and the grammar is strict.
     """
     check_size(schema, limits)
-    core = CoreWriter(schema, limits, gaps).write()
+    core = CoreWriter(schema, limits, unenforced).write()
     if lists_controls(core) and not may_list_controls(core):
-        return CoreWriter(schema, limits, gaps, lists_controls=False).write()
+        return CoreWriter(schema, limits, unenforced, lists_controls=False).write()
     return core
 
 

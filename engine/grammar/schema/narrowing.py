@@ -1,50 +1,59 @@
-"""Derives what follows from the demands of a branch (one alternative of a schema).
+"""Derives what follows from the demands of one alternative of a schema.
 
 Removes the types whose values can never meet the demands. Finds the properties and items about which no keyword of the
-branch says anything, for `unevaluatedProperties` and `unevaluatedItems`.
+alternative says anything, for `unevaluatedProperties` and `unevaluatedItems`.
 """
 
 from typing import Any
 
-from graftwork.engine.grammar.schema.constraints import Among, Bound, Branch, Claim, Items, Length, Presence, Properties
+from graftwork.engine.grammar.schema.constraints import (
+    Alternative,
+    Among,
+    Bound,
+    Claim,
+    Items,
+    Length,
+    Presence,
+    Properties,
+)
 from graftwork.engine.grammar.schema.json_values import ALL_TYPES, NUMBERS, OBJECT, identity, type_of
 
 
-def required_names(branch: Branch) -> list[str]:
-    return [demand.name for demand in branch.of(Presence) if demand.required]
+def required_names(alternative: Alternative) -> list[str]:
+    return [demand.name for demand in alternative.of(Presence) if demand.required]
 
 
-def narrowed(branch: Branch) -> Branch | None:
-    """Returns a branch (alternative of a schema) without the types whose values can never meet its demands.
+def narrowed(alternative: Alternative) -> Alternative | None:
+    """Returns one alternative of a schema without the types whose values can never meet its demands.
 
-    Returns None if no type is left: then no value fits the branch.
+    Returns None if no type is left: then no value fits the alternative.
     """
-    types = set(branch.types & _possible_types(branch))
+    types = set(alternative.types & _possible_types(alternative))
     lengths: dict[str, list[Length]] = {}
-    for length in branch.of(Length):
+    for length in alternative.of(Length):
         lengths.setdefault(length.of, []).append(length)
     for of, demands in lengths.items():
         if max(one.least for one in demands) > min((one.most for one in demands if one.most is not None), default=1e99):
             types.discard(of)
-    if {one.name for one in branch.of(Presence) if not one.required} & set(required_names(branch)):
+    if {one.name for one in alternative.of(Presence) if not one.required} & set(required_names(alternative)):
         types.discard(OBJECT)
-    if _bounds_cross(branch.of(Bound)):
+    if _bounds_cross(alternative.of(Bound)):
         types -= NUMBERS
-    return Branch(frozenset(types), branch.demands) if types else None
+    return Alternative(frozenset(types), alternative.demands) if types else None
 
 
-def _possible_types(branch: Branch) -> frozenset[str]:
-    """Returns the types of the values that a branch lists. All types if it lists no values."""
-    values = listed_values(branch)
+def _possible_types(alternative: Alternative) -> frozenset[str]:
+    """Returns the types of the values that an alternative lists. All types if it lists no values."""
+    values = listed_values(alternative)
     return ALL_TYPES if values is None else frozenset(type_of(value) for value in values)
 
 
-def listed_values(branch: Branch) -> list[Any] | None:
-    """Returns the values that all keywords `enum` and `const` of a branch (one alternative of a schema) allow.
+def listed_values(alternative: Alternative) -> list[Any] | None:
+    """Returns the values that all keywords `enum` and `const` of one alternative of a schema allow.
 
-    Returns None if the branch has neither keyword.
+    Returns None if the alternative has neither keyword.
     """
-    among = branch.of(Among)
+    among = alternative.of(Among)
     listed = [demand for demand in among if demand.holds]
     if not listed:
         return None
@@ -62,13 +71,13 @@ def _bounds_cross(bounds: list[Bound]) -> bool:
     return lower[0] > upper[0] or (lower[0] == upper[0] and (lower[1] or not upper[1]))
 
 
-def rest_of_properties(branch: Branch, rest: Claim) -> Properties:
-    """Returns a demand: the claim `rest` holds for each property that no keyword of this branch evaluates.
+def rest_of_properties(alternative: Alternative, rest: Claim) -> Properties:
+    """Returns a demand: the claim `rest` holds for each property that no keyword of this alternative evaluates.
 
     A keyword evaluates a property if it applies to the property, as JSON Schema defines it for `unevaluatedProperties`.
-    Keywords of other branches (alternatives of a schema) do not count.
+    Keywords of other alternatives of a schema do not count.
     """
-    seen = [demand for demand in branch.of(Properties) if not demand.silent]
+    seen = [demand for demand in alternative.of(Properties) if not demand.silent]
     everything = any(demand.rest is not None for demand in seen)
     return Properties(
         {name: None for demand in seen for name in demand.named},
@@ -79,12 +88,12 @@ def rest_of_properties(branch: Branch, rest: Claim) -> Properties:
     )
 
 
-def rest_of_items(branch: Branch, rest: Claim) -> Items:
-    """Returns a demand: the claim `rest` holds for each array item that no keyword of this branch evaluates.
+def rest_of_items(alternative: Alternative, rest: Claim) -> Items:
+    """Returns a demand: the claim `rest` holds for each array item that no keyword of this alternative evaluates.
 
     A keyword evaluates an item if it applies to the item, as JSON Schema defines it for `unevaluatedItems`.
     """
-    seen = [demand for demand in branch.of(Items) if not demand.silent]
+    seen = [demand for demand in alternative.of(Items) if not demand.silent]
     everything = any(demand.rest is not None for demand in seen)
     most = max((len(demand.first) for demand in seen), default=0)
     return Items((None,) * most, None if everything else rest, rest.pointer, rest.silent)

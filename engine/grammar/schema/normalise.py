@@ -1,10 +1,11 @@
-"""Expands a schema into branches, in which no union, negation, condition or reference is left.
+"""Expands a schema into alternatives, in which no union, negation, condition or reference is left.
 
-A branch is one alternative of the schema. Every keyword is read in two ways: that it holds, and that it does not.
-Negation swaps the two readings (De Morgan). So the grammar engines never see `not`, `if`/`then`/`else` or `oneOf`. A
-keyword whose negation cannot be expressed (such as "some item does not fit") is a gap: it is not enforced.
+A value fits the schema if it fits one of the alternatives. Every keyword is read in two ways: that it holds, and that
+it does not. Negation swaps the two readings (De Morgan). So the grammar engines never see `not`, `if`/`then`/`else` or
+`oneOf`. A keyword whose negation cannot be expressed (such as "some item does not fit") is not enforced, which is
+recorded.
 
-Branches that contradict themselves are dropped.
+Alternatives that contradict themselves are dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +13,11 @@ from itertools import combinations
 from typing import Any
 
 from graftwork.engine.grammar.schema.constraints import (
+    Alternative,
     Among,
-    Branch,
     Claim,
+    ClaimSet,
     Contains,
-    Goal,
     Items,
     Length,
     Names,
@@ -24,7 +25,7 @@ from graftwork.engine.grammar.schema.constraints import (
     Properties,
     Property,
 )
-from graftwork.engine.grammar.schema.errors import Gaps, refused
+from graftwork.engine.grammar.schema.errors import UnenforcedKeywords, refused
 from graftwork.engine.grammar.schema.json_values import ALL_TYPES, ARRAY, OBJECT
 from graftwork.engine.grammar.schema.keywords import ANYTHING, LEAF_KEYWORDS, NOTHING, LeafKeywords, whole_number
 from graftwork.engine.grammar.schema.limits import LintLimits
@@ -35,8 +36,8 @@ from graftwork.engine.grammar.schema.schema_document import Dialect, SchemaDocum
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _WORK = 40_000
 _WORTH = 16
-"""The number of demands and listed values that cost one unit of work when two branches are joined. Each join costs one
-more unit.
+"""The number of demands and listed values that cost one unit of work when two alternatives are joined. Each join
+costs one more unit.
 """
 _LOOK_AHEAD = 2
 _MOST_SUBSETS = 4
@@ -46,72 +47,73 @@ class _Loop(Exception):
     """Raised when a claim refers to itself while it is expanded."""
 
 
-class Brancher:
-    """Expands claims into branches. A claim says that a value fits a subschema, or does not; a branch is one
-    alternative.
+class SchemaExpander:
+    """Expands claims into alternatives. A claim says that a value fits a subschema, or does not; an alternative is a
+    set of types and demands, one of several by which the claim holds.
 
-    Remembers the branches of each claim, and counts its own work. Raises InvalidRequest if the work exceeds the limit.
+    Remembers the alternatives of each claim, and counts its own work. Raises InvalidRequest if the work exceeds the
+    limit.
     """
 
-    def __init__(self, document: SchemaDocument, limits: LintLimits, gaps: Gaps) -> None:
+    def __init__(self, document: SchemaDocument, limits: LintLimits, unenforced: UnenforcedKeywords) -> None:
         self._document = document
         self._limits = limits
-        self._gaps = gaps
-        self._leaves = LeafKeywords(limits, gaps)
-        self._known: dict[Claim, list[Branch]] = {}
+        self._unenforced = unenforced
+        self._leaves = LeafKeywords(limits, unenforced)
+        self._known: dict[Claim, list[Alternative]] = {}
         self._open: set[Claim] = set()
         self._work = 0
 
-    # ---- goals ------------------------------------------------------------------------------------------------
+    # ---- claim sets ------------------------------------------------------------------------------------------------
 
-    def branches_of(self, goal: Goal, pointer: str) -> list[Branch]:
-        """Returns the branches (alternatives) of the values that meet `goal`, a set of claims that must all hold.
+    def alternatives_of(self, claim_set: ClaimSet, pointer: str) -> list[Alternative]:
+        """Returns the alternatives of the values that meet `claim_set`, a set of claims that must all hold.
 
         A claim says that a value fits a subschema, or does not. Raises InvalidRequest, which names `pointer`, if there
-        are too many branches.
+        are too many alternatives.
         """
         try:
-            return self._product([self.branches(claim) for claim in sorted(goal)], pointer)
+            return self._product([self.alternatives(claim) for claim in sorted(claim_set)], pointer)
         except _Loop:
-            self._gaps.meet(pointer, "it refers to itself without anything between.")
+            self._unenforced.record(pointer, "it refers to itself without anything between.")
             return ANYTHING
 
-    def is_possible(self, goal: Goal, depth: int = 0) -> bool:
-        """Returns False if it is certain that no value meets a goal.
+    def is_possible(self, claim_set: ClaimSet, depth: int = 0) -> bool:
+        """Returns False if it is certain that no value meets a claim set.
 
-        A goal is a set of claims. A claim says that a value fits a subschema, or does not. If the result is True, a
-        value may still not exist, because only a few levels of required properties are examined.
+        A claim set is a set of claims. A claim says that a value fits a subschema, or does not. If the result is True,
+        a value may still not exist, because only a few levels of required properties are examined.
         """
         try:
-            branches = self._product([self.branches(claim) for claim in sorted(goal)], "#")
+            alternatives = self._product([self.alternatives(claim) for claim in sorted(claim_set)], "#")
         except _Loop:
             return True
-        return depth >= _LOOK_AHEAD or any(self._has_types(branch, depth + 1) for branch in branches)
+        return depth >= _LOOK_AHEAD or any(self._has_types(alternative, depth + 1) for alternative in alternatives)
 
-    def _has_types(self, branch: Branch, depth: int) -> bool:
-        return branch.types != {OBJECT} or self._object_is_possible(branch, depth)
+    def _has_types(self, alternative: Alternative, depth: int) -> bool:
+        return alternative.types != {OBJECT} or self._object_is_possible(alternative, depth)
 
-    def _object_is_possible(self, branch: Branch, depth: int) -> bool:
+    def _object_is_possible(self, alternative: Alternative, depth: int) -> bool:
         return all(
-            self.is_possible(goal, depth)
-            for name in required_names(branch)
-            if (goal := self.property_goal(branch, name)) is not None
+            self.is_possible(claim_set, depth)
+            for name in required_names(alternative)
+            if (claim_set := self.property_claims(alternative, name)) is not None
         )
 
-    def property_goal(self, branch: Branch, name: str) -> Goal:
-        """Returns the claims that a branch (one alternative of a schema) makes on the value of the property `name`.
+    def property_claims(self, alternative: Alternative, name: str) -> ClaimSet:
+        """Returns the claims that one alternative of a schema makes on the value of the property `name`.
 
         A claim says that a value fits a subschema, or does not. Claims that a pattern of names makes are left out.
         """
-        claims: set[Claim] = {demand.claim for demand in branch.of(Property) if demand.name == name}
-        for demand in branch.of(Properties):
+        claims: set[Claim] = {demand.claim for demand in alternative.of(Property) if demand.name == name}
+        for demand in alternative.of(Properties):
             claims |= set(_claims_on(demand, name))
         return frozenset(claims)
 
     # ---- claims -----------------------------------------------------------------------------------------------
 
-    def branches(self, claim: Claim) -> list[Branch]:
-        """Returns the branches (alternatives) of the values for which a claim holds, and caches them.
+    def alternatives(self, claim: Claim) -> list[Alternative]:
+        """Returns the alternatives of the values for which a claim holds, and caches them.
 
         A claim says that a value fits a subschema, or does not. Raises `_Loop` if the claim refers to itself.
         """
@@ -125,7 +127,7 @@ class Brancher:
                 self._open.discard(claim)
         return self._known[claim]
 
-    def _expand(self, claim: Claim) -> list[Branch]:
+    def _expand(self, claim: Claim) -> list[Alternative]:
         place = self._document.place(claim.pointer)
         if isinstance(place.schema, bool):
             return ANYTHING if place.schema == claim.holds else NOTHING
@@ -134,17 +136,21 @@ class Brancher:
             schema = {"$ref": schema["$ref"]}
         parts = [read(self, schema, claim) for keywords, read in _GROUPS if any(word in schema for word in keywords)]
         parts += [
-            self._leaves.branches(word, schema, claim.pointer, claim.holds) for word in LEAF_KEYWORDS if word in schema
+            self._leaves.alternatives(word, schema, claim.pointer, claim.holds)
+            for word in LEAF_KEYWORDS
+            if word in schema
         ]
         if not claim.holds:
-            found = [branch for part in parts for branch in part]
+            found = [alternative for part in parts for alternative in part]
             if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
-                found = self._gap(claim.pointer, "unevaluated parts under a negation cannot be enforced.")
+                found = self._not_enforced(claim.pointer, "unevaluated parts under a negation cannot be enforced.")
             return self._checked(found, claim.pointer)
         return self._with_unevaluated(schema, claim, self._product(parts, claim.pointer))
 
-    def _product(self, parts: Sequence[list[Branch]], pointer: str) -> list[Branch]:
-        """Combines one branch of each list in `parts`, in every way. Drops combinations that contradict themselves."""
+    def _product(self, parts: Sequence[list[Alternative]], pointer: str) -> list[Alternative]:
+        """Combines one alternative of each list in `parts`, in every way. Drops combinations that contradict
+        themselves.
+        """
         found = ANYTHING
         for part in sorted(parts, key=len):
             if part is ANYTHING:
@@ -154,33 +160,33 @@ class Brancher:
             )
         return found
 
-    def _checked(self, found: list[Branch], pointer: str) -> list[Branch]:
-        if len(found) > self._limits.branches:
-            raise refused(pointer, f"it multiplies out to more than {self._limits.branches} alternatives.")
+    def _checked(self, found: list[Alternative], pointer: str) -> list[Alternative]:
+        if len(found) > self._limits.alternatives:
+            raise refused(pointer, f"it multiplies out to more than {self._limits.alternatives} alternatives.")
         return found
 
-    def _both(self, left: Branch, right: Branch) -> Branch | None:
+    def _both(self, left: Alternative, right: Alternative) -> Alternative | None:
         demands = tuple(dict.fromkeys((*left.demands, *right.demands)))
         self._work += 1 + sum(len(one.values) if isinstance(one, Among) else 1 for one in demands) // _WORTH
         if self._work > _WORK:
             raise refused("#", "its unions and conditions multiply out to too much; write it more plainly.")
-        return narrowed(Branch(left.types & right.types, demands))
+        return narrowed(Alternative(left.types & right.types, demands))
 
-    def _gap(self, pointer: str, reason: str) -> list[Branch]:
-        self._gaps.meet(pointer, reason)
+    def _not_enforced(self, pointer: str, reason: str) -> list[Alternative]:
+        self._unenforced.record(pointer, reason)
         return ANYTHING
 
     # ---- other schemas at the same place ----------------------------------------------------------------------
 
-    def _reference(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+    def _reference(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
         parts = [
-            self.branches(Claim(self._document.target(claim.pointer, keyword), claim.holds, claim.silent))
+            self.alternatives(Claim(self._document.target(claim.pointer, keyword), claim.holds, claim.silent))
             for keyword in _REFERENCES
             if keyword in schema
         ]
         if claim.holds:
             return self._product(parts, claim.pointer)
-        return [branch for part in parts for branch in part]
+        return [alternative for part in parts for alternative in part]
 
     def _children(self, schema: dict[str, Any], claim: Claim, keyword: str) -> list[Claim]:
         value, at = schema[keyword], under(claim.pointer, keyword)
@@ -190,95 +196,107 @@ class Brancher:
             raise refused(at, f"it has {len(value)} parts; at most {self._limits.union_width} are served.")
         return [Claim(under(at, index), claim.holds, claim.silent) for index in range(len(value))]
 
-    def _all_of(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
-        parts = [self.branches(child) for child in self._children(schema, claim, "allOf")]
-        return self._product(parts, claim.pointer) if claim.holds else [branch for part in parts for branch in part]
+    def _all_of(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
+        parts = [self.alternatives(child) for child in self._children(schema, claim, "allOf")]
+        return (
+            self._product(parts, claim.pointer)
+            if claim.holds
+            else [alternative for part in parts for alternative in part]
+        )
 
-    def _any_of(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+    def _any_of(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
         children = self._children(schema, claim, "anyOf")
-        parts = [self.branches(child) for child in children]
+        parts = [self.alternatives(child) for child in children]
         if not claim.holds:
             return self._product(parts, claim.pointer)
         if len(children) <= _MOST_SUBSETS and self._evaluates(claim):
             # Every fitting alternative counts, because unevaluated parts depend on which ones fit.
             sizes = range(len(parts), 0, -1)
             subsets = [subset for size in sizes for subset in combinations(parts, size)]
-            return [branch for subset in subsets for branch in self._product(subset, claim.pointer)]
-        return self._checked([branch for part in parts for branch in part], claim.pointer)
+            return [alternative for subset in subsets for alternative in self._product(subset, claim.pointer)]
+        return self._checked([alternative for part in parts for alternative in part], claim.pointer)
 
     def _evaluates(self, claim: Claim) -> bool:
         return not claim.silent and self._document.has_unevaluated
 
-    def _one_of(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+    def _one_of(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
         children = self._children(schema, claim, "oneOf")
         at = under(claim.pointer, "oneOf")
         if not claim.holds:
             if len(children) > _MOST_SUBSETS:
-                return self._gap(at, "not exactly one of many cannot be enforced.")
+                return self._not_enforced(at, "not exactly one of many cannot be enforced.")
             return self._not_one_of(children, at)
-        found: list[Branch] = []
+        found: list[Alternative] = []
         for child in children:
             others = [other for other in children if other != child and not self._are_apart(child, other)]
-            found += self._product([self.branches(child), *(self.branches(one.negated()) for one in others)], at)
+            found += self._product(
+                [self.alternatives(child), *(self.alternatives(one.negated()) for one in others)], at
+            )
         return self._checked(found, at)
 
-    def _not_one_of(self, children: list[Claim], at: str) -> list[Branch]:
+    def _not_one_of(self, children: list[Claim], at: str) -> list[Alternative]:
         yes = [Claim(child.pointer, True, True) for child in children]
-        none = self._product([self.branches(child) for child in children], at)
-        pairs = [self._product([self.branches(one), self.branches(two)], at) for one, two in combinations(yes, 2)]
-        return none + [branch for pair in pairs for branch in pair]
+        none = self._product([self.alternatives(child) for child in children], at)
+        pairs = [
+            self._product([self.alternatives(one), self.alternatives(two)], at) for one, two in combinations(yes, 2)
+        ]
+        return none + [alternative for pair in pairs for alternative in pair]
 
     def _are_apart(self, one: Claim, two: Claim) -> bool:
         """Returns True if types, values or required properties show that no value fits both claims."""
         return not any(
             self._has_types(both, 0)
-            for left in self.branches(one)
-            for right in self.branches(two)
+            for left in self.alternatives(one)
+            for right in self.alternatives(two)
             if (both := self._both(left, right))
         )
 
-    def _not(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
-        return self.branches(Claim(under(claim.pointer, "not"), not claim.holds, True))
+    def _not(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
+        return self.alternatives(Claim(under(claim.pointer, "not"), not claim.holds, True))
 
-    def _condition(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+    def _condition(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
         if "if" not in schema or not ({"then", "else"} & schema.keys()):
             return ANYTHING if claim.holds else NOTHING
-        found: list[Branch] = []
+        found: list[Alternative] = []
         for keyword, is_met in (("then", True), ("else", False)):
             condition = Claim(under(claim.pointer, "if"), is_met, claim.silent or not is_met)
             if keyword in schema:
-                follows = self.branches(Claim(under(claim.pointer, keyword), claim.holds, claim.silent))
+                follows = self.alternatives(Claim(under(claim.pointer, keyword), claim.holds, claim.silent))
             else:
                 follows = ANYTHING if claim.holds else NOTHING
-            found += self._product([self.branches(condition), follows], claim.pointer)
+            found += self._product([self.alternatives(condition), follows], claim.pointer)
         return self._checked(found, claim.pointer)
 
-    def _dependencies(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
-        parts: list[list[Branch]] = []
+    def _dependencies(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
+        parts: list[list[Alternative]] = []
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             at = under(claim.pointer, keyword)
             if not isinstance(schema.get(keyword, {}), dict):
                 raise refused(at, f"{keyword} is an object.")
             for name, value in schema.get(keyword, {}).items():
                 parts.append(self._dependency(name, value, under(at, name), claim))
-        return self._product(parts, claim.pointer) if claim.holds else [branch for part in parts for branch in part]
+        return (
+            self._product(parts, claim.pointer)
+            if claim.holds
+            else [alternative for part in parts for alternative in part]
+        )
 
-    def _dependency(self, name: str, value: Any, at: str, claim: Claim) -> list[Branch]:
-        there = Branch(frozenset({OBJECT}), (Presence(name, True, at),))
+    def _dependency(self, name: str, value: Any, at: str, claim: Claim) -> list[Alternative]:
+        there = Alternative(frozenset({OBJECT}), (Presence(name, True, at),))
         if at in self._document:
-            follows = self.branches(Claim(at, claim.holds, claim.silent))
+            follows = self.alternatives(Claim(at, claim.holds, claim.silent))
         elif not isinstance(value, list) or not all(isinstance(other, str) for other in value):
             raise refused(at, "what a property asks for is a list of names, or a schema where the keyword takes one.")
         elif claim.holds:
-            follows = [Branch(ALL_TYPES, tuple(Presence(other, True, at) for other in value))]
+            follows = [Alternative(ALL_TYPES, tuple(Presence(other, True, at) for other in value))]
         else:
-            follows = [Branch(ALL_TYPES, (Presence(other, False, at),)) for other in value]
+            follows = [Alternative(ALL_TYPES, (Presence(other, False, at),)) for other in value]
         found = self._product([[there], follows], at)
-        return [Branch(ALL_TYPES, (Presence(name, False, at),)), *found] if claim.holds else found
+        return [Alternative(ALL_TYPES, (Presence(name, False, at),)), *found] if claim.holds else found
 
     # ---- parts of the value -----------------------------------------------------------------------------------
 
-    def _properties(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+    def _properties(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
         named = self._map(schema, claim, "properties")
         patterned = self._map(schema, claim, "patternProperties")
         at = under(claim.pointer, "additionalProperties")
@@ -287,7 +305,7 @@ class Brancher:
             return self._not_properties(named, [*(child for _, child in patterned), *([rest] if rest else [])])
         patterns = [(pattern, child) for text, child in patterned if (pattern := self._pattern(text, child.pointer))]
         demand = Properties(dict(named), tuple(patterns), rest, claim.pointer, claim.silent)
-        return [Branch(ALL_TYPES, (demand,))]
+        return [Alternative(ALL_TYPES, (demand,))]
 
     def _map(self, schema: dict[str, Any], claim: Claim, keyword: str) -> list[tuple[str, Claim]]:
         at = under(claim.pointer, keyword)
@@ -300,29 +318,29 @@ class Brancher:
         try:
             pattern: Node = self._leaves.read_pattern(text)
         except PatternError as error:
-            self._gaps.meet(at, f"the pattern is not served: {error}.")
+            self._unenforced.record(at, f"the pattern is not served: {error}.")
             return None
         return pattern
 
-    def _not_properties(self, named: list[tuple[str, Claim]], others: list[Claim]) -> list[Branch]:
+    def _not_properties(self, named: list[tuple[str, Claim]], others: list[Claim]) -> list[Alternative]:
         for other in others:
-            if self.branches(other.negated()):
-                return self._gap(other.pointer, "that some property does not fit cannot be enforced.")
+            if self.alternatives(other.negated()):
+                return self._not_enforced(other.pointer, "that some property does not fit cannot be enforced.")
         return [
-            Branch(frozenset({OBJECT}), (Presence(name, True, child.pointer), Property(name, no, child.pointer)))
+            Alternative(frozenset({OBJECT}), (Presence(name, True, child.pointer), Property(name, no, child.pointer)))
             for name, child in named
-            if self.branches(no := child.negated())
+            if self.alternatives(no := child.negated())
         ]
 
-    def _names(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+    def _names(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
         at = under(claim.pointer, "propertyNames")
         if not claim.holds:
-            if not self.branches(Claim(at, False, True)):
+            if not self.alternatives(Claim(at, False, True)):
                 return NOTHING
-            return self._gap(at, "that some property's name does not fit cannot be enforced.")
-        return [Branch(ALL_TYPES, (Names(Claim(at), at),))]
+            return self._not_enforced(at, "that some property's name does not fit cannot be enforced.")
+        return [Alternative(ALL_TYPES, (Names(Claim(at), at),))]
 
-    def _items(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+    def _items(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
         listed = "prefixItems" if "prefixItems" in schema else "items"
         value = schema.get(listed)
         at = under(claim.pointer, listed)
@@ -331,26 +349,26 @@ class Brancher:
         has_rest = after == "items" or (after in schema and isinstance(schema.get("items"), list))
         rest = Claim(under(claim.pointer, after)) if has_rest else None
         if claim.holds:
-            return [Branch(ALL_TYPES, (Items(first, rest, claim.pointer, claim.silent),))]
+            return [Alternative(ALL_TYPES, (Items(first, rest, claim.pointer, claim.silent),))]
         return self._not_items(first, rest)
 
-    def _not_items(self, first: tuple[Claim, ...], rest: Claim | None) -> list[Branch]:
-        found: list[Branch] = []
+    def _not_items(self, first: tuple[Claim, ...], rest: Claim | None) -> list[Alternative]:
+        found: list[Alternative] = []
         wrong = [child.negated() for child in first]
-        if rest is not None and self.branches(rest.negated()):
-            if self.branches(rest):
-                return self._gap(rest.pointer, "that some item does not fit cannot be enforced.")
-            found.append(Branch(frozenset({ARRAY}), (Length(ARRAY, len(first) + 1, None, rest.pointer),)))
+        if rest is not None and self.alternatives(rest.negated()):
+            if self.alternatives(rest):
+                return self._not_enforced(rest.pointer, "that some item does not fit cannot be enforced.")
+            found.append(Alternative(frozenset({ARRAY}), (Length(ARRAY, len(first) + 1, None, rest.pointer),)))
         for index, child in enumerate(wrong):
-            if self.branches(child):
+            if self.alternatives(child):
                 demands = (
                     Length(ARRAY, index + 1, None, child.pointer),
                     Items((*[None] * index, child), None, child.pointer, True),
                 )
-                found.append(Branch(frozenset({ARRAY}), demands))
+                found.append(Alternative(frozenset({ARRAY}), demands))
         return found
 
-    def _contains(self, schema: dict[str, Any], claim: Claim) -> list[Branch]:
+    def _contains(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
         at = under(claim.pointer, "contains")
         least, most = (
             whole_number(schema[word], under(claim.pointer, word)) if word in schema else left_out
@@ -361,18 +379,21 @@ class Brancher:
         if claim.holds:
             if least == 0 and most is None:
                 return ANYTHING
-            return [Branch(ALL_TYPES, (Contains(Claim(at), least or 0, most, at),))]
+            return [Alternative(ALL_TYPES, (Contains(Claim(at), least or 0, most, at),))]
         if least == 1 and most is None:
-            return [Branch(frozenset({ARRAY}), (Items((), Claim(at, False, True), at, True),))]
-        return self._gap(at, "a count of items under a negation cannot be enforced.")
+            return [Alternative(frozenset({ARRAY}), (Items((), Claim(at, False, True), at, True),))]
+        return self._not_enforced(at, "a count of items under a negation cannot be enforced.")
 
     # ---- unevaluated parts ------------------------------------------------------------------------------------
 
-    def _with_unevaluated(self, schema: dict[str, Any], claim: Claim, found: list[Branch]) -> list[Branch]:
+    def _with_unevaluated(self, schema: dict[str, Any], claim: Claim, found: list[Alternative]) -> list[Alternative]:
         for keyword, add in (("unevaluatedProperties", rest_of_properties), ("unevaluatedItems", rest_of_items)):
             if keyword in schema:
                 rest = Claim(under(claim.pointer, keyword), True, claim.silent)
-                found = [Branch(branch.types, (*branch.demands, add(branch, rest))) for branch in found]
+                found = [
+                    Alternative(alternative.types, (*alternative.demands, add(alternative, rest)))
+                    for alternative in found
+                ]
         return found
 
 
@@ -386,17 +407,17 @@ def _claims_on(demand: Properties, name: str) -> list[Claim]:
     return [] if found is None else [found]
 
 
-_Reading = Callable[[Brancher, dict[str, Any], Claim], list[Branch]]
+_Reading = Callable[[SchemaExpander, dict[str, Any], Claim], list[Alternative]]
 _GROUPS: tuple[tuple[tuple[str, ...], _Reading], ...] = (
-    (("properties", "patternProperties", "additionalProperties"), Brancher._properties),
-    (_REFERENCES, Brancher._reference),
-    (("allOf",), Brancher._all_of),
-    (("anyOf",), Brancher._any_of),
-    (("oneOf",), Brancher._one_of),
-    (("not",), Brancher._not),
-    (("if", "then", "else"), Brancher._condition),
-    (("dependentRequired", "dependentSchemas", "dependencies"), Brancher._dependencies),
-    (("propertyNames",), Brancher._names),
-    (("prefixItems", "items", "additionalItems"), Brancher._items),
-    (("contains", "minContains", "maxContains"), Brancher._contains),
+    (("properties", "patternProperties", "additionalProperties"), SchemaExpander._properties),
+    (_REFERENCES, SchemaExpander._reference),
+    (("allOf",), SchemaExpander._all_of),
+    (("anyOf",), SchemaExpander._any_of),
+    (("oneOf",), SchemaExpander._one_of),
+    (("not",), SchemaExpander._not),
+    (("if", "then", "else"), SchemaExpander._condition),
+    (("dependentRequired", "dependentSchemas", "dependencies"), SchemaExpander._dependencies),
+    (("propertyNames",), SchemaExpander._names),
+    (("prefixItems", "items", "additionalItems"), SchemaExpander._items),
+    (("contains", "minContains", "maxContains"), SchemaExpander._contains),
 )

@@ -1,5 +1,5 @@
-"""Writes the number and string schemas of one branch (one alternative of a schema), with only the keywords that
-core_schema.py lists.
+"""Writes the number and string schemas of one alternative of a schema, with only the keywords that core_schema.py
+lists.
 """
 
 import math
@@ -7,8 +7,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from itertools import pairwise
 from typing import Any
 
-from graftwork.engine.grammar.schema.constraints import Bound, Branch, HasFormat, Length, Matches, MultipleOf
-from graftwork.engine.grammar.schema.errors import Gaps
+from graftwork.engine.grammar.schema.constraints import Alternative, Bound, HasFormat, Length, Matches, MultipleOf
+from graftwork.engine.grammar.schema.errors import UnenforcedKeywords
 from graftwork.engine.grammar.schema.instance_check import exact
 from graftwork.engine.grammar.schema.json_values import FRACTION, INTEGER, NUMBERS, STRING, type_of
 from graftwork.engine.grammar.schema.patterns import none_of, written
@@ -27,29 +27,33 @@ _LEAST_INTEGER = -(2**63 - 1024)
 """The least whole number that is a double and that llguidance still reads in 64 bits."""
 
 
-def number_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """Returns the number schemas of one branch (one alternative of a schema).
+def number_schemas(alternative: Alternative, barred: list[Any], unenforced: UnenforcedKeywords) -> list[dict[str, Any]]:
+    """Returns the number schemas of one alternative of a schema.
 
     The schemas exclude the numbers in `barred`. These numbers cut the allowed range into several ranges, and each range
-    gives one schema. If a number cannot be excluded, this is recorded in `gaps`.
+    gives one schema. If a number cannot be excluded, this is recorded in `unenforced`.
 
-    The result is empty if the branch allows only numbers that are not whole. No schema can express this.
+    The result is empty if the alternative allows only numbers that are not whole. No schema can express this.
     """
-    if INTEGER not in branch.types:
+    if INTEGER not in alternative.types:
         return []
-    is_whole = FRACTION not in branch.types
+    is_whole = FRACTION not in alternative.types
     keywords: dict[str, Any] = {"type": "integer" if is_whole else "number"}
-    keywords |= _bounds(branch.of(Bound), gaps, is_whole=is_whole)
-    factors = branch.of(MultipleOf)
+    keywords |= _bounds(alternative.of(Bound), unenforced, is_whole=is_whole)
+    factors = alternative.of(MultipleOf)
     if factors and not _is_served(factors, keywords):
-        gaps.meet(factors[0].pointer, f"multiples of one number up to {_MAX_FACTOR} can be enforced, not of others.")
+        unenforced.record(
+            factors[0].pointer, f"multiples of one number up to {_MAX_FACTOR} can be enforced, not of others."
+        )
     elif factors:
         keywords["multipleOf"] = factors[0].factor
     points = sorted(value for value in barred if type_of(value) in NUMBERS)
     if is_whole:
         points = [int(point) for point in points if type_of(point) == INTEGER]
     if len(points) > _MAX_BARRED or not all(_is_exact(point, is_whole=is_whole) for point in points):
-        gaps.meet(branch.demands[0].pointer, f"at most {_MAX_BARRED} numbers of few digits can be ruled out.")
+        unenforced.record(
+            alternative.demands[0].pointer, f"at most {_MAX_BARRED} numbers of few digits can be ruled out."
+        )
         points = []
     runs = [_inside(run) for run in _split(keywords, points) if not _is_empty(run)]
     return [run for run in runs if not _is_empty(run)]
@@ -72,7 +76,7 @@ def _inside(keywords: dict[str, Any]) -> dict[str, Any]:
     return narrowed
 
 
-def _bounds(bounds: list[Bound], gaps: Gaps, *, is_whole: bool) -> dict[str, Any]:
+def _bounds(bounds: list[Bound], unenforced: UnenforcedKeywords, *, is_whole: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for is_lower, plain, exclusive in ((True, "minimum", "exclusiveMinimum"), (False, "maximum", "exclusiveMaximum")):
         ours = [one for one in bounds if one.is_lower == is_lower]
@@ -80,7 +84,7 @@ def _bounds(bounds: list[Bound], gaps: Gaps, *, is_whole: bool) -> dict[str, Any
             tightest = max(ours, key=lambda one: (one.limit if one.is_lower else -one.limit, one.exclusive))
             limit = _whole_inward(tightest) if is_whole else _inward(tightest)
             if limit is None:
-                gaps.meet(tightest.pointer, f"no number beyond {_FARTHEST} can be written.")
+                unenforced.record(tightest.pointer, f"no number beyond {_FARTHEST} can be written.")
             else:
                 found[exclusive if tightest.exclusive and limit == tightest.limit else plain] = limit
     return found
@@ -176,26 +180,28 @@ def _is_empty(keywords: dict[str, Any]) -> bool:
     return low > high or (low == high and (open_low or open_high))
 
 
-def string_schemas(branch: Branch, barred: list[Any], gaps: Gaps) -> list[dict[str, Any]]:
-    """Returns a list with the string schema of one branch (one alternative of a schema).
+def string_schemas(alternative: Alternative, barred: list[Any], unenforced: UnenforcedKeywords) -> list[dict[str, Any]]:
+    """Returns a list with the string schema of one alternative of a schema.
 
-    A string must match all patterns of the branch. The schema excludes the strings in `barred`. What cannot be excluded
-    is recorded in `gaps`.
+    A string must match all patterns of the alternative. The schema excludes the strings in `barred`. What cannot be
+    excluded is recorded in `unenforced`.
     """
     keywords: dict[str, Any] = {"type": STRING}
-    lengths = [one for one in branch.of(Length) if one.of == STRING]
+    lengths = [one for one in alternative.of(Length) if one.of == STRING]
     least = max((one.least for one in lengths), default=0)
     most = min((one.most for one in lengths if one.most is not None), default=None)
     keywords |= {"minLength": least} if least else {}
     keywords |= {"maxLength": most} if most is not None else {}
-    nodes = [one.pattern for one in branch.of(Matches)]
+    nodes = [one.pattern for one in alternative.of(Matches)]
     texts = [value for value in barred if isinstance(value, str)]
     if max(map(len, texts), default=0) > _MAX_BARRED_LENGTH:
-        gaps.meet(branch.demands[0].pointer, f"texts up to {_MAX_BARRED_LENGTH} characters can be ruled out.")
+        unenforced.record(
+            alternative.demands[0].pointer, f"texts up to {_MAX_BARRED_LENGTH} characters can be ruled out."
+        )
         texts = []
     asked: list[dict[str, Any]] = [{"pattern": anchored(written(node))} for node in nodes]
     asked += [{"pattern": anchored(written(none_of(texts)))}] if texts else []
-    asked += [{"format": name} for name in dict.fromkeys(one.format for one in branch.of(HasFormat))]
+    asked += [{"format": name} for name in dict.fromkeys(one.format for one in alternative.of(HasFormat))]
     if len(asked) == 1:
         return [keywords | asked[0]]
     return [keywords | ({"allOf": asked} if asked else {})]

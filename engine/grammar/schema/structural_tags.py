@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graftwork.engine.grammar.schema.core_schema import CoreWriter
-from graftwork.engine.grammar.schema.errors import Gaps, refused
+from graftwork.engine.grammar.schema.errors import UnenforcedKeywords, refused
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.llguidance_schema import spelled
 from graftwork.engine.grammar.schema.patterns import ANYTHING, Chars, Run, written
@@ -125,7 +125,7 @@ class TagWriter:
 
     tag: StructuralTag
     limits: LintLimits
-    gaps: Gaps
+    unenforced: UnenforcedKeywords
     specials: Mapping[str, int] = field(default_factory=dict)
     """Ids of special tokens, by their content. Special tokens are matched as tokens, not as text."""
 
@@ -144,13 +144,13 @@ class TagWriter:
     def _json(self, schema: Any, pointer: str) -> str:
         """Returns a schema in Lark form. If it cannot be enforced, the error names the schema's place in the tag."""
         check_size(schema, self.limits)
-        inner = Gaps(self.gaps.strict)
+        inner = UnenforcedKeywords(self.unenforced.strict)
         try:
             core = CoreWriter(schema, self.limits, inner).write()
         except InvalidRequest as error:
             at = pointer + (error.param or "#")[1:]
             raise InvalidRequest(error.message.replace(error.param or "#", at, 1), param=at, code=error.code) from None
-        self.gaps.pointers |= {pointer + at[1:]: reason for at, reason in inner.pointers.items()}
+        self.unenforced.pointers |= {pointer + at[1:]: reason for at, reason in inner.pointers.items()}
         return f"%json {spelled(core)}"
 
     def _call(self, index: int, begin: str) -> str:

@@ -1,4 +1,6 @@
-"""Tests of the lint: refusals with pointers, gaps without strict, limits, and the choice of grammar engine."""
+"""Tests of the lint: refusals with pointers, unenforced keywords without strict, limits, and the choice of grammar
+engine.
+"""
 
 import json
 import sys
@@ -58,7 +60,7 @@ def test_what_cannot_be_enforced_is_refused_at_its_place(schema: Any, pointer: s
 
 
 def test_without_strict_what_cannot_be_enforced_is_let_go_and_listed(judge: Judge) -> None:
-    """Without strict a keyword that cannot be enforced is listed as a gap, and the rest is enforced."""
+    """Without strict a keyword that cannot be enforced is listed, and the rest is enforced."""
     schema = {
         "type": "object",
         "properties": {
@@ -71,7 +73,7 @@ def test_without_strict_what_cannot_be_enforced_is_let_go_and_listed(judge: Judg
     found = linted(schema, strict=False)
     compiled = judge.compiled(found)
 
-    assert [pointer for pointer, _ in found.gaps] == ["#/properties/a/uniqueItems", "#/properties/b/format"]
+    assert [pointer for pointer, _ in found.unenforced] == ["#/properties/a/uniqueItems", "#/properties/b/format"]
     assert accepts(compiled, {"a": [1, 1], "b": "x"})
     assert not accepts(compiled, {"a": ["x"]})
 
@@ -110,7 +112,7 @@ NEGATIONS: list[tuple[dict[str, Any], list[Any]]] = [
 
 @pytest.mark.parametrize(("schema", "values"), NEGATIONS)
 def test_keywords_that_no_engine_knows_are_enforced(judge: Judge, schema: dict[str, Any], values: list[Any]) -> None:
-    """Negations, conditions and exclusive unions are expanded into branches and enforced exactly."""
+    """Negations, conditions and exclusive unions are expanded into alternatives and enforced exactly."""
     compiled = judge.ours(schema)
     validator = Draft202012Validator(schema)
 

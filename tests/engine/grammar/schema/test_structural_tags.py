@@ -82,12 +82,12 @@ def test_a_tag_that_is_not_served_is_refused_at_its_place(tag: dict[str, Any], p
 
 
 def test_gaps_of_contained_schemas_are_listed_at_their_places() -> None:
-    """Without strict, gaps in the schemas of a tag are listed with their pointers."""
+    """Without strict, keywords of a tag's schemas that cannot be enforced are listed with their pointers."""
     tag = {"calls": [CALLS[0] | {"schema": {"uniqueItems": True}}], "answer": {"format": "color"}}
 
     found = lint(GrammarSource(GrammarKind.STRUCTURAL_TAG, json.dumps(tag), strict=False))
 
-    assert [pointer for pointer, _ in found.gaps] == ["#/answer/format", "#/calls/0/schema/uniqueItems"]
+    assert [pointer for pointer, _ in found.unenforced] == ["#/answer/format", "#/calls/0/schema/uniqueItems"]
 
 
 def test_a_special_token_in_a_tag_is_the_token_and_not_its_text() -> None:
