@@ -11,6 +11,9 @@ same random prompts of 64 tokens greedily, in two runs: to 1 token and to 128. B
 Engines alternate from cell to cell and start each round with another. Medians are over rounds; a ratio is the median of
 the ratios within a round. Before anything is timed, each engine's tokens are judged by transformers and peft in fp32
 (see oracle.py). See docs/benchmarks.md for the environments of the peers.
+
+Where a process's memory happens to lie moves its prefill by up to 12 % from start to start, of equal code. To compare
+two states of one engine, use `--restart`: each round then times engines that were started and warmed for it.
 """
 
 import argparse
@@ -45,6 +48,8 @@ class Options:
     output_tokens: int
     cache: Path
     core: int | None
+    restart: bool
+    """Whether each round starts its engines anew."""
 
 
 def main() -> int:
@@ -67,16 +72,22 @@ def measure(options: Options, console: Console) -> Report:
     """Start, check and time the engines. Raises EngineFailed."""
     model = ensure_model(options.cache)
     with ExitStack() as stack, Progress(console=console, transient=True) as progress:
-        engines = [
-            stack.enter_context(EngineProcess(spec, model.folder, options.cache, options.core))
-            for spec in progress.track(options.engines, description="starting engines")
-        ]
+        engines = start(stack, model, options, progress)
+        versions = {engine.spec.name: engine.version for engine in engines}
         verdicts = check(engines, model, options, progress)
-        samples, rates = time_rounds(engines, options, progress)
+        samples: list[Sample] = []
+        rates: list[MachineRates] = []
+        for round_number in range(options.rounds):
+            if options.restart:
+                stack.close()
+                engines = start(stack, model, options, progress)
+                warm(engines, options)
+            rates.append(measure_rates())
+            samples += time_round(engines, round_number, options, progress)
     return Report(
         cells=options.cells,
         output_tokens=options.output_tokens,
-        versions={engine.spec.name: engine.version for engine in engines},
+        versions=versions,
         verdicts=verdicts,
         samples=samples,
         rates=rates,
@@ -113,23 +124,39 @@ def _refuse_wrong(engine: EngineProcess, cell: Cell, verdict: Verdict) -> None:
         )
 
 
-def time_rounds(
-    engines: list[EngineProcess], options: Options, progress: Progress
-) -> tuple[list[Sample], list[MachineRates]]:
-    """Rounds over all cells, each with fresh prompts; each round's engines begin with another."""
-    samples: list[Sample] = []
-    rates: list[MachineRates] = []
-    bar = progress.add_task("measuring", total=options.rounds * len(options.cells) * len(engines))
-    for round_number in range(options.rounds):
-        rates.append(measure_rates())
-        first = round_number % len(engines)
-        for cell in options.cells:
-            for engine in [*engines[first:], *engines[:first]]:
-                progress.update(bar, description=f"round {round_number + 1}, {cell}, {engine.spec.name}")
-                if engine.spec.serves(cell):
-                    samples.append(_sample(engine, cell, round_number, options.output_tokens))
-                progress.advance(bar)
-    return samples, rates
+def start(stack: ExitStack, model: YardstickModel, options: Options, progress: Progress) -> list[EngineProcess]:
+    """Start all engines; `stack` ends them. Raises EngineFailed."""
+    bar = progress.add_task("starting engines", total=len(options.engines))
+    engines = []
+    for spec in options.engines:
+        engines.append(stack.enter_context(EngineProcess(spec, model.folder, options.cache, options.core)))
+        progress.advance(bar)
+    progress.remove_task(bar)
+    return engines
+
+
+def warm(engines: list[EngineProcess], options: Options) -> None:
+    """Run every cell once, so that no engine is timed while it compiles or grows its buffers. Raises EngineFailed."""
+    for cell in options.cells:
+        task = Task(cell.prompts(seed=-1), cell.adapter_of_row, min(_CHECKED_TOKENS, options.output_tokens))
+        for engine in engines:
+            if engine.spec.serves(cell):
+                engine.run(task)
+
+
+def time_round(engines: list[EngineProcess], round_number: int, options: Options, progress: Progress) -> list[Sample]:
+    """One round over all cells, with prompts of its own; each round begins with another engine."""
+    samples = []
+    bar = progress.add_task("measuring", total=len(options.cells) * len(engines))
+    first = round_number % len(engines)
+    for cell in options.cells:
+        for engine in [*engines[first:], *engines[:first]]:
+            progress.update(bar, description=f"round {round_number + 1}, {cell}, {engine.spec.name}")
+            if engine.spec.serves(cell):
+                samples.append(_sample(engine, cell, round_number, options.output_tokens))
+            progress.advance(bar)
+    progress.remove_task(bar)
+    return samples
 
 
 def _sample(engine: EngineProcess, cell: Cell, round_number: int, output_tokens: int) -> Sample:
@@ -154,6 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of a few cells and 32 tokens: no claims")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "graftwork-bench")
+    parser.add_argument("--restart", action="store_true", help="start the engines anew for each round")
     parser.add_argument("--core", type=int, help="pin every engine to this core")
     parser.add_argument(
         "--clock",
@@ -185,6 +213,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         output_tokens=32 if arguments.quick else OUTPUT_TOKENS,
         cache=arguments.cache,
         core=arguments.core,
+        restart=arguments.restart,
     )
 
 
