@@ -162,7 +162,7 @@ class DeviceAdapterPool:
         self.frame_allocator.free(slot.run)
 
     def _settle(self, on_host: ResidentAdapter, run: FrameRun) -> None:
-        adapter = on_host.moved_to(self._device_memory.block(run.first, on_host.num_bytes))
+        adapter = on_host.moved_to(self._device_memory.buffer(run.first, on_host.num_bytes))
         self._slots[adapter.digest] = _Slot(adapter, run, self._page_store.tree.ticks)
         self.num_bytes += adapter.num_bytes
         self._lora.place(on_host, adapter)
@@ -229,8 +229,8 @@ class DeviceAdapterPool:
             self._lora.forget(slot.adapter.digest)
         for slot in moved:
             slot.run = moves[slot.run]
-            slot.adapter = slot.adapter.over(self._device_memory.block(slot.run.first, slot.adapter.num_bytes))
-            readable = slot.adapter.moved_to(torch.empty_like(slot.adapter.block, device="cpu"))
+            slot.adapter = slot.adapter.over(self._device_memory.buffer(slot.run.first, slot.adapter.num_bytes))
+            readable = slot.adapter.moved_to(torch.empty_like(slot.adapter.buffer, device="cpu"))
             self._lora.place(readable, slot.adapter)
 
     # ---- giving way to pages ----------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class DeviceAdapterPool:
         assert self.num_frames == sum(slot.run.num_frames for slot in self._slots.values())
         assert self.num_frames <= self._page_store.sizes.max_lora_pages
         for slot in self._slots.values():
-            assert slot.adapter.block.data_ptr() == self._device_memory.block(slot.run.first, 1).data_ptr()
+            assert slot.adapter.buffer.data_ptr() == self._device_memory.buffer(slot.run.first, 1).data_ptr()
 
 
 class _Idle:

@@ -1,6 +1,6 @@
 """Converts an adapter, as it was read from its files, into the form that the forward pass uses.
 
-In this form all tensors are in one block of memory and have the engine's dtype. Owns no state. Runs on a loading
+In this form all tensors are in one buffer and have the engine's dtype. Owns no state. Runs on a loading
 thread, never in the engine loop.
 """
 
@@ -214,7 +214,7 @@ def _cast(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | Non
 
 
 def _check_finite(adapter: ResidentAdapter, dtype: torch.dtype) -> None:
-    if _is_of_one_dtype(adapter) and _is_finite(adapter.block.view(dtype)):
+    if _is_of_one_dtype(adapter) and _is_finite(adapter.buffer.view(dtype)):
         return  # by far the most are; else look for the one to name
     for (layer, group), delta in adapter.deltas.items():
         tensors = [delta.A, *(part.B for part in delta.slices), delta.column_scale, delta.column_shift]

@@ -1,6 +1,6 @@
-"""Holds an adapter in the form that the forward pass uses: in the engine's dtype, in one block of memory.
+"""Holds an adapter in the form that the forward pass uses: in the engine's dtype, in one buffer.
 
-All tensors of the adapter are views of this block. So one copy moves the whole adapter between host and device, and its
+All tensors of the adapter are views of this buffer. So one copy moves the whole adapter between host and device, and its
 size in bytes is known exactly. Linear layers with the same input, such as q, k and v, form a group of projections and
 are computed together.
 
@@ -19,7 +19,7 @@ from graftwork.engine.model.projections import HEAD, HEAD_LAYER
 RANK_PAGE = 8
 
 
-_ALIGNMENT = 64  # bytes, of every tensor in its block
+_ALIGNMENT = 64  # bytes, of every tensor in its buffer
 
 
 TensorChange = Callable[[torch.Tensor], torch.Tensor]
@@ -100,10 +100,10 @@ class EmbeddingDelta:
 
 @dataclass(frozen=True, slots=True)
 class ResidentAdapter:
-    """An adapter whose tensors are all in one block of memory, on the host or on the device."""
+    """An adapter whose tensors are all in one buffer, on the host or on the device."""
 
     digest: str
-    block: torch.Tensor  # [num_bytes] uint8; every tensor below is a view of it
+    buffer: torch.Tensor  # [num_bytes] uint8; every tensor below is a view of it
     deltas: dict[tuple[int, str], GroupDelta]
     """The changes by (layer, group name). A group that the adapter does not change is absent."""
     embedding: EmbeddingDelta | None
@@ -116,7 +116,7 @@ class ResidentAdapter:
 
     @property
     def num_bytes(self) -> int:
-        return self.block.nbytes
+        return self.buffer.nbytes
 
     @property
     def changes_vocabulary(self) -> bool:
@@ -124,34 +124,34 @@ class ResidentAdapter:
         parts = (self.embedding, self.saved_embedding, self.saved_head, self.deltas.get((HEAD_LAYER, HEAD.name)))
         return any(part is not None for part in parts)
 
-    def moved_to(self, block: torch.Tensor) -> "ResidentAdapter":
-        """Copies the adapter into `block` in one transfer. Returns the adapter over the new block.
+    def moved_to(self, buffer: torch.Tensor) -> "ResidentAdapter":
+        """Copies the adapter into `buffer` in one transfer. Returns the adapter over the new buffer.
 
-        block: [num_bytes] uint8, aligned, on any device.
+        buffer: [num_bytes] uint8, aligned, on any device.
         """
-        block.copy_(self.block, non_blocking=True)
-        return self.over(block)
+        buffer.copy_(self.buffer, non_blocking=True)
+        return self.over(buffer)
 
-    def over(self, block: torch.Tensor) -> "ResidentAdapter":
-        """Returns the same adapter with tensors that are views of `block`. Copies nothing.
+    def over(self, buffer: torch.Tensor) -> "ResidentAdapter":
+        """Returns the same adapter with tensors that are views of `buffer`. Copies nothing.
 
-        The caller must make sure that `block` has the same content as the adapter's own block.
+        The caller must make sure that `buffer` has the same content as the adapter's own buffer.
         """
-        start_of_own, views = int(self.block.storage_offset()), _Views(block)
+        start_of_own, views = int(self.buffer.storage_offset()), _Views(buffer)
 
         def view(tensor: torch.Tensor) -> torch.Tensor:
             return views.at(int(tensor.storage_offset()) * tensor.itemsize - start_of_own, tensor)
 
-        return self.mapped(view, block)
+        return self.mapped(view, buffer)
 
-    def mapped(self, change: TensorChange, block: torch.Tensor) -> "ResidentAdapter":
+    def mapped(self, change: TensorChange, buffer: torch.Tensor) -> "ResidentAdapter":
         """Returns an adapter in which each tensor is replaced by what `change` returns for it.
 
-        `change` is called for the tensors in a fixed order. `block` becomes the memory block of the returned adapter.
+        `change` is called for the tensors in a fixed order. `buffer` becomes the buffer of the returned adapter.
         """
         return replace(
             self,
-            block=block,
+            buffer=buffer,
             deltas={key: delta.mapped(change) for key, delta in self.deltas.items()},
             embedding=None if self.embedding is None else self.embedding.mapped(change),
             saved_embedding=_changed(self.saved_embedding, change),
@@ -160,19 +160,19 @@ class ResidentAdapter:
 
 
 class _Views:
-    """Makes contiguous tensors in a block. Each takes one torch operation, because an adapter has about a hundred
+    """Makes contiguous tensors in a buffer. Each takes one torch operation, because an adapter has about a hundred
     tensors.
     """
 
-    def __init__(self, block: torch.Tensor) -> None:
-        self._block = block
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
         self._typed: dict[torch.dtype, torch.Tensor] = {}
 
     def at(self, start: int, like: torch.Tensor) -> torch.Tensor:
-        """Returns a view that begins `start` bytes into the block, with the shape and dtype of another tensor."""
+        """Returns a view that begins `start` bytes into the buffer, with the shape and dtype of another tensor."""
         typed = self._typed.get(like.dtype)
         if typed is None:
-            typed = self._typed[like.dtype] = self._block.view(like.dtype)
+            typed = self._typed[like.dtype] = self._buffer.view(like.dtype)
         shape, strides, stride = like.shape, list[int](), 1
         for size in reversed(shape):
             strides.append(stride)
@@ -187,7 +187,7 @@ def compacted(
     saved_embedding: torch.Tensor | None,
     saved_head: torch.Tensor | None,
 ) -> ResidentAdapter:
-    """Builds an adapter from separate tensors: copies them into one new block of CPU memory.
+    """Builds an adapter from separate tensors: copies them into one new buffer of CPU memory.
 
     The keys of `deltas` are pairs (layer, name of the group of projections). `saved_embedding` and `saved_head` replace
     the base model's embedding and output head; None replaces nothing.
@@ -208,14 +208,14 @@ def compacted(
         starts.append(starts[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
         return tensor
 
-    loose.mapped(reserve, loose.block)
-    block = torch.zeros(starts[-1], dtype=torch.uint8)
-    start_of, views = iter(starts), _Views(block)
+    loose.mapped(reserve, loose.buffer)
+    buffer = torch.zeros(starts[-1], dtype=torch.uint8)
+    start_of, views = iter(starts), _Views(buffer)
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
         return views.at(next(start_of), tensor).copy_(tensor)
 
-    return loose.mapped(place, block)
+    return loose.mapped(place, buffer)
 
 
 def pages_of_ranks(rank: int) -> int:

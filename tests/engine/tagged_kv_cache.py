@@ -174,7 +174,7 @@ class RecordingLoraBackend:
 
     def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
         assert on_device.digest not in self.shown, "an adapter was placed twice"
-        assert torch.equal(on_host.block, on_device.block), "the copy to be read is another"
+        assert torch.equal(on_host.buffer, on_device.buffer), "the copy to be read is another"
         self.shown[on_device.digest] = on_device
 
     def forget(self, digest: str) -> None:

@@ -18,7 +18,7 @@ _ALIGNMENT = 64
 
 
 class DeviceMemory:
-    """Owns one block of device memory, divided into `num_frames` numbered frames.
+    """Owns one buffer of device memory, divided into `num_frames` numbered frames.
 
     Each frame can hold one KV page, whose size is `used_bytes` bytes.
     """
@@ -45,7 +45,7 @@ class DeviceMemory:
         """Returns how many frames (device memory of one page each) are needed to hold `num_bytes` bytes."""
         return -(-num_bytes // self.frame_bytes)
 
-    def block(self, first_frame: int, num_bytes: int) -> torch.Tensor:
+    def buffer(self, first_frame: int, num_bytes: int) -> torch.Tensor:
         """Returns `num_bytes` bytes of device memory, from the start of frame `first_frame` on.  # [num_bytes] uint8
 
         A frame is the memory of one page. Writing to the result changes the content of the frames.

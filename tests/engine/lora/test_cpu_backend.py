@@ -142,11 +142,11 @@ def test_a_chunk_has_torchs_bits(lora: CpuLora) -> None:
 
 
 def test_a_forgotten_adapter_leaves_no_address(lora: CpuLora) -> None:
-    """A forgotten adapter is in no table and in no later step, and its block is freed."""
+    """A forgotten adapter is in no table and in no later step, and its buffer is freed."""
     adapter, stays = place(lora, resident("a", 8)), place(lora, resident("stays", 8, seed=2))
     step = [decoding(0, 2, only(adapter)), decoding(2, 3, only(stays))]
     before = added(lora, step, 8)
-    memory = StorageWeakRef(adapter.block.untyped_storage())  # type: ignore[no-untyped-call]
+    memory = StorageWeakRef(adapter.buffer.untyped_storage())  # type: ignore[no-untyped-call]
 
     lora.forget("a")
     assert [int((lora.tables.group(key)[0] != 0).any(axis=1).sum()) for key in SHAPES] == [1] * len(SHAPES)
@@ -160,18 +160,18 @@ def test_a_forgotten_adapter_leaves_no_address(lora: CpuLora) -> None:
 
 
 def test_an_adapter_that_has_moved_is_read_where_it_lies_now(lora: CpuLora) -> None:
-    """An adapter that was placed again is read from its new block only."""
+    """An adapter that was placed again is read from its new buffer only."""
     adapter = place(lora, resident("a", 8))
     before = added(lora, [decoding(0, 3, only(adapter))], 8)
-    block = adapter.block.clone()
+    buffer = adapter.buffer.clone()
 
     def view(tensor: torch.Tensor) -> torch.Tensor:
         start = tensor.storage_offset() * tensor.itemsize
-        return block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        return buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
-    moved = adapter.mapped(view, block)
+    moved = adapter.mapped(view, buffer)
     lora.forget("a")
-    adapter.block.fill_(0xFF)
+    adapter.buffer.fill_(0xFF)
     place(lora, moved)
 
     assert torch.equal(added(lora, [decoding(0, 3, only(moved))], 8), before)

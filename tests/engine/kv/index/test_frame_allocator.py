@@ -41,11 +41,11 @@ def test_frames_move_as_if_all_at_once(order: list[int], num_moved: int) -> None
 
 
 def test_a_block_begins_where_its_frame_does_and_frames_are_aligned() -> None:
-    """A frame for 100 bytes has 128, and writing to a block of frame 3 writes to that frame's memory."""
+    """A frame for 100 bytes has 128, and writing to a buffer at frame 3 writes to that frame's memory."""
     device_memory = DeviceMemory(6, 100, torch.device("cpu"))
 
     device_memory.frames.zero_()
-    device_memory.block(3, 130).fill_(7)
+    device_memory.buffer(3, 130).fill_(7)
 
     assert device_memory.frame_bytes == 128
     assert device_memory.frames_for(130) == 2

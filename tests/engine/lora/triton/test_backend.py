@@ -97,10 +97,10 @@ def test_a_slot_that_is_given_back_goes_to_the_next(lora: "TritonLora") -> None:
 
 
 def test_nothing_keeps_the_memory_of_a_forgotten_adapter(lora: "TritonLora") -> None:
-    """The block of a forgotten adapter is freed although the last step used it."""
+    """The buffer of a forgotten adapter is freed although the last step used it."""
     adapter = resident("a", 8)
     place(lora, adapter)
-    memory = StorageWeakRef(adapter.block.untyped_storage())  # type: ignore[no-untyped-call]
+    memory = StorageWeakRef(adapter.buffer.untyped_storage())  # type: ignore[no-untyped-call]
     lora.step([Segment(0, 1, AdapterMix(((adapter, 1.0),)))], 8)
 
     lora.forget("a")
