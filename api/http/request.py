@@ -1,4 +1,4 @@
-"""Reads a request's body and API key, and builds the header that names parts of JSON Schemas that are not enforced.
+"""Reads a request's body and API key, and builds the headers that name what the server does not enforce or ignores.
 
 Owns the limit of the body in bytes. Counts the bytes as they arrive, so a false `content-length` has no effect.
 Passes a long JSON body to the function `parse_long` of the route, which parses the body in another process. Never
@@ -9,6 +9,11 @@ as the field's name and a JSON pointer into the schema. A header of at most 2000
 proxy accepts, lists these parts:
 
     x-graftwork-unenforced: tools[0].function.parameters#/properties/id/format, +3 more
+
+Another header of the same form lists the parts of the request that the server understands, but leaves out, because it
+cannot serve them and the answer can do without them. Each part is its path in the body, then what it is:
+
+    x-graftwork-ignored: tools[2] (web_search), input[4] (reasoning)
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -22,6 +27,7 @@ from graftwork.platform.errors import InvalidRequest, NotAuthenticated, PayloadT
 from graftwork.platform.strict_json import parse_json
 
 UNENFORCED = "x-graftwork-unenforced"
+IGNORED = "x-graftwork-ignored"
 
 
 _MOST_CHARACTERS = 2000
@@ -37,16 +43,30 @@ def unenforced_header(places: Sequence[str], rename: Callable[[str], str] = str)
     schema.
     `rename` converts the field names of chat completions to the names of the route's API.
     """
+    return _listing(UNENFORCED, [quote(rename(place), safe=_READABLE) for place in places])
+
+
+def ignored_header(places: Sequence[str]) -> Mapping[str, str]:
+    """Returns a response header that lists the parts of the request that the server has ignored.
+
+    If `places` is empty, returns an empty mapping. Each place is a path in the request's body, with what was there in
+    parentheses, such as `tools[2] (web_search)`.
+    """
+    return _listing(IGNORED, [quote(place, safe=_READABLE + " ()", errors="replace") for place in places])
+
+
+def _listing(name: str, places: Sequence[str]) -> Mapping[str, str]:
+    """Returns the header `name` with as many of the places as fit in, and the number of the others."""
     shown: list[str] = []
     length = 0
     for place in places:
-        shown.append(quote(rename(place), safe=_READABLE))
-        length += len(shown[-1]) + 2
+        shown.append(place)
+        length += len(place) + 2
         if length > _MOST_CHARACTERS:
             shown.pop()
             break
     left_out = len(places) - len(shown)
-    return {UNENFORCED: ", ".join([*shown, f"+{left_out} more"] if left_out else shown)} if places else {}
+    return {name: ", ".join([*shown, f"+{left_out} more"] if left_out else shown)} if places else {}
 
 
 JSON_BODY_BYTES = 8 * 1024 * 1024

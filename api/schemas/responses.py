@@ -14,10 +14,10 @@ from graftwork.api.schemas.base import (
 )
 from graftwork.api.schemas.sessions import Metadata
 from graftwork.api.schemas.shapes import InputItemJson, ResponseToolChoiceJson, TextFormatJson
-from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.responses.input import MAX_INPUT_ITEMS, read_input
 from graftwork.sessions.responses.record import NewResponse
+from graftwork.sessions.responses.references import InputEntry
 from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME
 
 _UNSUPPORTED = {
@@ -202,7 +202,7 @@ class ConversationBody(OpenAiBody):
     """The first items of the conversation, oldest first."""
     metadata: Metadata | None = None
 
-    def first_items(self) -> tuple[Item, ...]:
+    def first_items(self) -> tuple[InputEntry, ...]:
         """Returns the items with which the new conversation starts. Raises ValidationFailed for invalid items."""
         return read_input(self.items, "items") if self.items else ()
 

@@ -194,11 +194,21 @@ class FunctionCallOutputItem(Shape):
     """A text or a list of text parts. Other JSON, except null, becomes JSON text."""
 
 
+class ItemReferenceParam(Shape):
+    """A stored item of an earlier response, by its id. The server puts a copy of the item in this place."""
+
+    type: Literal["item_reference"]
+    id: str
+    """The id of the item, as the earlier answer had it."""
+
+
 SessionInput = Annotated[
     str | list[Any], DocumentedAs(str | Annotated[list[SessionMessage], Field(min_length=1, title="Messages")])
 ]
 """The input of a turn: a user's message, or messages."""
-InputItemJson = Annotated[Any, DocumentedAs(InputMessage | FunctionCallItem | FunctionCallOutputItem)]
+InputItemJson = Annotated[
+    Any, DocumentedAs(InputMessage | FunctionCallItem | FunctionCallOutputItem | ItemReferenceParam)
+]
 
 # ---- tool choices -----------------------------------------------------------------------------------------------
 

@@ -58,6 +58,11 @@ def item_from_body(body: dict[str, Any]) -> Item:
     return Item(ItemId(body["id"]), ItemType(body["type"]), body)
 
 
+def copied(item: Item) -> Item:
+    """Returns a copy of the item with an id of its own, for another place in a history."""
+    return _item(item.type, {name: value for name, value in item.body.items() if name not in ("id", "type")})
+
+
 def message(role: str, *texts: str, incomplete: bool = False, item_id: ItemId | None = None) -> Item:
     """Makes a message item with one content part for each text.
 

@@ -13,6 +13,7 @@ from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import AgentSession, SessionKind
 from graftwork.sessions.responses.input import check_outputs
+from graftwork.sessions.responses.references import InputEntry, resolve_references
 from graftwork.sessions.service import NewSession, SessionService
 
 
@@ -23,16 +24,17 @@ class ConversationService:
         self._sessions = sessions
 
     async def create(
-        self, principal: Principal, metadata: Mapping[str, str], items: Sequence[Item] = ()
+        self, principal: Principal, metadata: Mapping[str, str], items: Sequence[InputEntry] = ()
     ) -> AgentSession:
-        """Creates a conversation whose history starts with `items`.
+        """Creates a conversation whose history starts with `items`. References become copies of the stored items.
 
         The conversation has no model of its own: each request for a response in the conversation names a model.
-        Raises ValidationFailed if a tool call in `items` has no output.
+        Raises ValidationFailed if a tool call in `items` has no output, and NotFound if a reference leads to no item.
         """
-        check_outputs(items, (), "items")
+        first_items = await resolve_references(self._sessions.store, principal.scope(), items)
+        check_outputs(first_items, (), "items")
         kind = SessionKind.CONVERSATION
-        new = NewSession(self._sessions.base_name, metadata=metadata, kind=kind, items=tuple(items))
+        new = NewSession(self._sessions.base_name, metadata=metadata, kind=kind, items=first_items)
         return await self._sessions.create(principal, new)
 
     async def get(self, principal: Principal, conversation_id: str) -> AgentSession:

@@ -19,14 +19,16 @@ from graftwork.sessions.core.items import (
     message,
     parse_output,
 )
+from graftwork.sessions.responses.references import InputEntry, ItemReference
 from graftwork.sessions.text.messages import PartRules, read_content
+from graftwork.sessions.turns.running import may_be_id
 
 MAX_INPUT_ITEMS = 4096
 MAX_CALL_ID_CHARACTERS = 64
 
 
-def read_input(raw: object, param: str = "input") -> tuple[Item, ...]:
-    """Reads the input of a response or of a conversation: a list of items, or a text.
+def read_input(raw: object, param: str = "input") -> tuple[InputEntry, ...]:
+    """Reads the input of a response or of a conversation: a list of items and references to stored items, or a text.
 
     A text becomes one message of the user. `param` is the name of the request field that has the input.
     Raises ValidationFailed for wrong input. The error names the wrong field.
@@ -61,7 +63,7 @@ def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str
         raise ValidationFailed(f"No output for the function call {missing}: add it to {param}.", param=param)
 
 
-def _read_item(raw: object, param: str) -> Item:
+def _read_item(raw: object, param: str) -> InputEntry:
     if not isinstance(raw, Mapping):
         raise ValidationFailed(f"{param} must be an object.", param=param)
     type_ = raw.get("type") or ItemType.MESSAGE.value
@@ -73,6 +75,13 @@ def _read_item(raw: object, param: str) -> Item:
             code="unsupported_value",
         )
     return read(raw, param)
+
+
+def _read_reference(raw: Mapping[str, Any], param: str) -> ItemReference:
+    item_id = _text(raw, "id", param)
+    if not may_be_id(item_id):
+        raise ValidationFailed(f"{param}.id must be the id of an item.", param=f"{param}.id")
+    return ItemReference(item_id, param)
 
 
 def _read_message(raw: Mapping[str, Any], param: str) -> Item:
@@ -97,10 +106,11 @@ def _read_output(raw: Mapping[str, Any], param: str) -> Item:
     return function_call_output(_call_id(raw, param), parse_output(output, param_of_output))
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any], str], Item]] = {
+_READERS: Mapping[str, Callable[[Mapping[str, Any], str], InputEntry]] = {
     ItemType.MESSAGE.value: _read_message,
     ItemType.FUNCTION_CALL.value: _read_call,
     ItemType.FUNCTION_CALL_OUTPUT.value: _read_output,
+    "item_reference": _read_reference,
 }
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from graftwork.platform.ids import SessionId, TurnId
-from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import SessionSettings
+from graftwork.sessions.responses.references import InputEntry
 
 _RESPONSE, _TURN = "resp_", "turn_"
 
@@ -20,8 +20,8 @@ class NewResponse:
     """A request for a new response. Its fields are not yet checked against the database."""
 
     model: str
-    items: tuple[Item, ...]
-    """The new input items: messages, tool calls that the client sends again, and outputs of tool calls."""
+    items: tuple[InputEntry, ...]
+    """The new input: messages, tool calls that the client sends again, outputs of tool calls, and references."""
     settings: SessionSettings
     """All settings. A response inherits none from the previous response."""
     echo: Mapping[str, Any]

@@ -23,6 +23,7 @@ from graftwork.sessions.responses.conversations import find_conversation
 from graftwork.sessions.responses.handle import ResponseHandle
 from graftwork.sessions.responses.input import check_outputs
 from graftwork.sessions.responses.record import NewResponse, ResponseRecord
+from graftwork.sessions.responses.references import resolve_references
 from graftwork.sessions.responses.store import ResponseStore
 from graftwork.sessions.service import NewSession, SessionService
 from graftwork.sessions.turns.handle import TurnHandle
@@ -31,6 +32,8 @@ from graftwork.sessions.turns.settings import checked_settings
 RETENTION_S = 30 * 86_400.0
 """How long a response is kept, in seconds: 30 days, as at OpenAI. A conversation keeps the response's items longer."""
 _SWEPT_AT_ONCE = 100
+
+Items = tuple[Item, ...]
 
 
 class ResponseService:
@@ -65,7 +68,8 @@ class ResponseService:
         database has no row of the response.
         """
         new = replace(new, settings=checked_settings(new.settings))
-        turn = await self._start(principal, new)
+        items = await resolve_references(self._sessions.store, principal.scope(), new.items)
+        turn = await self._start(principal, new, items)
         record = ResponseRecord(turn.turn_id, turn.session_id, new.echo, self._clock.now())
         if new.is_stored:
             try:
@@ -113,17 +117,18 @@ class ResponseService:
         turn = await self._turn(principal, await self._load(principal, response_id))
         return page_of(turn.input, page, lambda item: item.item_id)
 
-    async def _start(self, principal: Principal, new: NewResponse) -> TurnHandle:
+    async def _start(self, principal: Principal, new: NewResponse, items: Items) -> TurnHandle:
+        """Starts the turn of the response. `items` is its input, without references."""
         if new.conversation_id is not None:
             conversation = await find_conversation(self._sessions, principal, new.conversation_id)
             conversation.check_at_rest()
-            return await self._launch(principal, conversation, new)
+            return await self._launch(principal, conversation, new, items)
         if new.previous_response_id is not None:
-            return await self._continue(principal, new, new.previous_response_id)
+            return await self._continue(principal, new, items, new.previous_response_id)
         chain = NewSession(new.model, new.settings, kind=SessionKind.RESPONSES)
-        return await self._launch_on_own(principal, await self._sessions.create(principal, chain), new)
+        return await self._launch_on_own(principal, await self._sessions.create(principal, chain), new, items)
 
-    async def _continue(self, principal: Principal, new: NewResponse, previous_id: str) -> TurnHandle:
+    async def _continue(self, principal: Principal, new: NewResponse, items: Items, previous_id: str) -> TurnHandle:
         """Starts the turn on the previous response's session.
 
         Uses a fork of that session if another response has continued it, or if the new response must not be stored.
@@ -132,27 +137,29 @@ class ResponseService:
         session = await self._sessions.loader.load_any(principal.scope(), record.session_id)
         if new.is_stored and _ends_at(session, checkpoint_id):
             try:
-                return await self._launch(principal, session, new)
+                return await self._launch(principal, session, new, items)
             except Conflict:
                 pass  # another response has continued the session meanwhile, so this response gets a fork
         forks = await self._sessions.fork(principal, session.session_id, checkpoint_id, kind=SessionKind.RESPONSES)
-        return await self._launch_on_own(principal, forks[0], new)
+        return await self._launch_on_own(principal, forks[0], new, items)
 
-    async def _launch_on_own(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
+    async def _launch_on_own(
+        self, principal: Principal, session: AgentSession, new: NewResponse, items: Items
+    ) -> TurnHandle:
         """Starts the turn on an internal session that has no other response.
 
         Deletes the session if the turn cannot start.
         """
         try:
-            return await self._launch(principal, session, new)
+            return await self._launch(principal, session, new, items)
         except BaseException:
             await self._sessions.store.remove_unused(principal.scope(), session.session_id)
             raise
 
-    async def _launch(self, principal: Principal, session: AgentSession, new: NewResponse) -> TurnHandle:
-        check_outputs(new.items, [call.call_id for call in session.ledger])
+    async def _launch(self, principal: Principal, session: AgentSession, new: NewResponse, items: Items) -> TurnHandle:
+        check_outputs(items, [call.call_id for call in session.ledger])
         model = await self._sessions.resolve(principal, new.model)
-        return await self._sessions.launcher.launch(principal, replace(session, model=model), new.items, new.settings)
+        return await self._sessions.launcher.launch(principal, replace(session, model=model), items, new.settings)
 
     async def _previous(self, principal: Principal, response_id: str) -> tuple[ResponseRecord, CheckpointId]:
         """Returns the response to continue, and its checkpoint. Raises InvalidRequest."""

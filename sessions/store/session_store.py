@@ -14,7 +14,7 @@ from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import BudgetSpent, NotFound
-from graftwork.platform.ids import SessionId, TurnId, new_id
+from graftwork.platform.ids import ItemId, SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.items import Item
@@ -95,6 +95,12 @@ class SessionStore:
             return Page((), has_more=False)
         async with self._database.read() as database:
             return await turn_rows.list_items(database, scope, session.head_id, page)
+
+    async def find_items(self, scope: TenantScope, item_ids: Sequence[str]) -> dict[ItemId, Item]:
+        """Reads the items of the tenant that have these ids. An id that no item has is missing in the result."""
+        async with self._database.read() as database:
+            found = await turn_rows.find_items_by_id(database, scope, item_ids)
+        return {item.item_id: item for item in found}
 
     async def head(self, scope: TenantScope, session: AgentSession) -> Checkpoint | None:
         """Reads the session's head, which is its latest checkpoint. Returns None if the history is empty."""

@@ -194,6 +194,12 @@ async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: s
     return tuple(item_from_body(body) for body in await database.scalars(statement))
 
 
+async def find_items_by_id(database: ReadSession, scope: TenantScope, item_ids: Sequence[str]) -> tuple[Item, ...]:
+    """Finds the items of the tenant that have these ids, in any history and in no order."""
+    statement = select(ItemRow.body).where(ItemRow.id.in_(item_ids), ItemRow.tenant_id == scope)
+    return tuple(item_from_body(body) for body in await database.scalars(statement))
+
+
 async def find_all_items(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
     """Finds every item of the history that ends at the checkpoint `head_id`, oldest first."""
     chain = _chain(scope, head_id)

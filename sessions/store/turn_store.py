@@ -62,9 +62,10 @@ def ledger_of(
     `items` are the items that the checkpoint's turn added. `deadlines` maps the name of a tool to the time at which its
     output is expected, in Unix seconds.
     """
-    calls = [item for item in items if item.type is ItemType.FUNCTION_CALL]
     if not checkpoint.awaits_tools:
         return ()
+    answer = items[-checkpoint.num_answer_items :]  # the input before it may have calls too, with their outputs
+    calls = [item for item in answer if item.type is ItemType.FUNCTION_CALL]
     return tuple(
         LedgerCall(
             checkpoint_id=checkpoint.checkpoint_id,

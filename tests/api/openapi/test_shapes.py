@@ -50,6 +50,7 @@ RESPONSE_INPUT = [
     {"role": "user", "content": "Hi"},
     {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "sunny"}]},
+    {"type": "item_reference", "id": "msg_1"},
 ]
 MESSAGES = [
     {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
