@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from graftwork.engine.core.events import RequestOutput
+from graftwork.engine.core.progress import LoopProgress
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.core.step import StepPlan, StepResult
@@ -64,6 +65,7 @@ class EngineLoop:
         gates: LayerGates,
         runner: Runner,
         prefills: PrefillMeter,
+        progress: LoopProgress,
     ) -> None:
         self.inbox = inbox
         self._scheduler = scheduler
@@ -75,6 +77,8 @@ class EngineLoop:
         self.runner = runner
         """Runs the steps. It may be replaced between two steps, for example by a runner that records them."""
         self._prefills = prefills
+        self.progress = progress
+        """Shows other threads whether the loop advances."""
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
 
@@ -95,6 +99,7 @@ class EngineLoop:
 
         In that case only a new message can change something, so the caller waits for one.
         """
+        self.progress.advance()
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
         if plan is None:
@@ -106,8 +111,10 @@ class EngineLoop:
         loads = self._scheduler.pending_loads.read_by(plan)
         self._gates.select(loads)
         try:
+            self.progress.advance()
             self._prefills.step_begins()
             result = self.runner.run(plan)
+            self.progress.advance()
             self._prefills.step_ended(plan, waited=bool(loads))
             return self._scheduler.absorb(plan, result)
         except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
@@ -120,6 +127,7 @@ class EngineLoop:
     def _receive(self, *, wait: bool) -> None:
         """Handles all messages in the inbox. If `wait` is true and the inbox is empty, first waits for a message."""
         if wait:
+            self.progress.rest()
             self.take(self.inbox.get())
         while not self._stopping:
             try:
@@ -129,6 +137,7 @@ class EngineLoop:
 
     def take(self, message: Message) -> None:
         """Handles one message from the inbox."""
+        self.progress.advance()
         match message:
             case SubmitRequest(request, sink):
                 self._submit(request, sink)

@@ -54,6 +54,16 @@ class Settings:
     """The admin key. None makes one at first start, in `data_dir`."""
     pepper: str | None = field(default=None, repr=False)
     """The secret that key hashes depend on. If it is lost, no key works any more. None makes one at first start."""
+    engine_silence_s: float = 5.0
+    """Seconds, 0.1 to 3600: if the engine's process answers no ping for so long, its requests end with a 503. The
+    engine that `serve` started is killed and started again after four times as long.
+    """
+    step_timeout_s: float = 120.0
+    """Seconds, 0.1 to 86400: if the engine works for so long without finishing one layer of the model, its requests end
+    with a 503. The engine that `serve` started is killed and started again.
+    """
+    request_timeout_s: float = 3600.0
+    """The most seconds of one request or turn, with its time in the queue; then it ends with a 504."""
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 1
@@ -201,6 +211,17 @@ def _fraction(value: object) -> float:
     return float(str(value))
 
 
+def _seconds(maximum: float) -> Callable[[object], float]:
+    """Returns a parser of seconds from 0.1 to `maximum`."""
+
+    def parse(value: object) -> float:
+        if not re.fullmatch(r"\d+(\.\d+)?", str(value).strip()) or not 0.1 <= float(str(value)) <= maximum:
+            raise ValueError(f"give a number of seconds from 0.1 to {maximum:g}")
+        return float(str(value))
+
+    return parse
+
+
 def _one_of(*choices: str) -> Callable[[object], str]:
     """Returns a parser that accepts `choices`, in upper or lower case."""
 
@@ -236,6 +257,9 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "engine_address": _text,
     "admin_key": _text,
     "pepper": _text,
+    "engine_silence_s": _seconds(3600),
+    "step_timeout_s": _seconds(86400),
+    "request_timeout_s": _seconds(604800),
     "device": _device,
     "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
     "threads": _whole(1, 1024),

@@ -26,7 +26,7 @@ from graftwork.sessions.text.messages import messages_from_chat
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
-@router.post("/chat/completions", response_model=ChatCompletion, responses=also(404, 429, stream="chat"))
+@router.post("/chat/completions", response_model=ChatCompletion, responses=also(404, 429, 504, stream="chat"))
 async def create_chat_completion(
     body: ChatCompletionRequest,
     request: Request,

@@ -26,7 +26,7 @@ from graftwork.sessions.text.encoding import TextPrompt
 router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
-@router.post("/completions", response_model=TextCompletion, responses=also(404, 429, stream="completions"))
+@router.post("/completions", response_model=TextCompletion, responses=also(404, 429, 504, stream="completions"))
 async def create_completion(
     body: CompletionRequest,
     request: Request,

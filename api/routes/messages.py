@@ -26,7 +26,7 @@ from graftwork.platform.answers.models import TokenCount
 router = APIRouter(prefix="/v1/messages", tags=["inference"], route_class=AnthropicRoute)
 
 
-@router.post("", response_model=Message, responses=also(404, 429, stream="messages"))
+@router.post("", response_model=Message, responses=also(404, 429, 504, stream="messages"))
 async def create_message(
     body: MessagesRequest,
     request: Request,

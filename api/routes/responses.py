@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=Respo
 StartingAfter = Annotated[int | None, Query(ge=-1, lt=1 << 62)]
 
 
-@router.post("", response_model=answers.ResponseState, responses=also(404, 409, 429, stream="responses"))
+@router.post("", response_model=answers.ResponseState, responses=also(404, 409, 429, 504, stream="responses"))
 async def create_response(
     body: ResponseRequest, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:

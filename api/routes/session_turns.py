@@ -49,7 +49,7 @@ class TurnRoute(NativeRoute):
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=TurnRoute)
 
 
-@router.post("/turns", response_model=Turn, responses=also(400, 429, stream="session"))
+@router.post("/turns", response_model=Turn, responses=also(400, 429, 504, stream="session"))
 async def create_turn(
     session_id: str, body: TurnBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
@@ -65,7 +65,7 @@ async def create_turn(
     return await _answer(turn, request, body)
 
 
-@router.post("/tool_outputs", response_model=Turn | GivenOutputs, responses=also(400, 429, stream="session"))
+@router.post("/tool_outputs", response_model=Turn | GivenOutputs, responses=also(400, 429, 504, stream="session"))
 async def send_tool_outputs(
     session_id: str, body: ToolOutputsBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:

@@ -1,6 +1,6 @@
-"""Runs the engine as a child process: starts it, waits until it answers, restarts it if it dies, and stops it.
+"""Runs the engine as a child process: starts it, waits until it answers, restarts it if it dies or freezes, and stops it.
 
-Owns the child process. Never sends a request to the engine, except to ask whether it answers.
+Owns the child process. Never sends a request to the engine, except to ask whether it answers and advances.
 Invariant: the child never runs longer than this process, and never after `EngineChild.stop` (see `engine_process`).
 """
 
@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from graftwork.api.server.engine_process import child_command, child_orders, read_report
 from graftwork.engine.core.client import EngineClient
+from graftwork.engine.core.progress import FreezeLimits
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.settings import Settings, child_environment
@@ -20,12 +21,18 @@ from graftwork.platform.settings import Settings, child_environment
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+_LOOK_EVERY_S = 1.0
+"""Seconds between two questions to the child whether it advances."""
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """A setting of the child's C library: use memory pages of 2 MiB, if the system allows that.
 
 A forward pass is then about 5 % faster. See docs/operations.md.
 """
 _STOP_WITHIN_S = 15.0
+_SILENCES = 4.0
+"""After how many times `engine_silence_s` a child that does not answer is killed. The gateway refuses requests much
+earlier. A child that goes on in time keeps its memory, and a new one takes long to start.
+"""
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 15.0
 _HEALTHY_AFTER_S = 30.0
@@ -46,12 +53,17 @@ class EngineChild:
         *,
         command: Sequence[str] | None = None,
         backoff_s: float = _FIRST_BACKOFF_S,
+        look_every_s: float = _LOOK_EVERY_S,
     ) -> None:
-        """`command` replaces the engine's command. `backoff_s` is the wait before the first restart, in seconds."""
+        """`command` replaces the engine's command. `backoff_s` is the wait before the first restart, in seconds, and
+        `look_every_s` the time between two questions to the child whether it advances.
+        """
         self._orders = child_orders(settings, listen)
+        self._limits = FreezeLimits(settings.engine_silence_s, settings.step_timeout_s)
         self._clock = clock
         self._command = command or child_command()
         self._first_backoff_s = backoff_s
+        self._look_every_s = look_every_s
         self._process: asyncio.subprocess.Process | None = None
         self._report: int | None = None
         """A pipe. The child writes there the error that it ends with."""
@@ -71,7 +83,7 @@ class EngineChild:
         """
         await self._spawn()
         await self._wait_until_it_answers(engine, report)
-        self._keeping = asyncio.create_task(self._keep_alive(), name="engine-keeper")
+        self._keeping = asyncio.create_task(self._keep_alive(engine), name="engine-keeper")
 
     async def stop(self) -> None:
         """Stops the child by SIGTERM, and by SIGKILL if the child takes too long. Returns when the child has ended."""
@@ -141,24 +153,57 @@ class EngineChild:
         report, self._report = self._report, None
         return await asyncio.to_thread(read_report, report)
 
-    async def _keep_alive(self) -> None:
+    async def _keep_alive(self, engine: EngineClient) -> None:
         backoff_s = self._first_backoff_s
         while True:
             assert self._process is not None
             born_at = self._clock.monotonic()
-            status = await self._process.wait()
+            ending = await self._ending(self._process, engine)
             lived_s = self._clock.monotonic() - born_at
             if lived_s > _HEALTHY_AFTER_S:
                 backoff_s = self._first_backoff_s
             error = await self._last_error()
             logger.error(
                 "engine %s; restarting it in %.1f s",
-                _ending(status) if error is None else f"ended: {error.message}",
+                ending if error is None else f"ended: {error.message}",
                 backoff_s,
             )
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
             await self._spawn()
+
+    async def _ending(self, process: asyncio.subprocess.Process, engine: EngineClient) -> str:
+        """Waits until the child ends, and kills it if it freezes. Returns how it ended."""
+        frozen = asyncio.create_task(self._frozen(engine))
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait((frozen, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return _ending(ended.result())
+            process.kill()
+            await ended
+            return f"{frozen.result()} and was killed"
+        finally:
+            frozen.cancel()
+            ended.cancel()
+
+    async def _frozen(self, engine: EngineClient) -> str:
+        """Waits until the child is frozen. Returns in which way. A child that has never answered still starts."""
+        has_answered, silent_since = False, None
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            now = self._clock.monotonic()
+            try:
+                stalled_s = await engine.stalled_s()
+            except Unavailable:
+                silent_since = now if silent_since is None and has_answered else silent_since
+                silent_s = 0.0 if silent_since is None else now - silent_since
+                if silent_s > (_SILENCES - 1) * self._limits.silence_s:  # one silence passed before the first miss
+                    return f"did not answer for {_SILENCES * self._limits.silence_s:g} s"
+            else:
+                has_answered, silent_since = True, None
+                if stalled_s > self._limits.step_s:
+                    return f"made no progress for {stalled_s:.0f} s"
 
 
 def _ending(status: int | None) -> str:

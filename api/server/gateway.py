@@ -21,8 +21,7 @@ from graftwork.api.server.demo_seed import DemoTenant, seed_demo
 from graftwork.api.server.http_connection import ConnectionLimits
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
-from graftwork.api.server.wiring import open_resources
-from graftwork.engine.rpc.client import GrpcEngineClient
+from graftwork.api.server.wiring import connect_engine, open_resources
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
 from graftwork.platform.memory import free_large_blocks_at_once
@@ -148,7 +147,7 @@ async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -
 
 async def _wait_for_engine(settings: Settings, console: Console) -> None:
     """Waits until the engine answers. There is no time limit, because the operator decides how long to wait."""
-    probe = GrpcEngineClient(settings.resolved_engine_address)
+    probe = connect_engine(settings)
     polls = 0
     try:
         while True:

@@ -17,8 +17,8 @@ from graftwork.api.server.engine_supervisor import EngineChild
 from graftwork.api.server.gateway import listen, run_until_signalled, serve_gateway
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import SignalWatch
+from graftwork.api.server.wiring import connect_engine
 from graftwork.engine.model.config import read_model_config
-from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.data_folder import locked_data_folder
 from graftwork.platform.settings import Settings
@@ -52,9 +52,8 @@ async def _serve(settings: Settings, console: Console, signals: SignalWatch) -> 
 @asynccontextmanager
 async def _running_engine(settings: Settings, console: Console) -> AsyncGenerator[None, None]:
     """Starts the engine child, waits until it answers, and stops it at the end of the block."""
-    address = settings.resolved_engine_address
-    child = EngineChild(settings, address, SystemClock())
-    probe = GrpcEngineClient(address)
+    child = EngineChild(settings, settings.resolved_engine_address, SystemClock())
+    probe = connect_engine(settings)
     console.print(f"Starting the engine with {model_folder(settings)} …", soft_wrap=True)
     try:
         await child.start(probe, lambda waited_s: console.print(f"  … {waited_s:.0f} s"))

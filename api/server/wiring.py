@@ -27,6 +27,7 @@ from graftwork.api.deps.resources import (
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
+from graftwork.engine.core.progress import FreezeLimits
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
@@ -85,7 +86,7 @@ async def open_resources(
         stack.push_async_callback(database.close)
         await database.upgrade_to_head()
         telemetry = Telemetry()
-        engine = engine or _connect(settings)
+        engine = engine or connect_engine(settings)
         stack.push_async_callback(engine.close)
         if inspector is None:
             inspector = AdapterInspector()
@@ -216,15 +217,18 @@ async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, 
         telemetry,
         clock,
         tool_call_format=planner.tool_call_format,
+        timeout_s=settings.request_timeout_s,
         public_prefixes=public_prefixes,
     )
     return _ServedModel(generator, folder, prompts, planner)
 
 
-def _connect(settings: Settings) -> EngineClient:
+def connect_engine(settings: Settings) -> EngineClient:
+    """Returns a client of the engine at the settings' address."""
     from graftwork.engine.rpc.client import GrpcEngineClient
 
-    return GrpcEngineClient(settings.resolved_engine_address)
+    limits = FreezeLimits(settings.engine_silence_s, settings.step_timeout_s)
+    return GrpcEngineClient(settings.resolved_engine_address, limits)
 
 
 async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:

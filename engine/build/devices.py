@@ -6,6 +6,7 @@ All this happens once, at the engine's start.
 import ctypes
 import re
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -41,11 +42,23 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
+def _do_nothing() -> None:
+    return
+
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
+def load_decoder(
+    config: EngineConfig,
+    model: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_layer: Callable[[], None] = _do_nothing,
+) -> Decoder:
     """Reads the model's weights onto the device, in `dtype`, and returns the decoder over them.
+
+    The decoder calls `on_layer` before each layer of a forward pass.
 
     Raises InvalidRequest if a file is damaged or the weights do not fit into the device's memory.
     """
@@ -57,7 +70,7 @@ def load_decoder(config: EngineConfig, model: ModelConfig, device: torch.device,
             "or a device with more memory.",
             param="model",
         ) from error
-    return Decoder(model, weights, RotaryTable(model.head_dim, model.rope, model.context_tokens, device))
+    return Decoder(model, weights, RotaryTable(model.head_dim, model.rope, model.context_tokens, device), on_layer)
 
 
 def _cpu_multiplies_bfloat16() -> bool:

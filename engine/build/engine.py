@@ -15,6 +15,7 @@ from graftwork.engine.build.devices import choose_device, choose_dtype, keep_fre
 from graftwork.engine.build.kv import allocate_kv_storage, build_kv_cache_manager
 from graftwork.engine.build.lora import build_lora
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.progress import LoopProgress
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
@@ -91,7 +92,8 @@ def build_engine(
     inbox: SimpleQueue[Message] = SimpleQueue()
     storage = allocate_kv_storage(config, model, fingerprint(config.model), device, dtype)
     description = _describe(config, model, storage.sizes.device_pages)
-    decoder = load_decoder(config, model, device, dtype)
+    progress = LoopProgress(clock)
+    decoder = load_decoder(config, model, device, dtype, progress.advance)
     lora = build_lora(config, model, device, dtype)
     tracker = costs or CostTracker(UNMEASURED)
     kv_cache, copier = build_kv_cache_manager(config, storage, tracker, inbox.put, clock)
@@ -128,7 +130,10 @@ def build_engine(
     )
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
     prefills = PrefillMeter(tracker, clock)
-    loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copier, storage.cache.gates, runner, prefills)
+    loop = EngineLoop(
+        inbox, scheduler, adapters, grammars, kv_cache, copier, storage.cache.gates, runner, prefills, progress
+    )
+    progress.rest()  # the trial steps of this function advanced it
     return Engine(
         loop=loop,
         description=description,

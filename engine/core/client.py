@@ -25,8 +25,15 @@ class EngineClient(Protocol):
         """Runs one request and yields its events. If the caller closes the generator early, the request is cancelled.
 
         A cancelled request frees its KV pages. Raises InvalidRequest if the engine cannot run the request, NotFound if
-        an adapter does not exist, CapacityContended if the queue is full (the error says when to retry), or Unavailable
-        if the engine is gone.
+        an adapter does not exist, CapacityContended if the queue is full (the error says when to retry), Unavailable if
+        the engine is gone or frozen, or DeadlineExceeded after `request.timeout_s` seconds.
+        """
+        ...
+
+    async def stalled_s(self) -> float:
+        """Returns for how many seconds the engine's loop has not advanced, 0 if it waits for work.
+
+        The engine answers this without its loop. Raises Unavailable if the engine's process does not answer.
         """
         ...
 

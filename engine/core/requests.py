@@ -118,6 +118,11 @@ class EngineRequest:
     public_tokens: int = 0
     """Tokens at the start of the prompt that the operator declares public: all isolation domains share their pages."""
 
+    timeout_s: float | None = None
+    """The most seconds of the whole request, with its time in the queue; None sets no limit. The client of the engine
+    keeps this limit, and cancels the request: it is not sent.
+    """
+
     @property
     def adapter_digests(self) -> tuple[str, ...]:
         return tuple(use.digest for use in self.adapters)

@@ -2,6 +2,8 @@
 
 Owns the connection, and one stream for all requests. The stream is opened at first use, and again after it was lost.
 Never retries a request: if the engine is lost, raises Unavailable, and the caller decides whether to try again.
+Invariant: no request waits for a frozen engine. Pings find a process that is stopped, and a LoopWatch finds a process
+whose loop is stuck.
 """
 
 import asyncio
@@ -14,13 +16,15 @@ import grpc
 import grpc.aio
 
 from graftwork.engine.core.events import EngineEvent, RequestFinished
+from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS, FreezeLimits
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.engine.rpc.watch import LoopWatch, look_every_s
 from graftwork.platform.clock import Wakeup
-from graftwork.platform.errors import GraftworkError, Unavailable
+from graftwork.platform.errors import DeadlineExceeded, GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 _log = logging.getLogger(__name__)
@@ -48,18 +52,36 @@ _LAST = (RequestFinished, GraftworkError)
 class GrpcEngineClient:
     """Implements EngineClient for the engine at one gRPC address. Each client may be used from one event loop only."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, limits: FreezeLimits = DEFAULT_FREEZE_LIMITS) -> None:
         """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`."""
         self._address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, options=[*_OPTIONS, *_pings(limits.silence_s)])
         self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
         self._conversation: _Conversation | None = None
+        self._look_within_s = look_every_s(limits.step_s)
+        self._stalled_s = 0.0
+        self._watch = LoopWatch(self.stalled_s, limits.step_s, self._has_requests, self._lose_conversation)
 
     async def describe(self) -> EngineDescription:
         return codec.description_from_wire(await self._ask(self._stub.Describe, wire.DescribeRequest()))
 
     async def stats(self) -> EngineStats:
         return codec.stats_from_wire(await self._ask(self._stub.ReadStats, wire.StatsRequest()))
+
+    async def stalled_s(self) -> float:
+        """Returns the seconds since the engine's loop last advanced. If the engine's process lives and does not answer
+        this, adds the time that the call has waited to the last answer.
+        """
+        try:
+            progress = await self._stub.ReadProgress(wire.ProgressRequest(), timeout=self._look_within_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._stalled_s = 0.0
+                raise _absent(self._address, error, logging.DEBUG) from error
+            self._stalled_s += self._look_within_s
+        else:
+            self._stalled_s = progress.stalled_s
+        return self._stalled_s
 
     async def forget_adapter(self, digest: str) -> None:
         await self._ask(self._stub.ForgetAdapter, wire.ForgetAdapterRequest(digest=digest))
@@ -78,8 +100,12 @@ class GrpcEngineClient:
         )
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        if self._watch.is_stuck:
+            raise _stuck()
         conversation = self._open_conversation()
         inbox = await conversation.submit(request)
+        self._watch.start()
+        timer = inbox.end_after(request.timeout_s)
         ended = False
         try:
             while not ended:
@@ -87,14 +113,17 @@ class GrpcEngineClient:
                     await inbox.news.wait()
                 event = inbox.events.popleft()
                 if isinstance(event, _LAST):
-                    ended = True
+                    ended = not isinstance(event, DeadlineExceeded)
                     if isinstance(event, GraftworkError):
                         raise event
                 yield event
         finally:
+            if timer is not None:
+                timer.cancel()
             conversation.leave(request.request_id, cancel=not ended)
 
     async def close(self) -> None:
+        await self._watch.close()
         if self._conversation is not None:
             await self._conversation.close()
         await self._channel.close(grace=None)
@@ -103,6 +132,15 @@ class GrpcEngineClient:
         if self._conversation is None or self._conversation.is_over:
             self._conversation = _Conversation(self._stub.Converse(), self._address)
         return self._conversation
+
+    def _has_requests(self) -> bool:
+        return self._conversation is not None and self._conversation.has_requests
+
+    def _lose_conversation(self) -> None:
+        """Ends all requests, because the engine's loop is stuck. If it goes on, it finds them cancelled."""
+        _log.error("engine_stuck", extra={"address": self._address, "stalled_s": self._stalled_s})
+        if self._conversation is not None:
+            self._conversation.lose(_stuck())
 
     async def _ask(self, method: Any, message: Any, within_s: float = _ANSWER_WITHIN_S) -> Any:
         try:
@@ -122,6 +160,16 @@ class _Inbox:
         self.events.append(event)
         self.news.wake()
 
+    def end_after(self, seconds: float | None) -> asyncio.TimerHandle | None:
+        """Puts the error of a passed time limit into the queue after `seconds`. None sets no limit."""
+        if seconds is None:
+            return None
+        error = DeadlineExceeded(
+            f"The request took longer than {seconds:g} seconds, this server's limit: ask for fewer tokens, "
+            "or send it again when the server is less busy."
+        )
+        return asyncio.get_running_loop().call_later(seconds, self.put, error)
+
 
 class _Conversation:
     """Reads and writes one Converse stream (see engine.proto): sends requests, and passes each reply to the reader of
@@ -138,6 +186,10 @@ class _Conversation:
         self._reading = asyncio.create_task(self._read())
         self.is_over = False
 
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._inboxes)
+
     async def submit(self, request: EngineRequest) -> _Inbox:
         inbox = _Inbox()
         self._inboxes[request.request_id] = inbox
@@ -149,6 +201,13 @@ class _Conversation:
         self._inboxes.pop(request_id, None)
         if cancel and not self.is_over:
             self._outgoing.put_nowait(wire.GatewayMessage(cancel=wire.Cancel(request_id=request_id)))
+
+    def lose(self, error: GraftworkError) -> None:
+        """Ends all requests with `error`, and the stream with them. The engine then cancels the requests."""
+        self.is_over = True
+        for inbox in self._inboxes.values():
+            inbox.put(error)
+        self._call.cancel()
 
     async def close(self) -> None:
         self.is_over = True
@@ -179,6 +238,27 @@ class _Conversation:
             self._writing.cancel()
             for inbox in self._inboxes.values():
                 inbox.put(loss)
+
+
+def _pings(silence_s: float) -> list[tuple[str, int]]:
+    """Returns the channel's options for pings. A process that answers none for `silence_s` seconds is given up."""
+    half_ms = max(int(silence_s * 500), 1)
+    return [
+        ("grpc.keepalive_time_ms", half_ms),
+        ("grpc.keepalive_timeout_ms", half_ms),
+        ("grpc.http2.ping_timeout_ms", half_ms),  # or the keepalive ping waits for 60 s
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def _stuck() -> Unavailable:
+    """Returns the error for clients when the engine's process lives, and its loop does nothing."""
+    return Unavailable(
+        "The engine has made no progress for a long time. It may be restarted: try again shortly.",
+        code="engine_unavailable",
+        retry_after_s=_RETRY_AFTER_S,
+    )
 
 
 def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> Unavailable:

@@ -228,6 +228,16 @@ class Stats(_message.Message):
     fields_json: str
     def __init__(self, fields_json: _Optional[str] = ...) -> None: ...
 
+class ProgressRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("stalled_s",)
+    STALLED_S_FIELD_NUMBER: _ClassVar[int]
+    stalled_s: float
+    def __init__(self, stalled_s: _Optional[float] = ...) -> None: ...
+
 class ForgetAdapterRequest(_message.Message):
     __slots__ = ("digest",)
     DIGEST_FIELD_NUMBER: _ClassVar[int]

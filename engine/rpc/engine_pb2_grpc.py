@@ -49,6 +49,11 @@ class EngineStub:
                 request_serializer=graftwork_dot_engine_dot_rpc_dot_engine__pb2.StatsRequest.SerializeToString,
                 response_deserializer=graftwork_dot_engine_dot_rpc_dot_engine__pb2.Stats.FromString,
                 _registered_method=True)
+        self.ReadProgress = channel.unary_unary(
+                '/graftwork.engine.v1.Engine/ReadProgress',
+                request_serializer=graftwork_dot_engine_dot_rpc_dot_engine__pb2.ProgressRequest.SerializeToString,
+                response_deserializer=graftwork_dot_engine_dot_rpc_dot_engine__pb2.Progress.FromString,
+                _registered_method=True)
         self.ForgetAdapter = channel.unary_unary(
                 '/graftwork.engine.v1.Engine/ForgetAdapter',
                 request_serializer=graftwork_dot_engine_dot_rpc_dot_engine__pb2.ForgetAdapterRequest.SerializeToString,
@@ -94,6 +99,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadProgress(self, request, context):
+        """Answered without the engine loop, so also while the loop is stuck.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ForgetAdapter(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -135,6 +147,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.ReadStats,
                     request_deserializer=graftwork_dot_engine_dot_rpc_dot_engine__pb2.StatsRequest.FromString,
                     response_serializer=graftwork_dot_engine_dot_rpc_dot_engine__pb2.Stats.SerializeToString,
+            ),
+            'ReadProgress': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadProgress,
+                    request_deserializer=graftwork_dot_engine_dot_rpc_dot_engine__pb2.ProgressRequest.FromString,
+                    response_serializer=graftwork_dot_engine_dot_rpc_dot_engine__pb2.Progress.SerializeToString,
             ),
             'ForgetAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.ForgetAdapter,
@@ -238,6 +255,33 @@ class Engine:
             '/graftwork.engine.v1.Engine/ReadStats',
             graftwork_dot_engine_dot_rpc_dot_engine__pb2.StatsRequest.SerializeToString,
             graftwork_dot_engine_dot_rpc_dot_engine__pb2.Stats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/graftwork.engine.v1.Engine/ReadProgress',
+            graftwork_dot_engine_dot_rpc_dot_engine__pb2.ProgressRequest.SerializeToString,
+            graftwork_dot_engine_dot_rpc_dot_engine__pb2.Progress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,7 +39,11 @@ from graftwork.platform.ids import IsolationDomain, RequestId
 
 _log = logging.getLogger(__name__)
 
-_OPTIONS = [("grpc.max_receive_message_length", 64 * 2**20), ("grpc.so_reuseport", 0)]
+_OPTIONS = [
+    ("grpc.max_receive_message_length", 64 * 2**20),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.max_ping_strikes", 0),  # gateways ping as often as they like
+]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -49,6 +53,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
     def __init__(self, engine: Engine) -> None:
         self._inbox = engine.loop.inbox
+        self._progress = engine.loop.progress
         self._description = engine.description
 
     async def Converse(  # noqa: N802 - gRPC's name
@@ -102,6 +107,9 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
         self._inbox.put(ReadStats(settle))
         return codec.stats_to_wire(await answer)
+
+    async def ReadProgress(self, request: wire.ProgressRequest, context: Context) -> wire.Progress:  # noqa: N802
+        return wire.Progress(stalled_s=self._progress.stalled_s)
 
     async def ProbeAdapter(  # noqa: N802
         self, request: wire.ProbeAdapterRequest, context: Context

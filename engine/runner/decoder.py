@@ -5,6 +5,7 @@ which tokens use one adapter. All other operations see [num_tokens, features]. N
 differ only in their weights and their configuration.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -33,10 +34,14 @@ class _Step:
 class Decoder:
     """Holds a model's weights and computes its forward pass. A forward pass changes only the KV cache."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, rotary: RotaryTable) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, rotary: RotaryTable, on_layer: Callable[[], None]
+    ) -> None:
+        """`on_layer` is called before each layer, so that others can see that a long step advances."""
         self.config = config
         self.weights = weights
         self._rotary = rotary
+        self._on_layer = on_layer
         self._windows = tuple(dict.fromkeys(config.windows))
 
     def logits(self, batch: BatchTensors, attention: PagedAttention, lora: StepLora) -> torch.Tensor:
@@ -49,6 +54,7 @@ class Decoder:
         cos, sin = self._rotary.at(batch.positions)
         step = _Step(batch, attention, lora, cos, sin, {window: batch.visible_keys(window) for window in self._windows})
         for index, layer in enumerate(self.weights.layers):
+            self._on_layer()
             hidden = hidden + self._attention(hidden, layer, index, step)
             hidden = hidden + self._mlp(hidden, layer, index, lora)
         last = hidden.index_select(0, batch.sampled_rows)  # [num_sampled and repeats, hidden]

@@ -100,6 +100,8 @@ class Generator:
     tool_call_format: ToolCallFormat = HERMES
     """How the model writes tool calls."""
     public_prefixes: PublicPrefixes = NO_PUBLIC_PREFIXES
+    timeout_s: float | None = None
+    """The most seconds of one generation, with its time in the queue; None sets no limit."""
 
     def start(self, request: GenerationRequest) -> "Generation":
         """Returns a new generation. The request goes to the engine when the caller first reads `Generation.events`."""
@@ -138,8 +140,8 @@ class Generation:
         """Sends the request to the engine, and yields the events of the answer.
 
         The order of the events is described in `sessions/generation/events.py`.
-        Call this method once. Raises InvalidRequest if the engine refuses the request. Can also raise every other error
-        of the engine.
+        Call this method once. Raises InvalidRequest if the engine refuses the request, and DeadlineExceeded after the
+        generator's `timeout_s`. Can also raise every other error of the engine.
         """
         try:
             parser = OutputParser(self._generator.tokenizer, self._rules())
@@ -217,4 +219,5 @@ class Generation:
             prediction_token_ids=request.prediction_token_ids,
             grammar=None if request.grammar is None else request.grammar.source,
             public_tokens=self._generator.public_prefixes.tokens_of(request.prompt_token_ids),
+            timeout_s=self._generator.timeout_s,
         )

@@ -115,6 +115,9 @@ class FakeEngine:
         self.held.set()
         await self.release.wait()
 
+    async def stalled_s(self) -> float:
+        return 0.0
+
     async def stats(self) -> EngineStats:
         return EngineStats(
             running_requests=1,

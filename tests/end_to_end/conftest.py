@@ -64,11 +64,16 @@ class DemoServer:
 
     def kill_engine(self) -> None:
         """SIGKILL to the engine alone; returns when it is gone, and the gateway is not."""
+        engine = self.engine()
+        engine.kill()
+        engine.wait(_STOP_WITHIN_S)
+
+    def engine(self) -> psutil.Process:
+        """The child process that serves the model now."""
         assert self.process is not None
         children = psutil.Process(self.process.pid).children()
         (engine,) = [child for child in children if "graftwork.api.server.engine_process" in child.cmdline()]
-        engine.kill()
-        engine.wait(_STOP_WITHIN_S)
+        return engine
 
     def key(self, tenant: str) -> str:
         keys: dict[str, str] = json.loads((self.data_dir / "demo-keys.json").read_text())

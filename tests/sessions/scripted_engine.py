@@ -88,6 +88,9 @@ class ScriptedEngine:
             if not has_ended:
                 self.cancelled.append(request.request_id)
 
+    async def stalled_s(self) -> float:
+        return 0.0
+
     async def stats(self) -> EngineStats:
         raise NotImplementedError
 

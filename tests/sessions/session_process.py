@@ -137,6 +137,9 @@ class AnsweringEngine:
     async def describe(self) -> EngineDescription:
         return description()
 
+    async def stalled_s(self) -> float:
+        return 0.0
+
     async def stats(self) -> EngineStats:
         raise NotImplementedError
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,35 @@ class AbsentEngine(FakeEngine):
         raise Unavailable("not yet")
 
 
-def child(program: str, restart_after_s: float = 0.0) -> EngineChild:
+class FreezingEngine(FakeEngine):
+    """Advances until it is told to freeze."""
+
+    stall_s = 0.0
+    is_stopped = False
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._looks: asyncio.Queue[None] = asyncio.Queue(1)
+
+    async def is_looked_at(self, times: int) -> None:
+        """Wait until it was asked so often whether it advances."""
+        for _ in range(times):
+            await self._looks.get()
+
+    async def stalled_s(self) -> float:
+        with suppress(asyncio.QueueFull):
+            self._looks.put_nowait(None)
+        if self.is_stopped:
+            self._clock.advance(1)
+            raise Unavailable("no answer")
+        return self.stall_s
+
+
+def child(program: str, clock: ManualClock | None = None) -> EngineChild:
+    command = (sys.executable, "-c", program)
     return EngineChild(
-        Settings(), "unix:/nowhere", ManualClock(), command=(sys.executable, "-c", program), backoff_s=restart_after_s
+        Settings(), "unix:/nowhere", clock or ManualClock(), command=command, backoff_s=0.0, look_every_s=0.0
     )
 
 
@@ -76,6 +103,41 @@ async def test_restart(running_child: EngineChild) -> None:
 
     second = running_child.process_id
     assert second not in (None, first)
+
+
+@pytest.mark.parametrize("frozen", ["stuck", "stopped"])
+async def test_a_frozen_child_is_replaced(frozen: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A child whose loop is stuck longer than `step_timeout_s`, or that does not answer four times as long as
+    `engine_silence_s`, is killed and started again."""
+    clock = ManualClock()
+    engine, engine_child = FreezingEngine(clock), child(LIVES, clock)
+    await engine_child.start(engine, lambda _: None)
+    first, born = engine_child.process_id, engine_child.next_birth
+    await engine.is_looked_at(2)
+
+    engine.stall_s, engine.is_stopped = Settings().step_timeout_s + 1, frozen == "stopped"
+    await asyncio.wait_for(born.wait(), 60)
+    engine.stall_s, engine.is_stopped = 0.0, False
+
+    assert engine_child.process_id not in (None, first)
+    assert {"stuck": "no progress for 121 s", "stopped": "not answer for 20 s"}[frozen] in caplog.text
+    await engine_child.stop()
+
+
+async def test_a_child_with_a_long_step_or_a_long_start_lives() -> None:
+    """A step that advances within `step_timeout_s`, and a child that has not answered yet, are left alone."""
+    clock = ManualClock()
+    engine, engine_child = FreezingEngine(clock), child(LIVES, clock)
+    engine.is_stopped = True
+    await engine_child.start(engine, lambda _: None)
+    first = engine_child.process_id
+
+    await engine.is_looked_at(1000)
+    engine.stall_s, engine.is_stopped = Settings().step_timeout_s - 1, False
+    await engine.is_looked_at(1000)
+
+    assert engine_child.process_id == first
+    await engine_child.stop()
 
 
 async def test_stillbirth() -> None:
