@@ -57,6 +57,11 @@ class GraftworkError(Exception):
         """Whether the same request may succeed if the caller sends it again."""
         return self.retry_after_s is not None
 
+    @property
+    def is_server_fault(self) -> bool:
+        """Whether the server caused the error, and not the request. A request that ends like this costs nothing."""
+        return self.status >= 500
+
     def body(self) -> dict[str, Any]:
         """Returns the JSON body of the error in OpenAI's form: `error` with message, type, param and code.
 
@@ -180,6 +185,10 @@ class CapacityContended(GraftworkError):
     status = 429
     type = "overloaded_error"
     default_code = "queue_full"
+
+    @property
+    def is_server_fault(self) -> bool:
+        return True
 
 
 class Unavailable(GraftworkError):

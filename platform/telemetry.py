@@ -86,7 +86,7 @@ class Telemetry:
         self._labelled_tenants: set[TenantId] = set()
 
     def count_request(self, tenant_id: TenantId, outcome: str) -> None:
-        """Counts a request that ended. `outcome` is `completed`, `cancelled`, `failed` or `refused`."""
+        """Counts a request that ended. `outcome` is `refused`, or a `UsageOutcome`."""
         self._requests.labels(self.tenant_label(tenant_id), outcome).inc()
 
     def count_tokens(self, tenant_id: TenantId, prompt_tokens_by_tier: dict[str, int], completion_tokens: int) -> None:

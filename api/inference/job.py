@@ -21,6 +21,7 @@ from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.ids import RequestId
 from graftwork.platform.quotas.in_flight import HeldPlaces
+from graftwork.platform.tenancy.metering import UsageOutcome
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
 from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, kv_limits
 
@@ -151,12 +152,15 @@ class InferenceJob:
 
     async def _run(self) -> None:
         failure: GraftworkError | None = None
-        outcome = "cancelled"
+        outcome = UsageOutcome.SERVER_ERROR  # unless it turns out otherwise, such as after a bug
         try:
             await self._generate_all()
-            outcome = "completed"
+            outcome = UsageOutcome.COMPLETED
         except GraftworkError as error:
-            failure, outcome = error, "failed"
+            failure, outcome = error, UsageOutcome.of_error(error)
+        except asyncio.CancelledError:
+            outcome = UsageOutcome.CANCELLED if self._is_abandoned else UsageOutcome.SERVER_ERROR
+            raise
         finally:
             self._release_places()
             was_admitted = any(generation.cache is not None for generation in self._generations)

@@ -11,9 +11,9 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import RequestId, TenantId
 from graftwork.platform.tenancy import repository
-from graftwork.platform.tenancy.tenants import UsageEvent, UsageGroup, UsageSummary
+from graftwork.platform.tenancy.tenants import UsageEvent, UsageGroup, UsageOutcome, UsageSummary
 
-__all__ = ["UsageBacklog", "UsageEvent", "UsageGroup", "UsageMeter", "UsageSummary"]
+__all__ = ["UsageBacklog", "UsageEvent", "UsageGroup", "UsageMeter", "UsageOutcome", "UsageSummary"]
 
 _log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TenantId
 from graftwork.platform.tenancy.keys import redacted
 
@@ -72,6 +73,29 @@ class AuditEntry:
     details: dict[str, Any]
 
 
+class UsageOutcome(StrEnum):
+    """How a request ended, as its usage record says."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    """The client left or cancelled the request, or the tenant or key lost its access. Generated tokens are billed."""
+    FAILED = "failed"
+    """The request itself was at fault. Generated tokens are billed."""
+    SERVER_ERROR = "server_error"
+    """The server was at fault. Nothing is billed: the record has no tokens."""
+    INTERRUPTED = "interrupted"
+    """The gateway that ran the turn died. The tokens of the events that it had stored are billed."""
+
+    @property
+    def is_billed(self) -> bool:
+        return self is not UsageOutcome.SERVER_ERROR
+
+    @classmethod
+    def of_error(cls, error: GraftworkError) -> "UsageOutcome":
+        """Returns the outcome of a request that ended with `error`."""
+        return cls.SERVER_ERROR if error.is_server_fault else cls.FAILED
+
+
 class UsageGroup(StrEnum):
     """The ways in which usage records can be grouped before they are added up."""
 
@@ -102,8 +126,7 @@ class UsageEvent:
     """The part of the prompt that was found in the cache."""
     completion_tokens: int
     at: float
-    outcome: str = "completed"
-    """`completed`, `cancelled` or `failed`. Generated tokens count in each case."""
+    outcome: UsageOutcome = UsageOutcome.COMPLETED
 
     @property
     def day(self) -> str:

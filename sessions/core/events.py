@@ -45,6 +45,8 @@ class EventDraft:
 
     type: EventType
     fields: Mapping[str, Any] = field(default_factory=dict)
+    answer_tokens: int | None = None
+    """How many tokens of the answer the engine had generated when the event was made. Clients do not see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class SessionEvent:
     """The number of the event. Each session counts its events from 1."""
     type: EventType
     fields: Mapping[str, Any]
+    answer_tokens: int | None = field(default=None, compare=False)
+    """See `EventDraft.answer_tokens`. Stored events are read without it."""
 
     @property
     def is_terminal(self) -> bool:
@@ -102,7 +106,8 @@ def number_events(
     """
     first = last_seq - len(drafts) + 1
     return tuple(
-        SessionEvent(session_id, turn_id, seq, draft.type, draft.fields) for seq, draft in enumerate(drafts, first)
+        SessionEvent(session_id, turn_id, seq, draft.type, draft.fields, draft.answer_tokens)
+        for seq, draft in enumerate(drafts, first)
     )
 
 

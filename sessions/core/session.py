@@ -21,7 +21,7 @@ from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.errors import Conflict
-from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, TurnId, new_id
+from graftwork.platform.ids import CallId, CheckpointId, KeyId, SessionId, TenantId, TurnId, new_id
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.transcript import UNENCODED, Checkpoint, Opening, ToolDefinition
 from graftwork.sessions.tools.tool_choice import tool_for_prompt
@@ -153,6 +153,11 @@ class AgentSession:
         return SessionStatus.AWAITING_TOOL if self.ledger else SessionStatus.IDLE
 
     @property
+    def charged_id(self) -> SessionId | None:
+        """The session in the usage rows of its turns. The turn of a response is charged without a session."""
+        return None if self.kind is SessionKind.RESPONSES else self.session_id
+
+    @property
     def awaited_call_ids(self) -> tuple[CallId, ...]:
         """The ids of the tool calls at the end of the session's latest checkpoint that have no output yet."""
         return tuple(call.call_id for call in self.ledger if call.output is None)
@@ -255,6 +260,8 @@ class Turn:
 
     It is None for turns that an older version of the server stored.
     """
+    key_id: KeyId | None = None
+    """The API key that started the turn; None for turns that an older version stored, and for given history."""
 
 
 def seed_history(session: AgentSession, items: Sequence[Item]) -> tuple[Turn, Checkpoint]:

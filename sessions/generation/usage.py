@@ -21,7 +21,7 @@ from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageEvent
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.views import usage_body
 from graftwork.sessions.text.encoding import Prompt, PromptEncoding
@@ -162,7 +162,8 @@ class RequestAccount:
 
     Call `close` once at the end of the request. If the caller stores the usage row itself (see `row`), call `settle`
     instead.
-    In all methods, `usage` is None if the engine admitted no prompt. `outcome` is `completed`, `failed` or `cancelled`.
+    In all methods, `usage` is None if the engine admitted no prompt. If `outcome` is not billed, because the server was
+    at fault, the usage row has no tokens and the quota is refunded. The metrics count the tokens in any case.
     """
 
     def __init__(self, accounting: Accounting, charge: Charge, reservation: Reservation) -> None:
@@ -171,14 +172,14 @@ class RequestAccount:
         self._charge = charge
         self._is_recorded = False
 
-    def row(self, usage: Usage | None, outcome: str) -> UsageEvent | None:
+    def row(self, usage: Usage | None, outcome: UsageOutcome) -> UsageEvent | None:
         """Returns the usage row of the request. Returns None if `usage` is None.
 
         This method is for a caller that stores the row in its own transaction. The caller then calls `count`.
         """
         if usage is None:
             return None
-        charge = self._charge
+        charge, is_billed = self._charge, outcome.is_billed
         return UsageEvent(
             request_id=charge.request_id,
             tenant_id=charge.principal.tenant_id,
@@ -186,14 +187,14 @@ class RequestAccount:
             model=charge.model.requested,
             adapter=charge.model.adapter_label,
             session_id=charge.session_id,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
+            prompt_tokens=usage.prompt_tokens if is_billed else 0,
+            cached_tokens=usage.cached_tokens if is_billed else 0,
+            completion_tokens=usage.completion_tokens if is_billed else 0,
             at=self._accounting.clock.now(),
             outcome=outcome,
         )
 
-    def count(self, usage: Usage | None, outcome: str) -> None:
+    def count(self, usage: Usage | None, outcome: UsageOutcome) -> None:
         """Adds the usage of the request to the metrics. Call this method after the usage row is stored."""
         self._is_recorded = True
         if usage is not None:
@@ -201,7 +202,7 @@ class RequestAccount:
             telemetry.count_tokens(tenant_id, usage.prompt_tokens_by_tier, usage.completion_tokens)
             telemetry.count_request(tenant_id, outcome)
 
-    async def record(self, usage: Usage | None, outcome: str) -> None:
+    async def record(self, usage: Usage | None, outcome: UsageOutcome) -> None:
         """Stores the usage row of the request, and adds the usage to the metrics.
 
         A second call for the same request changes nothing. If the database does not answer, the row is stored later.
@@ -210,23 +211,30 @@ class RequestAccount:
         if row is not None and not self._is_recorded:
             await self._accounting.backlog.record(row, lambda: self.count(usage, outcome))
 
-    async def close(self, usage: Usage | None, outcome: str) -> None:
-        """Records the usage, unless it is recorded already. Then settles the quota reservation."""
+    async def close(self, usage: Usage | None, outcome: UsageOutcome) -> None:
+        """Records the usage, unless it is recorded already. Then settles the quota reservation.
+
+        Does not record an interrupted request: the process that takes the request over does.
+        """
         try:
-            await self.record(usage, outcome)
+            if outcome is UsageOutcome.INTERRUPTED:
+                self.count(usage, outcome)
+            else:
+                await self.record(usage, outcome)
         finally:
             await self.settle(usage, outcome)
 
-    async def settle(self, usage: Usage | None, outcome: str) -> None:
+    async def settle(self, usage: Usage | None, outcome: UsageOutcome) -> None:
         """Ends the quota reservation of the request: charges the tokens that were used instead of the reserved ones.
 
-        If `usage` is None, gives back all reserved tokens.
+        If `usage` is None or the outcome is not billed, gives back all that was reserved.
         """
-        if usage is not None:
+        if usage is None:
+            self._accounting.telemetry.count_request(self._charge.principal.tenant_id, outcome)
+        if usage is None or not outcome.is_billed:
+            await self.reservation.refund()
+        else:
             await self.reservation.settle(usage.total_tokens)
-            return
-        self._accounting.telemetry.count_request(self._charge.principal.tenant_id, outcome)
-        await self.reservation.refund()
 
 
 def kv_limits(quota: Quota) -> KvLimits:

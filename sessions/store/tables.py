@@ -69,6 +69,8 @@ class TurnRow(Base):
     usage: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     cache: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     made_with: Mapped[dict[str, Any] | None] = mapped_column(_Json)
+    key_id: Mapped[str | None] = mapped_column(_Id)
+    """The API key that started the turn, for the usage row if the turn's process dies."""
     error: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
@@ -140,6 +142,8 @@ class EventRow(Base):
     turn_id: Mapped[str] = mapped_column(_Id)
     type: Mapped[str] = mapped_column(String(40))
     fields: Mapped[dict[str, Any]] = mapped_column(_Json)
+    answer_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    """How many tokens of the turn's answer were generated up to this event."""
     at: Mapped[float]
 
 

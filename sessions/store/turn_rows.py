@@ -5,14 +5,15 @@ Invariant: this module adds rows of events and of histories, but never changes t
 tenant.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import CTE, insert, select, update
+from sqlalchemy import CTE, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.ids import CheckpointId, SessionId, TurnId
+from graftwork.platform.ids import CheckpointId, KeyId, SessionId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.events import EventType, SessionEvent
@@ -20,6 +21,15 @@ from graftwork.sessions.core.items import Item, ItemType, item_from_body
 from graftwork.sessions.core.session import Turn, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint, pack_token_ids, unpack_token_ids
 from graftwork.sessions.store.tables import CheckpointRow, EventRow, ItemRow, TurnRow
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a turn had delivered when its process died: the tokens of its prompt and of the stored part of its answer."""
+
+    cache: Mapping[str, Any]
+    """The prompt's tokens by cache tier, as the turn's first event has them."""
+    answer_tokens: int
 
 
 async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) -> None:
@@ -34,6 +44,7 @@ async def insert_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
             input=[item.body for item in turn.input],
             created_at=turn.created_at,
             made_with=turn.made_with,
+            key_id=turn.key_id,
             **_changing_columns(turn),
         )
     )
@@ -68,6 +79,7 @@ async def insert_events(database: WriteSession, events: Iterable[tuple[TenantSco
             "turn_id": event.turn_id,
             "type": event.type.value,
             "fields": dict(event.fields),
+            "answer_tokens": event.answer_tokens,
             "at": at,
         }
         for scope, event in events
@@ -87,6 +99,19 @@ async def list_events(
         .limit(limit)
     )
     return tuple(_event_from_row(row) for row in await database.scalars(statement))
+
+
+async def find_delivered(database: ReadSession, scope: TenantScope, turn: Turn) -> Delivered | None:
+    """Finds what the stored events of a turn had delivered.
+
+    Returns None if the events do not say that the engine has admitted the prompt.
+    """
+    mine = (EventRow.session_id == turn.session_id, EventRow.tenant_id == scope, EventRow.turn_id == turn.turn_id)
+    created = select(EventRow.fields).where(*mine, EventRow.type == EventType.TURN_CREATED.value)
+    fields = await database.scalar(created)
+    if fields is None or fields["cache"] is None:
+        return None
+    return Delivered(fields["cache"], await database.scalar(select(func.max(EventRow.answer_tokens)).where(*mine)) or 0)
 
 
 def _changing_columns(turn: Turn) -> dict[str, Any]:
@@ -117,6 +142,7 @@ def _turn_from_row(row: TurnRow) -> Turn:
         error=row.error,
         finished_at=row.finished_at,
         made_with=row.made_with,
+        key_id=None if row.key_id is None else KeyId(row.key_id),
     )
 
 

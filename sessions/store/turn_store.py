@@ -9,21 +9,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
-from graftwork.platform.ids import SessionId, TurnId
-from graftwork.platform.tenancy.metering import UsageEvent
-from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
+from graftwork.platform.ids import KeyId, RequestId, SessionId, TurnId
+from graftwork.platform.tenancy.metering import UsageEvent, UsageOutcome
+from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, TenantScope, scope_of_tenant
 from graftwork.platform.tenancy.repository import add_usage
 from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
 from graftwork.sessions.core.items import Item, ItemType
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
 from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
+from graftwork.sessions.core.views import usage_body
 from graftwork.sessions.store import session_rows, turn_rows
 from graftwork.sessions.store import turn_rows as history_rows
 from graftwork.sessions.store.event_log import EventBatch
+from graftwork.sessions.store.turn_rows import Delivered
 
 NO_DEADLINES: Mapping[str, float] = {}
 
@@ -119,7 +122,7 @@ class TurnStore:
 
     async def begin(
         self,
-        scope: TenantScope,
+        principal: Principal,
         seen: AgentSession,
         turn_id: TurnId,
         new_items: Sequence[Item],
@@ -131,7 +134,7 @@ class TurnStore:
         the digests of the model's files.
         Raises Conflict if the session has changed since the caller has read it.
         """
-        now = self._clock.now()
+        now, scope = self._clock.now(), principal.scope()
         async with self._database.write() as database:
             session = await session_rows.find_session(database, scope, seen.session_id, lock=True)
             if session is None or session.epoch != seen.epoch:
@@ -149,6 +152,7 @@ class TurnStore:
                 input=tuple(new_items),
                 created_at=now,
                 made_with=made_with,
+                key_id=principal.key_id,
             )
             running = replace(
                 session,
@@ -229,7 +233,8 @@ class TurnStore:
     async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
         """Ends a turn as failed, because the process that ran it has stopped.
 
-        Does nothing if the turn has already ended, or if another process still has a valid lease for it.
+        In the same transaction, stores the usage row for the tokens that the stored events had delivered. Does nothing
+        if the turn has already ended, or if another process still has a valid lease for it.
         """
         error = interrupted_error()
         outcome = TurnOutcome(TurnStatus.FAILED, [failure_event(error)], error=error.body()["error"])
@@ -237,6 +242,13 @@ class TurnStore:
             session = await session_rows.find_session(database, scope, session_id, lock=True)
             if session is None or session.running_turn_id != turn_id or not self._is_abandoned(session):
                 return
+            turn = await turn_rows.find_turn(database, scope, turn_id)
+            assert turn is not None
+            delivered = await turn_rows.find_delivered(database, scope, turn)
+            if delivered is not None and turn.key_id is not None:
+                row = _usage_row(session, turn, turn.key_id, delivered, self._clock.now())
+                is_billed = await add_usage(database, row)  # else its process has already found that it costs nothing
+                outcome = replace(outcome, cache=delivered.cache, usage=_usage_of(delivered) if is_billed else None)
             await self._end(database, scope, replace(session, epoch=session.epoch + 1), turn_id, outcome)
 
     async def find_turn(self, scope: TenantScope, turn_id: TurnId) -> Turn | None:
@@ -311,6 +323,30 @@ def _at_rest(session: AgentSession, outcome: TurnOutcome, last_seq: int, now: fl
         last_seq=last_seq,
         last_cache=session.last_cache if outcome.cache is None else outcome.cache,
         updated_at=now,
+    )
+
+
+def _usage_of(delivered: Delivered) -> Mapping[str, Any]:
+    cache = delivered.cache
+    tiers = ("device_tokens", "host_tokens", "disk_tokens", "recomputed_tokens")
+    return usage_body(CacheReport(*(cache[tier] for tier in tiers)), delivered.answer_tokens, DraftReport())
+
+
+def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Delivered, now: float) -> UsageEvent:
+    """Returns the usage row of a turn whose process has died."""
+    usage = _usage_of(delivered)
+    return UsageEvent(
+        request_id=RequestId(turn.turn_id),
+        tenant_id=session.tenant_id,
+        key_id=key_id,
+        model=session.model.requested,
+        adapter=session.model.adapter_label,
+        session_id=session.charged_id,
+        prompt_tokens=usage["prompt_tokens"],
+        cached_tokens=delivered.cache["cached_tokens"],
+        completion_tokens=delivered.answer_tokens,
+        at=now,
+        outcome=UsageOutcome.INTERRUPTED,
     )
 
 

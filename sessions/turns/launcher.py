@@ -14,9 +14,10 @@ from graftwork.engine.core.requests import ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 from graftwork.platform.ids import RequestId, TurnId, new_id
+from graftwork.platform.tenancy.metering import UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.items import Item
-from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSettings
+from graftwork.sessions.core.session import AgentSession, SessionSettings
 from graftwork.sessions.core.transcript import TurnEncoder
 from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.generator import GenerationRequest
@@ -96,7 +97,7 @@ class TurnLauncher:
                 return self._running.start(runner, self._dependencies.generator.start(plan.request))
         finally:
             if runner is None:
-                await account.settle(None, "failed")
+                await account.settle(None, UsageOutcome.FAILED)
 
     async def _plan(
         self,
@@ -145,9 +146,7 @@ class TurnLauncher:
     async def _begin(self, plan: TurnPlan, turn_id: TurnId, account: RequestAccount) -> TurnRunner:
         dependencies = self._dependencies
         made_with = _made_with(plan.request, plan.encoder, dependencies.generator.description)
-        lease, turn = await dependencies.store.begin(
-            plan.principal.scope(), plan.session, turn_id, plan.new_items, made_with
-        )
+        lease, turn = await dependencies.store.begin(plan.principal, plan.session, turn_id, plan.new_items, made_with)
         return TurnRunner(plan, lease, turn, account, dependencies)
 
     def _encoder(self) -> TurnEncoder:
@@ -157,10 +156,8 @@ class TurnLauncher:
 
 
 def _charge(plan: TurnPlan) -> Charge:
-    """Returns the fields of a turn's usage row. The turn of a response is charged without a session."""
-    session = plan.session
-    session_id = None if session.kind is SessionKind.RESPONSES else session.session_id
-    return Charge(plan.request.request_id, plan.principal, session.model, session_id)
+    """Returns the fields of a turn's usage row that are known before the turn."""
+    return Charge(plan.request.request_id, plan.principal, plan.session.model, plan.session.charged_id)
 
 
 def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:

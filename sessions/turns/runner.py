@@ -20,6 +20,7 @@ from graftwork.engine.core.session_commands import SessionMemory, ToolWait
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable
 from graftwork.platform.ids import CheckpointId, TurnId, new_id
+from graftwork.platform.tenancy.metering import UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.events import (
     EventDraft,
@@ -116,14 +117,6 @@ class TurnDependencies:
     """The function that waits between two attempts to store an outcome."""
 
 
-_USAGE_OUTCOMES: Mapping[TurnStatus, str] = {
-    TurnStatus.COMPLETED: "completed",
-    TurnStatus.AWAITING_TOOL: "completed",
-    TurnStatus.FAILED: "failed",
-    TurnStatus.CANCELLED: "cancelled",
-}
-
-
 class TurnRunner:
     """Runs one turn whose row is already stored. Call `run` once, in its own task.
 
@@ -177,17 +170,24 @@ class TurnRunner:
     async def run(self, generation: Generation) -> None:
         """Generates the answer of the turn, and stores the answer and the outcome of the turn.
 
-        If the outcome cannot be stored, tries to store the usage row alone. The next search for interrupted turns then
-        marks the turn as failed.
+        If the outcome cannot be stored, the turn costs nothing. The next search for interrupted turns then marks the
+        turn as failed.
         """
         last_events: tuple[SessionEvent, ...] = ()
+        billed = UsageOutcome.SERVER_ERROR
         try:
-            last_events = await self._store(generation, await self._outcome(generation))
+            outcome = await self._outcome(generation)
+            last_events = await self._store(generation, outcome)
+            billed = self._usage_outcome(outcome)
         except LeaseLost:
+            billed = UsageOutcome.INTERRUPTED
             _log.warning("the lease of %s was lost: another process has ended it", self.turn.turn_id)
+        except asyncio.CancelledError:
+            billed = UsageOutcome.INTERRUPTED
+            raise
         finally:
             try:
-                await self.account.close(generation.usage, "failed")
+                await self.account.close(generation.usage, billed)
             finally:
                 self.feed.publish(last_events)
                 self._settled.set()
@@ -227,7 +227,7 @@ class TurnRunner:
                 if isinstance(event, PromptAdmitted):
                     self.is_admitted = True
                     self._settled.set()
-                await self._events.put(_draft(event))
+                await self._events.put(replace(_draft(event), answer_tokens=generation.completion_tokens))
         raise InternalFailure("The answer broke off without saying why; send the turn again.")
 
     async def _hold(self, answer: GenerationFinished) -> SessionMemory | None:
@@ -280,7 +280,7 @@ class TurnRunner:
             )
         self.failure = error
         terminal = EventDraft(EventType.TURN_CANCELLED) if error is None else failure_event(error)
-        usage = generation.usage
+        usage = None if error is not None and error.is_server_fault else generation.usage
         return TurnOutcome(
             status=TurnStatus.CANCELLED if error is None else TurnStatus.FAILED,
             drafts=[terminal],
@@ -313,7 +313,7 @@ class TurnRunner:
 
         If the database does not answer, tries several times, then raises Unavailable. Can also raise LeaseLost.
         """
-        usage, told = generation.usage, _USAGE_OUTCOMES[outcome.status]
+        usage, told = generation.usage, self._usage_outcome(outcome)
         row = self.account.row(usage, told)
         attempts_left = _STORE_ATTEMPTS
         while True:
@@ -327,6 +327,11 @@ class TurnRunner:
             await self._dependencies.pause(RETRY_AFTER_S)
         self.account.count(usage, told)
         return events if self._events.error is None else ()
+
+    def _usage_outcome(self, outcome: TurnOutcome) -> UsageOutcome:
+        if self.failure is not None:
+            return UsageOutcome.of_error(self.failure)
+        return UsageOutcome.CANCELLED if outcome.status is TurnStatus.CANCELLED else UsageOutcome.COMPLETED
 
 
 def _draft(event: PromptAdmitted | OutputEvent) -> EventDraft:

@@ -21,6 +21,7 @@ from tests.api.fake_engine import FakeEngine
 from tests.sessions.scripted_engine import generator_on
 
 TENANT = TenantId("ten_1")
+REQUEST = RequestId("req_1")
 
 
 @dataclass
@@ -28,6 +29,7 @@ class SlowReservation:
     """Implements Reservation: settling waits for `may_settle`."""
 
     settled: list[int] = field(default_factory=list)
+    num_refunds: int = 0
     settling: asyncio.Event = field(default_factory=asyncio.Event)
     may_settle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -40,10 +42,16 @@ class SlowReservation:
         self.settled.append(actual_tokens)
 
     async def refund(self) -> None:
+        self.num_refunds += 1
         await self.settle(0)
 
 
-def make_job(engine: FakeEngine, database: Database, reservation: SlowReservation | None = None) -> InferenceJob:
+def make_job(
+    engine: FakeEngine,
+    database: Database,
+    reservation: SlowReservation | None = None,
+    request_id: RequestId = REQUEST,
+) -> InferenceJob:
     """A job that is not started yet. Without a slow `reservation` it settles at once."""
     if reservation is None:
         reservation = SlowReservation()
@@ -54,12 +62,12 @@ def make_job(engine: FakeEngine, database: Database, reservation: SlowReservatio
     backlog, in_flight = UsageBacklog(ledger), InFlightBound(clock, None, None)
     accounting = Accounting(tenancy.get_quota, quotas, backlog, Telemetry(), clock, in_flight)
     request = GenerationRequest(
-        request_id=RequestId("req_1.0"),
+        request_id=RequestId(f"{request_id}.0"),
         prompt_token_ids=(1, 2, 3),
         sampling=SamplingParams(max_tokens=100),
         resolved=ResolvedModel("tiny", None),
         isolation=IsolationDomain(bytes(32)),
     )
     principal = Principal(TENANT, "acme", KeyId("key_1"), 1.0, "default", ALL_SCOPES)
-    account = RequestAccount(accounting, Charge(RequestId("req_1"), principal, request.resolved), reservation)
-    return InferenceJob(RequestId("req_1"), [generator_on(engine).start(request)], 1, account, {})
+    account = RequestAccount(accounting, Charge(request_id, principal, request.resolved), reservation)
+    return InferenceJob(request_id, [generator_on(engine).start(request)], 1, account, {})

@@ -22,7 +22,7 @@ from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
-from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, TenantId, new_id
+from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, SessionId, TenantId, new_id
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
@@ -312,6 +312,12 @@ class SessionProcess:
     async def events(self, by: Principal, session_id: str, after: int = 0) -> list[SessionEvent]:
         """Read all events until no turn runs."""
         return [event async for event in await self.service.events(by, session_id, after)]
+
+    async def until_delivered(self, by: Principal, session_id: SessionId) -> None:
+        """Return once a part of the running answer is stored."""
+        store = self.service.reader.store
+        while not any("delta" in event.fields for event in await store.list_events(by.scope(), session_id, 0, 100)):
+            pass
 
     def will_say(self, *answers: Answer | str) -> None:
         self.engine.answers.extend(Answer(answer) if isinstance(answer, str) else answer for answer in answers)

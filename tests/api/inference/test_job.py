@@ -3,13 +3,16 @@
 import asyncio
 
 import pytest
+from sqlalchemy import select
 
 from graftwork.api.deps.background import ServerTasks
 from graftwork.api.inference.job import ChoiceEvent
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, Unavailable
+from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.tables import UsageRow
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
 from tests.api.fake_engine import FakeEngine
 from tests.api.inference_jobs import TENANT, SlowReservation, make_job
@@ -92,6 +95,30 @@ async def test_a_failure_comes_behind_the_events_before_it(sqlite_database: Data
     await tasks.close()
 
     assert len(reader.events) == 1 + 2
+
+
+async def test_an_answer_that_the_server_could_not_finish_costs_nothing(sqlite_database: Database) -> None:
+    """After an engine's death, and after a shutdown, the usage has a row without tokens, and the quota is refunded."""
+    dead = FakeEngine(text="one two", breaks_after=2, breakage=Unavailable("The engine is gone."))
+    held = FakeEngine(holds_after=2)
+    for engine in (dead, held):
+        tasks, reservation = ServerTasks(patience_s=0.0), SlowReservation()
+        reservation.may_settle.set()
+        job = make_job(engine, sqlite_database, reservation, RequestId(f"req_{id(engine)}"))
+        job.start(tasks)
+        reading = asyncio.create_task(job.deliver(Reader().take))
+        await asyncio.wait([reading, asyncio.create_task(engine.held.wait())], return_when=asyncio.FIRST_COMPLETED)
+
+        await tasks.close()
+
+        with pytest.raises(Unavailable):
+            await reading
+        assert reservation.num_refunds == 1
+    async with sqlite_database.read() as session:
+        rows = (
+            await session.execute(select(UsageRow.outcome, UsageRow.prompt_tokens, UsageRow.completion_tokens))
+        ).all()
+    assert [tuple(row) for row in rows] == [("server_error", 0, 0)] * 2
 
 
 async def test_leaving_twice_settles_all_the_same(sqlite_database: Database) -> None:

@@ -13,7 +13,7 @@ from graftwork.platform.errors import LimitExceeded, Unavailable
 from graftwork.platform.ids import RequestId
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter, UsageOutcome
 from graftwork.sessions.generation.generator import PromptAdmitted, TextDelta
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount, Usage
 from tests.sessions.generation.test_generator import END, one_by_one, request, spelled
@@ -53,7 +53,7 @@ async def test_prompt_tokens_are_counted_by_the_tier_they_came_from(counted: Cou
     """Cached tokens count for the device, the host or the disk, whichever the engine reports."""
     account = await counted.open()
 
-    await account.close(USED, "completed")
+    await account.close(USED, UsageOutcome.COMPLETED)
 
     for tier, count in {"device": 40.0, "host": 30.0, "disk": 20.0, "recomputed": 10.0}.items():
         assert f'graftwork_prompt_tokens_total{{tenant="ten_1",tier="{tier}"}} {count}' in counted.metrics()
@@ -64,9 +64,9 @@ async def test_a_request_is_recorded_and_counted_once(counted: CountedAccounting
     """A second record of the same request adds no usage row and no metric."""
     account = await counted.open()
 
-    await account.record(USED, "failed")
-    await account.record(USED, "failed")
-    await account.settle(USED, "failed")
+    await account.record(USED, UsageOutcome.FAILED)
+    await account.record(USED, UsageOutcome.FAILED)
+    await account.settle(USED, UsageOutcome.FAILED)
 
     assert await counted.ledger.tokens_since(principal().tenant_id, 0.0) == 107
     assert 'graftwork_requests_total{outcome="failed",tenant="ten_1"} 1.0' in counted.metrics()
@@ -77,7 +77,7 @@ async def test_a_request_that_was_never_admitted_is_refunded(counted: CountedAcc
     """Without an admitted prompt there is no usage row; the quota gets its reservation back."""
     account = await counted.open()
 
-    await account.close(None, "cancelled")
+    await account.close(None, UsageOutcome.CANCELLED)
 
     assert await counted.ledger.tokens_since(principal().tenant_id, 0.0) == 0
     assert counted.quotas.reservations[0].is_refunded
@@ -149,7 +149,7 @@ async def test_usage_waits_for_the_database(unreliable: UnreliableDatabase) -> N
     account = await counted.open()
     unreliable.refusals = 2
 
-    await account.close(USED, "completed")
+    await account.close(USED, UsageOutcome.COMPLETED)
     settled = counted.quotas.reservations[0].settled
     still_waiting = [await counted.backlog.flush() for _ in range(3)]
 
@@ -164,7 +164,7 @@ async def test_no_work_starts_while_usage_cannot_be_stored(unreliable: Unreliabl
     counted = CountedAccounting(unreliable)
     first = await counted.open()
     unreliable.refusals = 1
-    await first.close(USED, "completed")
+    await first.close(USED, UsageOutcome.COMPLETED)
 
     with pytest.raises(Unavailable):
         await counted.open()

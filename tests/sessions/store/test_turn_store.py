@@ -37,7 +37,7 @@ class TwoProcesses:
 
     async def begun(self) -> SessionLease:
         session = await self.process.session(ME)
-        lease, _ = await self.first.begin(SCOPE, session, TURN, INPUT)
+        lease, _ = await self.first.begin(ME, session, TURN, INPUT)
         return lease
 
     async def now(self, lease: SessionLease) -> AgentSession:
@@ -99,7 +99,7 @@ async def test_old_lease_is_no_lease_for_the_next_turn(stores: TwoProcesses) -> 
     lease = await stores.begun()
     stores.clock.advance(LEASE_S)
     await stores.second.fail_interrupted(SCOPE, lease.session_id, TURN)
-    await stores.second.begin(SCOPE, await stores.now(lease), TurnId("turn_2"), INPUT)
+    await stores.second.begin(ME, await stores.now(lease), TurnId("turn_2"), INPUT)
 
     with pytest.raises(LeaseLost):
         await stores.first.end(lease, completed(lease))
@@ -138,7 +138,7 @@ async def test_stale_plan_does_not_begin(stores: TwoProcesses) -> None:
     await stores.sessions.close(SCOPE, session.session_id)
 
     with pytest.raises(Conflict) as caught:
-        await stores.first.begin(SCOPE, session, TURN, INPUT)
+        await stores.first.begin(ME, session, TURN, INPUT)
 
     assert caught.value.code == "session_changed"
 
@@ -161,7 +161,7 @@ async def test_events_of_many_turns_are_one_transaction(stores: TwoProcesses) ->
     leases = []
     for number in range(3):
         session = await stores.process.session(ME)
-        lease, _ = await stores.first.begin(SCOPE, session, TurnId(f"turn_{number}"), INPUT)
+        lease, _ = await stores.first.begin(ME, session, TurnId(f"turn_{number}"), INPUT)
         leases.append(lease)
     first, lost, other = leases
     lost = replace(lost, epoch=lost.epoch - 1)

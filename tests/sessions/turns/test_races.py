@@ -80,12 +80,13 @@ async def test_turn_outlives_a_database_that_is_away(unreliable: UnreliableDatab
 
 
 async def test_turn_that_another_process_has_ended_is_metered_once(database: Database) -> None:
-    """A turn that lost its lease stores no outcome, but its tokens are in the ledger, once, as failed."""
+    """A turn that lost its lease stores no outcome, but what it delivered is in the ledger, once."""
     first, me = SessionProcess(database), new_principal()
     session = await first.session(me)
     first.will_say(Answer("A long story", waits=True))
     running = await first.service.start_turn(me, session.session_id, "Tell")
     await first.engine.half_way.wait()
+    await first.until_delivered(me, session.session_id)
 
     num_ended = await first.restarted().service.recover()
     first.engine.go_on()
@@ -94,7 +95,7 @@ async def test_turn_that_another_process_has_ended_is_metered_once(database: Dat
     (row,) = await first.meter.summarise(me.tenant_id, 0.0, 1e12, UsageGroup.SESSION)
     assert (row.group, row.requests) == (session.session_id, 1)
     assert row.completion_tokens > 0
-    assert 'graftwork_requests_total{outcome="failed"' in first.telemetry.render()[0].decode()
+    assert 'graftwork_requests_total{outcome="interrupted"' in first.telemetry.render()[0].decode()
 
 
 async def test_events_of_a_turn_are_read_to_their_end_from_its_feed(unreliable: UnreliableDatabase) -> None:
