@@ -17,7 +17,7 @@ from graftwork.api.deps.background import ServerTasks
 from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.http.errors import internal_failure
 from graftwork.api.inference.request import InferenceRequest
-from graftwork.engine.core.events import CacheReport, DraftReport
+from graftwork.engine.core.events import CacheReport, DraftReport, PromptAdmitted
 from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.ids import RequestId
 from graftwork.platform.quotas.in_flight import HeldPlaces
@@ -187,9 +187,15 @@ class InferenceJob:
         first = self._generations[choice - choice % self._choices_per_prompt]
         if generation is not first:
             await first.prompt_computed.wait()
+        journal, num_journaled = self._account.journal(), 0
         async with aclosing(generation.events()) as events:
             take: Take | None = None
             async for event in events:
+                if generation.completion_tokens > num_journaled:
+                    journal.add(generation.completion_tokens - num_journaled)
+                    num_journaled = generation.completion_tokens
+                elif isinstance(event, PromptAdmitted) and generation is first:
+                    journal.admit(event.cache.prompt_tokens, event.cache.cached_tokens)
                 if take is None:
                     self._has_news.set()
                     take = await self._reader

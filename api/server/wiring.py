@@ -43,6 +43,7 @@ from graftwork.platform.tenancy.keys import WrongKeyLimit
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
+from graftwork.platform.tenancy.usage_journal import UsageJournal
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -59,6 +60,8 @@ from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 
 _REDIS_PREFIX = "graftwork:"
+_USAGE_FOLDER = "usage"
+"""The folder of the usage journals in the data folder."""
 _LEASE_S = 30.0
 _HEARTBEAT_S = 10.0
 _FLUSH_S = 1.0
@@ -96,6 +99,7 @@ async def open_resources(
         stack.push_async_callback(resources.server.quotas.close)
         stack.push_async_callback(resources.inference.encoding.close)
         stack.push_async_callback(resources.server.json.close)
+        stack.callback(backlog.journal.close)
         stack.push_async_callback(backlog.flush)
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
         stack.push_async_callback(resources.inference.tasks.close)
@@ -105,6 +109,7 @@ async def open_resources(
             "sessions": resources.sessions.sessions.sweep,
             "responses": resources.sessions.responses.sweep,
             "idempotency keys": resources.server.idempotency.sweep,
+            "usage journals": backlog.recover,
         }
         for name, sweep in sweeps.items():
             await sweep()
@@ -128,7 +133,8 @@ async def _assemble(
     tenancy = Tenancy(database, pepper, clock)
     meter = UsageMeter(database)
     quotas = await _quota_keeper(settings, clock, meter)
-    backlog, description = UsageBacklog(meter), served.generator.description
+    journal = UsageJournal(settings.data_dir / _USAGE_FOLDER)
+    backlog, description = UsageBacklog(meter, journal), served.generator.description
     in_flight = InFlightBound(clock, description.max_requests, description.max_domain_requests)
     accounting = Accounting(tenancy.get_quota, quotas, backlog, telemetry, clock, in_flight)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)

@@ -84,7 +84,7 @@ class UsageOutcome(StrEnum):
     SERVER_ERROR = "server_error"
     """The server was at fault. Nothing is billed: the record has no tokens."""
     INTERRUPTED = "interrupted"
-    """The gateway that ran the turn died. The tokens of the events that it had stored are billed."""
+    """The gateway died. Of a turn, the tokens of the stored events are billed; of other requests, those in the journal."""
 
     @property
     def is_billed(self) -> bool:

@@ -23,6 +23,7 @@ from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
+from graftwork.platform.tenancy.usage_journal import JournalEntry
 from graftwork.sessions.core.views import usage_body
 from graftwork.sessions.text.encoding import Prompt, PromptEncoding
 
@@ -171,14 +172,27 @@ class RequestAccount:
         self._accounting = accounting
         self._charge = charge
         self._is_recorded = False
+        self._entry: JournalEntry | None = None
+
+    def journal(self) -> JournalEntry:
+        """Returns the request's entry in the usage journal. What the caller adds to it is billed if the process dies.
+
+        A turn needs no entry, because its stored events say what was delivered. Raises Unavailable if the journal cannot
+        be written.
+        """
+        if self._entry is None:
+            nothing = Usage(CacheReport(), 0, DraftReport())
+            self._entry = self._accounting.backlog.journal.begin(self._event(nothing, UsageOutcome.INTERRUPTED))
+        return self._entry
 
     def row(self, usage: Usage | None, outcome: UsageOutcome) -> UsageEvent | None:
         """Returns the usage row of the request. Returns None if `usage` is None.
 
         This method is for a caller that stores the row in its own transaction. The caller then calls `count`.
         """
-        if usage is None:
-            return None
+        return None if usage is None else self._event(usage, outcome)
+
+    def _event(self, usage: Usage, outcome: UsageOutcome) -> UsageEvent:
         charge, is_billed = self._charge, outcome.is_billed
         return UsageEvent(
             request_id=charge.request_id,
@@ -208,8 +222,11 @@ class RequestAccount:
         A second call for the same request changes nothing. If the database does not answer, the row is stored later.
         """
         row = self.row(usage, outcome)
+        entry, self._entry = self._entry, None
         if row is not None and not self._is_recorded:
-            await self._accounting.backlog.record(row, lambda: self.count(usage, outcome))
+            await self._accounting.backlog.record(row, lambda: self.count(usage, outcome), entry)
+        elif entry is not None:
+            entry.end()
 
     async def close(self, usage: Usage | None, outcome: UsageOutcome) -> None:
         """Records the usage, unless it is recorded already. Then settles the quota reservation.

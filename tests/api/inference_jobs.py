@@ -15,9 +15,11 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
+from graftwork.platform.tenancy.usage_journal import UsageJournal
 from graftwork.sessions.generation.generator import GenerationRequest
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount
 from tests.api.fake_engine import FakeEngine
+from tests.platform.throwaway_journal import throwaway_journal
 from tests.sessions.scripted_engine import generator_on
 
 TENANT = TenantId("ten_1")
@@ -51,6 +53,7 @@ def make_job(
     database: Database,
     reservation: SlowReservation | None = None,
     request_id: RequestId = REQUEST,
+    journal: UsageJournal | None = None,
 ) -> InferenceJob:
     """A job that is not started yet. Without a slow `reservation` it settles at once."""
     if reservation is None:
@@ -59,7 +62,7 @@ def make_job(
     clock = ManualClock()
     ledger = UsageMeter(database)
     tenancy, quotas = Tenancy(database, b"pepper", clock), LocalQuotaKeeper(clock, ledger)
-    backlog, in_flight = UsageBacklog(ledger), InFlightBound(clock, None, None)
+    backlog, in_flight = UsageBacklog(ledger, journal or throwaway_journal()), InFlightBound(clock, None, None)
     accounting = Accounting(tenancy.get_quota, quotas, backlog, Telemetry(), clock, in_flight)
     request = GenerationRequest(
         request_id=RequestId(f"{request_id}.0"),

@@ -89,3 +89,25 @@ def test_a_turn_that_its_engine_does_not_survive_fails_and_the_session_goes_on_f
     assert resumed["cache"]["device_tokens"] == resumed["cache"]["host_tokens"] == 0
     assert resumed["usage"]["prompt_tokens"] == history + resumed["cache"]["recomputed_tokens"]
     assert resumed["output"][0]["content"] == undisturbed["output"][0]["content"]
+
+
+def test_a_killed_gateway_has_billed_what_it_streamed(restartable: DemoServer) -> None:
+    """After a kill of the server during a chat, the usage has a row with all tokens that the client has read."""
+    server = restartable
+    server.start()
+    headers = {"authorization": f"Bearer {server.key('Corner')}"}
+    body = {"model": "helpdesk", "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    body |= {"max_tokens": 400, "ignore_eos": True, "return_token_ids": True}
+    num_read = 0
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", headers=headers, json=body, timeout=60) as answer:
+        for event in events_of(answer):
+            num_read += bool(event["choices"] and event["choices"][0]["delta"].get("content"))
+            if num_read == 30:
+                server.kill()
+                break
+
+    server.start()
+
+    usage = httpx.get(f"{server.url}/v1/usage", headers=headers).json()
+    assert usage["data"][0]["completion_tokens"] >= num_read
+    assert usage["data"][0]["prompt_tokens"] > 0

@@ -39,6 +39,7 @@ from graftwork.sessions.text.encoding import LocalEncoding, PromptEncoding
 from graftwork.sessions.text.prompt_encoder import PromptEncoder
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
+from tests.platform.throwaway_journal import throwaway_journal
 from tests.sessions.scripted_engine import description, generator_on
 from tests.sessions.tokenizer_and_templates import prompt_encoder, text_tokenizer, token_id
 
@@ -281,7 +282,7 @@ class SessionProcess:
         self.meter = UsageMeter(database)
         turns = TurnStore(database, self.clock, owner, LEASE_S)
         generator = generator_on(self.engine, telemetry=self.telemetry, clock=self.clock)
-        backlog, in_flight = UsageBacklog(self.meter), InFlightBound(self.clock, None, MAX_ANSWERS)
+        backlog, in_flight = UsageBacklog(self.meter, throwaway_journal()), InFlightBound(self.clock, None, MAX_ANSWERS)
         self.accounting = Accounting(self.quotas.quota_of, self.quotas, backlog, self.telemetry, self.clock, in_flight)
         dependencies = TurnDependencies(
             generator=generator,

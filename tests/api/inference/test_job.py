@@ -1,6 +1,8 @@
 """Tests of a job: its events reach its reader in order, and it is settled once."""
 
 import asyncio
+import shutil
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -11,8 +13,9 @@ from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.ids import RequestId
-from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.metering import UsageMeter, UsageOutcome
 from graftwork.platform.tenancy.tables import UsageRow
+from graftwork.platform.tenancy.usage_journal import UsageJournal
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
 from tests.api.fake_engine import FakeEngine
 from tests.api.inference_jobs import TENANT, SlowReservation, make_job
@@ -139,3 +142,29 @@ async def test_leaving_twice_settles_all_the_same(sqlite_database: Database) -> 
     assert await UsageMeter(sqlite_database).tokens_since(TENANT, 0.0) == 3 + 2
     with pytest.raises(Unavailable):
         await reading
+
+
+async def test_what_a_dead_gateway_delivered_is_in_its_journal(sqlite_database: Database, tmp_path: Path) -> None:
+    """The journal has the prompt and every token that has come from the engine, and nothing after the end."""
+    engine, tasks, reader = FakeEngine(text="one two three", holds_after=3), ServerTasks(), Reader()
+    journal = UsageJournal(tmp_path / "alive")
+    job = make_job(engine, sqlite_database, journal=journal)
+    job.start(tasks)
+    reading = asyncio.create_task(job.deliver(reader.take))
+    await engine.held.wait()
+    while not reader.text:
+        reader.has_come.clear()
+        await reader.has_come.wait()
+
+    shutil.copytree(tmp_path / "alive", tmp_path / "dead")  # what is left of a gateway that dies here
+    so_far = job.usage
+    engine.release.set()
+    await reading
+    await tasks.close()
+
+    ((left,),) = UsageJournal(tmp_path / "dead").recover()
+    assert so_far.completion_tokens == 3
+    assert (left.prompt_tokens, left.completion_tokens) == (so_far.prompt_tokens, 3)
+    assert left.outcome is UsageOutcome.INTERRUPTED
+    journal.close()
+    assert not list((tmp_path / "alive").iterdir())

@@ -16,6 +16,7 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter, UsageOutcome
 from graftwork.sessions.generation.generator import PromptAdmitted, TextDelta
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount, Usage
+from tests.platform.throwaway_journal import throwaway_journal
 from tests.sessions.generation.test_generator import END, one_by_one, request, spelled
 from tests.sessions.scripted_engine import ScriptedEngine, generator_on
 from tests.sessions.session_process import CountingQuotas, UnreliableDatabase, principal
@@ -30,7 +31,7 @@ class CountedAccounting:
         self.telemetry = Telemetry()
         self.quotas = CountingQuotas()
         self.ledger = UsageMeter(database)
-        self.backlog = UsageBacklog(self.ledger)
+        self.backlog = UsageBacklog(self.ledger, throwaway_journal())
         clock = ManualClock()
         in_flight = InFlightBound(clock, None, max_tenant=2)
         self.accounting = Accounting(self.quotas.quota_of, self.quotas, self.backlog, self.telemetry, clock, in_flight)

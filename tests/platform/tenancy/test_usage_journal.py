@@ -1,0 +1,176 @@
+"""Tests of the usage journal: what a killed process has counted is found by the next one, once."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from graftwork.platform.database import Database
+from graftwork.platform.errors import Unavailable
+from graftwork.platform.ids import RequestId
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter, UsageOutcome
+from graftwork.platform.tenancy.tenants import UsageEvent
+from graftwork.platform.tenancy.usage_journal import UsageJournal
+from tests.platform.tenancy.test_metering import EVENT
+
+STARTED = replace(EVENT, prompt_tokens=0, cached_tokens=0, completion_tokens=0, outcome=UsageOutcome.INTERRUPTED)
+
+KILLED = """
+import os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+from graftwork.platform.tenancy.usage_journal import UsageJournal
+from tests.platform.tenancy.test_usage_journal import STARTED
+
+journal = UsageJournal(Path(sys.argv[1]))
+entries = [journal.begin(replace(STARTED, request_id=f"req_{number}", model="modèle \\x00" * 40)) for number in range(600)]
+for number, entry in enumerate(entries):
+    if number != 7:
+        entry.admit(100, 64)
+    for token in range(number % 5):
+        entry.add(1)
+for entry in entries[10:590]:
+    entry.end()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run_killed(program: str, folder: Path) -> None:
+    """Runs a program that kills itself."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -9, done.stderr
+
+
+def recovered(folder: Path) -> list[UsageEvent]:
+    return [event for events in UsageJournal(folder).recover() for event in events]
+
+
+def test_a_killed_process_has_billed_what_it_counted(tmp_path: Path) -> None:
+    """Requests that ran when the process died are found with their tokens, if the engine had admitted them."""
+    run_killed(KILLED, tmp_path)
+
+    found = {event.request_id: event for event in recovered(tmp_path)}
+
+    running = [*range(7), 8, 9, *range(590, 600)]
+    assert found == {
+        f"req_{number}": replace(
+            STARTED,
+            request_id=RequestId(f"req_{number}"),
+            model="modèle \x00" * 40,
+            prompt_tokens=100,
+            cached_tokens=64,
+            completion_tokens=number % 5,
+        )
+        for number in running
+    }
+    assert not recovered(tmp_path), "the files of the dead process are gone"
+
+
+def test_a_living_process_keeps_its_files(tmp_path: Path) -> None:
+    """Another process takes nothing from a journal that is open, and what is closed without records is deleted."""
+    journal = UsageJournal(tmp_path)
+    entry = journal.begin(STARTED)
+    entry.admit(3, 0)
+
+    assert not recovered(tmp_path)
+    entry.end()
+    journal.close()
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_slot_is_used_again_without_its_past(tmp_path: Path) -> None:
+    """A request in a slot that another one has left begins with no tokens."""
+    journal = UsageJournal(tmp_path)
+    for number in range(1000):
+        entry = journal.begin(replace(STARTED, request_id=RequestId(f"req_{number}")))
+        entry.admit(5, 0)
+        entry.add(9)
+        if number < 999:
+            entry.end()
+    journal.close()
+
+    (left,) = recovered(tmp_path)
+
+    assert (left.request_id, left.prompt_tokens, left.completion_tokens) == ("req_999", 5, 9)
+
+
+def test_a_damaged_record_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A record that cannot be read is logged and its file kept aside; the others are found."""
+    journal = UsageJournal(tmp_path)
+    for number in range(3):
+        journal.begin(replace(STARTED, request_id=RequestId(f"req_{number}"))).admit(1, 0)
+    journal.close()
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes().replace(b'"req_1"', b'\xff"eq_1"'))
+
+    assert {event.request_id for event in recovered(tmp_path)} == {"req_0", "req_2"}
+    assert "usage_journal_unreadable" in caplog.text
+    assert [left.suffix for left in tmp_path.iterdir()] == [".unreadable"]
+    assert not recovered(tmp_path)
+
+
+def test_no_room_on_the_disk_refuses_the_request(tmp_path: Path) -> None:
+    """Where a file cannot get its space, the request is refused with what to do, and no file is left."""
+    program = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+{KILLED.replace("os.kill", "raise SystemExit#")}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], check=False, capture_output=True, text=True, timeout=60
+    )
+
+    assert "graftwork.platform.errors.Unavailable: The usage of requests cannot be recorded" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+class AwayMeter(UsageMeter):
+    """A ledger whose database is away until `is_away` is unset."""
+
+    is_away = True
+
+    async def record(self, event: UsageEvent) -> bool:
+        if self.is_away:
+            raise Unavailable("away")
+        return await super().record(event)
+
+
+async def test_rows_that_wait_outlive_their_process(sqlite_database: Database, tmp_path: Path) -> None:
+    """A row that could not be stored is stored by the next process, with the outcome that it had."""
+    journal = UsageJournal(tmp_path)
+    entry = journal.begin(STARTED)
+    entry.admit(100, 64)
+    backlog = UsageBacklog(AwayMeter(sqlite_database), journal)
+    await backlog.record(EVENT, lambda: None, entry)
+    await backlog.record(replace(EVENT, request_id=RequestId("req_turn")), lambda: None)
+    journal.close()  # as its process ends
+
+    meter = UsageMeter(sqlite_database)
+    restarted = UsageBacklog(meter, UsageJournal(tmp_path))
+    found = [await restarted.recover(), await restarted.recover()]
+
+    (summary,) = await meter.summarise(EVENT.tenant_id, 0, math.inf)
+    assert found == [2, 0]
+    assert (summary.requests, summary.prompt_tokens, summary.completion_tokens) == (2, 200, 20)
+
+
+async def test_what_is_recovered_while_the_database_is_away_is_not_lost(
+    sqlite_database: Database, tmp_path: Path
+) -> None:
+    """A process that recovers rows, cannot store them and dies leaves them to the one after it."""
+    run_killed(KILLED, tmp_path)
+    away = UsageBacklog(AwayMeter(sqlite_database), UsageJournal(tmp_path))
+    await away.recover()
+    away.journal.close()
+
+    meter = UsageMeter(sqlite_database)
+    await UsageBacklog(meter, UsageJournal(tmp_path)).recover()
+
+    (summary,) = await meter.summarise(EVENT.tenant_id, 0, math.inf)
+    assert (summary.requests, summary.prompt_tokens) == (19, 1900)

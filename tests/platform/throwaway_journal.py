@@ -1,0 +1,16 @@
+"""A usage journal for tests that do not look at it."""
+
+import shutil
+import weakref
+from pathlib import Path
+from tempfile import mkdtemp
+
+from graftwork.platform.tenancy.usage_journal import UsageJournal
+
+
+def throwaway_journal() -> UsageJournal:
+    """Returns a journal in a folder of its own, which is removed with it."""
+    folder = mkdtemp(prefix="graftwork-journal-")
+    journal = UsageJournal(Path(folder))
+    weakref.finalize(journal, shutil.rmtree, folder, ignore_errors=True)
+    return journal
