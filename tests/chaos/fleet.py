@@ -1,0 +1,163 @@
+"""Two gateways and an engine over PostgreSQL and Redis, as processes that faults can strike."""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncpg
+import httpx
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+READY_WITHIN_S = 120
+ADMIN_KEY = "chaos-admin-" + secrets.token_hex(16)
+MODEL = "graftwork-demo"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@dataclass
+class Process:
+    """A process of the fleet, which can be killed and started again with the same command."""
+
+    name: str
+    command: Sequence[str]
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("GRAFTWORK_")}
+        with (self.folder / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=kept | self.environment)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, also for a stopped process; returns when it is gone."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(30)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / f"{self.name}.log").read_text(errors="replace")
+
+
+@dataclass
+class Fleet:
+    """All processes, and the addresses of the gateways and of the database."""
+
+    engine: Process
+    gateways: list[Process]
+    redis: Process
+    urls: list[str]
+    redis_url: str
+    database_url: str
+
+    async def ready(self) -> None:
+        """Returns once both gateways say that they are ready."""
+        await asyncio.gather(
+            *(self._ready(process, url) for process, url in zip(self.gateways, self.urls, strict=True))
+        )
+
+    async def redis_answers(self) -> None:
+        """Returns once Redis answers."""
+        deadline = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline:
+            try:
+                async with Redis.from_url(self.redis_url, socket_connect_timeout=5) as redis:
+                    await redis.ping()
+                return
+            except (OSError, RedisError):
+                await asyncio.sleep(0.1)
+        raise AssertionError(f"Redis did not start:\n{self.redis.log}")
+
+    async def _ready(self, process: Process, url: str) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while time.monotonic() < deadline:
+                try:
+                    if (await client.get(f"{url}/readyz", timeout=5)).status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
+                assert process.process is not None
+                assert process.process.poll() is None, f"{process.name} has ended:\n{process.log[-4000:]}"
+                await asyncio.sleep(0.2)
+        raise AssertionError(f"{process.name} did not become ready:\n{process.log[-4000:]}")
+
+    async def query(self, statement: str, *arguments: object) -> list[asyncpg.Record]:
+        """Runs one statement in the fleet's database."""
+        connection = await asyncpg.connect(self.database_url, timeout=10)
+        try:
+            rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
+            return rows
+        finally:
+            await connection.close()
+
+    async def tenant(self, name: str, max_concurrent_requests: int) -> str:
+        """Makes a tenant with a limit. Returns its key."""
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        async with httpx.AsyncClient(base_url=self.urls[0], headers=headers, trust_env=False, timeout=30) as admin:
+            made = (await admin.post("/v1/admin/tenants", json={"name": name})).raise_for_status().json()
+            path = f"/v1/admin/tenants/{made['id']}"
+            limits = {"max_concurrent_requests": max_concurrent_requests}
+            (await admin.put(f"{path}/quota", json=limits)).raise_for_status()
+            key: str = (await admin.post(f"{path}/keys", json={"name": name})).raise_for_status().json()["key"]
+        return key
+
+
+@asynccontextmanager
+async def running_fleet(folder: Path, postgres_url: str) -> AsyncIterator[Fleet]:
+    """Starts a fleet on an empty database, and ends it with all its processes."""
+    ports, redis_port = [free_port(), free_port()], free_port()
+    program = [sys.executable, "-m", "graftwork.api.cli.main"]
+    shared = ["--demo", "--data-dir", str(folder / "data")]
+    redis_url = f"redis://127.0.0.1:{redis_port}/0"
+    environment = {"GRAFTWORK_ADMIN_KEY": ADMIN_KEY, "GRAFTWORK_PEPPER": "chaos", "OMP_NUM_THREADS": "1"}
+    listen = f"unix:{folder / 'engine.sock'}"
+    addresses = ["--engine-address", listen, "--database-url", postgres_url, "--redis-url", redis_url]
+    server = ["redis-server", "--port", str(redis_port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    fleet = Fleet(
+        engine=Process("engine", [*program, "engine", *shared, "--listen", listen], folder, environment),
+        gateways=[
+            Process(
+                f"gateway-{port}", [*program, "gateway", *shared, *addresses, "--port", str(port)], folder, environment
+            )
+            for port in ports
+        ],
+        redis=Process("redis", server, folder),
+        urls=[f"http://127.0.0.1:{port}" for port in ports],
+        redis_url=redis_url,
+        database_url=postgres_url.replace("postgresql+asyncpg", "postgresql"),
+    )
+    processes = [fleet.redis, fleet.engine, *fleet.gateways]
+    try:
+        fleet.redis.start()
+        fleet.engine.start()
+        await fleet.redis_answers()
+        fleet.gateways[0].start()
+        await fleet._ready(fleet.gateways[0], fleet.urls[0])  # the first one makes the tables
+        fleet.gateways[1].start()
+        await fleet.ready()
+        yield fleet
+    finally:
+        for process in reversed(processes):
+            if process.process is not None and process.process.poll() is None:
+                process.kill()

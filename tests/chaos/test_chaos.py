@@ -1,0 +1,132 @@
+"""Tests of a fleet under faults: nothing is lost, doubled, unbilled or stuck, and no failure is billed."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.chaos.clients import ChatClient, Client, SessionClient
+from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.fleet import Fleet, running_fleet
+
+pytestmark = [pytest.mark.slow, pytest.mark.postgres]
+
+ROUNDS = 2
+STUCK_S = 35.0
+_POLL_S = 0.1
+
+
+async def progress_after(clients: list[Client], healed_at: float) -> float:
+    """Returns the seconds from the end of a fault until every client has got an answer."""
+    while not all(client.done_at > healed_at for client in clients):
+        if time.monotonic() - healed_at > 4 * STUCK_S:
+            waiting = Counter(type(client).__name__ for client in clients if client.done_at <= healed_at)
+            raise AssertionError(f"after {4 * STUCK_S:.0f} s no answer for {dict(waiting)}")
+        await asyncio.sleep(_POLL_S)
+    return max(client.done_at for client in clients) - healed_at
+
+
+async def strike_all(fleet: Fleet, clients: list[Client], faults: list[Fault]) -> dict[str, float]:
+    """Strikes the fleet with each fault in turn. Returns the seconds until all went on, by fault."""
+    took: dict[str, float] = {}
+    for fault in faults:
+        await fault.strike(fleet)
+        seconds = await progress_after(clients, time.monotonic())
+        took[fault.name] = max(seconds, took.get(fault.name, 0.0))
+    return took
+
+
+async def check_chats(fleet: Fleet, clients: list[ChatClient]) -> None:
+    """Each delivered token is billed, unless the server says that it failed; then none is."""
+    rows = {row["request_id"]: row for row in await fleet.query("SELECT * FROM usage_events WHERE session_id IS NULL")}
+    unbilled, overbilled = [], []
+    for told in (told for client in clients for told in client.told):
+        row = rows.pop(told.request_id, None)
+        billed = 0 if row is None else row["completion_tokens"]
+        if told.end == "failed":
+            overbilled += [(told, billed)] if billed else []
+        elif billed < told.num_tokens:
+            unbilled.append((told, None if row is None else dict(row)))
+        elif told.end == "completed" and billed != told.num_tokens:
+            overbilled.append((told, billed))
+    assert not unbilled, f"{len(unbilled)} chats have tokens that nobody is billed for: {unbilled[:5]}"
+    assert not overbilled, f"{len(overbilled)} chats are billed for what was not delivered: {overbilled[:5]}"
+
+
+async def check_sessions(fleet: Fleet, clients: list[SessionClient]) -> None:
+    """Each completed turn is stored and billed once, and no failed one is."""
+    for client in clients:
+        stored = await client.stored()
+        assert stored == client.said, f"of {len(client.said)} messages the server has {len(stored)}"
+    stored_ids = {row["id"] for row in await fleet.query("SELECT id FROM turns WHERE status = 'completed'")}
+    assert stored_ids == {turn_id for client in clients for turn_id in client.completed}
+    running = await fleet.query("SELECT id FROM turns WHERE status = 'running'")
+    assert not running, f"{len(running)} turns never ended"
+    rows = {row["request_id"]: row for row in await fleet.query("SELECT * FROM usage_events WHERE session_id <> ''")}
+    for client in clients:
+        for turn_id, usage in client.completed.items():
+            row = rows[turn_id]
+            told = (usage["prompt_tokens"], usage["completion_tokens"])
+            assert (row["prompt_tokens"], row["completion_tokens"]) == told
+        for turn_id in client.failed & rows.keys():
+            row = rows[turn_id]
+            if row["outcome"] != "interrupted":
+                assert not row["prompt_tokens"] + row["completion_tokens"], dict(row)
+
+
+@pytest.mark.timeout(1800)
+def test_nothing_is_lost_doubled_unbilled_or_stuck(
+    tmp_path: Path, postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through twenty faults each client goes on within 35 seconds, and the database agrees with what clients were told."""
+    took: dict[str, float] = {}
+    counts: Counter[str] = Counter()
+
+    async def run() -> None:
+        async with running_fleet(tmp_path, postgres_url) as fleet:
+            luck = random.Random(20261122)
+            keys = [await fleet.tenant(name, 6) for name in ("acme", "globex")]
+            clients: list[Client] = []
+            async with asyncio.TaskGroup() as group:
+                is_over = asyncio.Event()
+                for key in keys:
+                    https = httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, trust_env=False)
+                    kinds = (ChatClient, ChatClient, SessionClient, SessionClient)
+                    clients += [kind(fleet, https, random.Random(luck.random())) for kind in kinds]
+                for client in clients:
+                    group.create_task(client.run(is_over))
+                await progress_after(clients, time.monotonic())
+                for _ in range(ROUNDS):
+                    took.update(await strike_all(fleet, clients, luck.sample(FAULTS, len(FAULTS))))
+                is_over.set()
+            chats = [client for client in clients if isinstance(client, ChatClient)]
+            sessions = [client for client in clients if isinstance(client, SessionClient)]
+            counts["chats"] = sum(len(client.told) for client in chats)
+            counts["turns"] = sum(len(client.completed) for client in sessions)
+            counts["failed turns"] = sum(len(client.failed) for client in sessions)
+            await settled(fleet)
+            await check_chats(fleet, chats)
+            await check_sessions(fleet, sessions)
+
+    asyncio.run(run())
+
+    table = "\n".join(f"{seconds:6.1f} s  {name}" for name, seconds in sorted(took.items(), key=lambda item: -item[1]))
+    with capsys.disabled():
+        print(f"\n{dict(counts)}\n{table}")  # noqa: T201
+    assert max(took.values()) <= STUCK_S, table
+
+
+async def settled(fleet: Fleet) -> None:
+    """Waits until no turn runs, and lets each gateway start once more, so that journals of dead ones are read."""
+    deadline = time.monotonic() + STUCK_S
+    while await fleet.query("SELECT id FROM turns WHERE status = 'running'"):
+        assert time.monotonic() < deadline, "turns still run"
+        await asyncio.sleep(_POLL_S)
+    for gateway in fleet.gateways:
+        gateway.kill()
+        gateway.start()
+    await fleet.ready()
