@@ -36,6 +36,10 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     """The port of the gateway, 0 to 65535; 0 takes a free port."""
+    tls_cert: Path | None = None
+    """A PEM file with the certificate chain of the gateway, which then serves HTTPS. It needs `tls_key`."""
+    tls_key: Path | None = None
+    """A PEM file with the private key of `tls_cert`, without a password."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """A second port that serves `/metrics` without a key; 0 takes a free one. None opens no such port."""
@@ -54,6 +58,10 @@ class Settings:
     """The admin key. None makes one at first start, in `data_dir`."""
     pepper: str | None = field(default=None, repr=False)
     """The secret that key hashes depend on. If it is lost, no key works any more. None makes one at first start."""
+    engine_token: str | None = field(default=None, repr=False)
+    """The secret that an engine demands of its gateways. An engine that other machines can reach needs one. `serve`
+    makes one for its own engine at each start.
+    """
     engine_silence_s: float = 5.0
     """Seconds, 0.1 to 3600: if the engine's process answers no ping for so long, its requests end with a 503. The
     engine that `serve` started is killed and started again after four times as long.
@@ -181,8 +189,15 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _folder(value: object) -> Path:
+def _path(value: object) -> Path:
     return Path(str(value)).expanduser()
+
+
+def _token(value: object) -> str:
+    """Parses a secret that travels in a header."""
+    if not re.fullmatch(r"[!-~]{16,512}", str(value)):
+        raise ValueError("give 16 to 512 letters, digits and signs of ASCII, without spaces")
+    return str(value)
 
 
 def _flag(value: object) -> bool:
@@ -247,16 +262,19 @@ _SECRET_NAMES = frozenset(setting.name for setting in fields(Settings) if not se
 _PARSERS: Mapping[str, Callable[[object], object]] = {
     "host": _text,
     "port": _whole(0, 65535),
+    "tls_cert": _path,
+    "tls_key": _path,
     "metrics_host": _text,
     "metrics_port": _whole(0, 65535),
-    "data_dir": _folder,
+    "data_dir": _path,
     "database_url": _text,
     "redis_url": _text,
-    "model": _folder,
+    "model": _path,
     "demo": _flag,
     "engine_address": _text,
     "admin_key": _text,
     "pepper": _text,
+    "engine_token": _token,
     "engine_silence_s": _seconds(3600),
     "step_timeout_s": _seconds(86400),
     "request_timeout_s": _seconds(604800),
@@ -269,9 +287,9 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "lora_kernels": _one_of("auto", "native", "triton", "torch"),
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
-    "public_prompts": _folder,
-    "public_grammars": _folder,
-    "kv_dir": _folder,
+    "public_prompts": _path,
+    "public_grammars": _path,
+    "kv_dir": _path,
     "max_batch_tokens": _whole(1),
     "max_running": _whole(1),
     "max_waiting": _whole(1),

@@ -67,7 +67,9 @@ def run_engine(settings: Settings, listen: str) -> None:
         kv_folder=settings.kv_dir or settings.data_dir / KV_FOLDER,
         **sizes,
     )
-    serve_engine(config, partial(ArtifactAdapterSource, settings.data_dir / ARTIFACTS_FOLDER), listen)
+    serve_engine(
+        config, partial(ArtifactAdapterSource, settings.data_dir / ARTIFACTS_FOLDER), listen, settings.engine_token
+    )
 
 
 def child_command() -> list[str]:

@@ -15,13 +15,16 @@ from contextlib import asynccontextmanager
 from rich.console import Console
 from rich.table import Table
 
+from graftwork.api.deps.background import repeating
 from graftwork.api.deps.resources import Resources
 from graftwork.api.server.app import create_app, create_metrics_app
 from graftwork.api.server.demo_seed import DemoTenant, seed_demo
 from graftwork.api.server.http_connection import ConnectionLimits
 from graftwork.api.server.served_model import model_folder
+from graftwork.api.server.tls import TlsFiles
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
 from graftwork.api.server.wiring import connect_engine, open_resources
+from graftwork.engine.rpc.client import TOKEN_REFUSED
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
 from graftwork.platform.memory import free_large_blocks_at_once
@@ -29,6 +32,9 @@ from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
 
 _POLL_S = 0.5
+
+
+_TLS_REFRESH_S = 10.0
 
 
 _LEAST_WIDTH = 120
@@ -90,7 +96,8 @@ async def serve_gateway(settings: Settings, listening: socket.socket, console: C
     """
     async with open_resources(settings) as resources:
         tenants = await seed_demo(resources.admin) if settings.demo else ()
-        url = url_of(listening)
+        tls = TlsFiles.of(settings)
+        url = url_of(listening, "http" if tls is None else "https")
 
         def on_ready() -> None:
             show_ready(console, url, resources.inference.base_name, settings)
@@ -98,12 +105,22 @@ async def serve_gateway(settings: Settings, listening: socket.socket, console: C
                 show_demo(console, url, resources.inference.base_name, tenants)
 
         limits = ConnectionLimits(per_address=settings.max_connections_per_address)
-        server = HttpServer(create_app(settings, resources=resources), on_ready, limits)
+        server = HttpServer(create_app(settings, resources=resources), on_ready, limits, tls)
         signals.direct_to(server)
         gc.collect()
         gc.freeze()  # what start-up made lives to the end, so no collection while serving needs to visit it
-        async with _metrics_port(settings, resources, console):
+        async with _metrics_port(settings, resources, console), _renewed(tls):
             await server.serve(sockets=[listening])
+
+
+@asynccontextmanager
+async def _renewed(tls: TlsFiles | None) -> AsyncGenerator[None]:
+    """Reads the TLS certificate again when its files change, until the end of the block."""
+    if tls is None:
+        yield
+        return
+    async with repeating(tls.refresh, _TLS_REFRESH_S, "reading the TLS certificate"):
+        yield
 
 
 @asynccontextmanager
@@ -126,7 +143,11 @@ async def _metrics_port(settings: Settings, resources: Resources, console: Conso
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Binds the settings' address. Raises Conflict, or InvalidRequest if the host is no address of this machine."""
+    """Binds the settings' address.
+
+    Raises Conflict, or InvalidRequest if the host is no address of this machine or the TLS files cannot be used.
+    """
+    TlsFiles.of(settings)  # fails at once, and not only when the engine has loaded its weights
     try:
         return bind(settings.host, settings.port)
     except Conflict as error:
@@ -154,6 +175,8 @@ async def _wait_for_engine(settings: Settings, console: Console) -> None:
             try:
                 await probe.describe()
             except Unavailable as error:
+                if error.code == TOKEN_REFUSED:
+                    raise InvalidRequest(error.message, param="engine_token") from error
                 if polls % _REPORT_EVERY == 0:
                     console.print(f"Waiting for the engine: {error.message}", soft_wrap=True)
                 polls += 1

@@ -5,6 +5,7 @@ If the settings have the address of an engine, starts no child. Never serves req
 bind the port ─► lock the data folder ─► start the engine ─► open the resources ─► serve ─► … ─► close all in reverse
 """
 
+import secrets
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -44,7 +45,8 @@ async def _serve(settings: Settings, console: Console, signals: SignalWatch) -> 
         listening = stack.enter_context(listen(settings))
         if settings.engine_address is None:
             stack.enter_context(locked_data_folder(settings.data_dir))
-            settings = replace(settings, engine_address=_private_address(settings, stack))
+            token = settings.engine_token or secrets.token_urlsafe(32)
+            settings = replace(settings, engine_address=_private_address(settings, stack), engine_token=token)
             await stack.enter_async_context(_running_engine(settings, console))
         await serve_gateway(settings, listening, console, signals)
 

@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from graftwork.api.server.http_connection import ConnectionLimits, HttpConnections
+from graftwork.api.server.tls import TlsFiles
 from graftwork.platform.errors import Conflict
 
 _DRAIN_S = 10
@@ -30,7 +31,14 @@ class HttpServer(uvicorn.Server):
     The first call of `stop` lets running answers end, and the second call drops them.
     """
 
-    def __init__(self, app: FastAPI, on_ready: Callable[[], None], limits: ConnectionLimits | None = None) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        on_ready: Callable[[], None],
+        limits: ConnectionLimits | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """Calls `on_ready` when the server accepts connections. With `tls`, the server speaks HTTPS only."""
         config = uvicorn.Config(
             app,
             http=HttpConnections(limits or ConnectionLimits()),  # type: ignore[arg-type]  # a factory of connections
@@ -41,6 +49,9 @@ class HttpServer(uvicorn.Server):
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_DRAIN_S,
         )
+        if tls is not None:
+            config.load()
+            config.ssl = tls.context
         super().__init__(config)
         self._on_ready = on_ready
 
@@ -93,11 +104,11 @@ def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
         raise Conflict(f"{host}:{port} cannot be listened on ({error.strerror}): choose another {flag}.") from error
 
 
-def url_of(bound: socket.socket) -> str:
+def url_of(bound: socket.socket, scheme: str = "http") -> str:
     """Returns the URL of a listening socket.
 
     If the socket listens on every address, the URL has this machine's own address.
     """
     host, port = bound.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+    return f"{scheme}://{shown}:{port}"

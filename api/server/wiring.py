@@ -234,7 +234,7 @@ def connect_engine(settings: Settings) -> EngineClient:
     from graftwork.engine.rpc.client import GrpcEngineClient
 
     limits = FreezeLimits(settings.engine_silence_s, settings.step_timeout_s)
-    return GrpcEngineClient(settings.resolved_engine_address, limits)
+    return GrpcEngineClient(settings.resolved_engine_address, limits, settings.engine_token)
 
 
 async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:

@@ -22,6 +22,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.engine.rpc.engine_token import call_metadata
 from graftwork.engine.rpc.watch import LoopWatch, look_every_s
 from graftwork.platform.clock import Wakeup
 from graftwork.platform.errors import DeadlineExceeded, GraftworkError, Unavailable
@@ -39,6 +40,8 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+TOKEN_REFUSED = "engine_token_refused"
+"""The code of the error that a gateway raises if its token is not the engine's."""
 _RETRY_AFTER_S = 1.0
 _ANSWER_WITHIN_S = 10.0
 _PROBED_WITHIN_S = 120.0
@@ -52,9 +55,10 @@ _LAST = (RequestFinished, GraftworkError)
 class GrpcEngineClient:
     """Implements EngineClient for the engine at one gRPC address. Each client may be used from one event loop only."""
 
-    def __init__(self, address: str, limits: FreezeLimits = DEFAULT_FREEZE_LIMITS) -> None:
-        """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`."""
+    def __init__(self, address: str, limits: FreezeLimits = DEFAULT_FREEZE_LIMITS, token: str | None = None) -> None:
+        """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`. `token` is the engine's secret."""
         self._address = address
+        self._metadata = call_metadata(token)
         self._channel = grpc.aio.insecure_channel(address, options=[*_OPTIONS, *_pings(limits.silence_s)])
         self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
         self._conversation: _Conversation | None = None
@@ -73,7 +77,9 @@ class GrpcEngineClient:
         this, adds the time that the call has waited to the last answer.
         """
         try:
-            progress = await self._stub.ReadProgress(wire.ProgressRequest(), timeout=self._look_within_s)
+            progress = await self._stub.ReadProgress(
+                wire.ProgressRequest(), timeout=self._look_within_s, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 self._stalled_s = 0.0
@@ -130,7 +136,7 @@ class GrpcEngineClient:
 
     def _open_conversation(self) -> "_Conversation":
         if self._conversation is None or self._conversation.is_over:
-            self._conversation = _Conversation(self._stub.Converse(), self._address)
+            self._conversation = _Conversation(self._stub.Converse(metadata=self._metadata), self._address)
         return self._conversation
 
     def _has_requests(self) -> bool:
@@ -144,7 +150,7 @@ class GrpcEngineClient:
 
     async def _ask(self, method: Any, message: Any, within_s: float = _ANSWER_WITHIN_S) -> Any:
         try:
-            return await method(message, timeout=within_s)
+            return await method(message, timeout=within_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise _absent(self._address, error, logging.DEBUG) from error  # callers poll while an engine starts
 
@@ -263,6 +269,13 @@ def _stuck() -> Unavailable:
 
 def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> Unavailable:
     """Returns the error for clients when no engine answers. Writes the address to the log only."""
+    if error is not None and error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        _log.error("engine_token_refused", extra={"address": address})
+        return Unavailable(
+            "The engine refuses this gateway's token: give both the same GRAFTWORK_ENGINE_TOKEN.",
+            code=TOKEN_REFUSED,
+            retry_after_s=_RETRY_AFTER_S,
+        )
     reason = error.details() if error is not None else "the engine hung up"
     _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
     return Unavailable(

@@ -34,6 +34,7 @@ from graftwork.engine.messages import (
 )
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.engine.rpc.engine_token import TokenCheck, is_local
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -155,13 +156,16 @@ def _settle(answer: "asyncio.Future[Any]", value: object) -> None:
 class EngineServer:
     """Runs the gRPC server and the thread of the engine loop."""
 
-    def __init__(self, engine: Engine, listen: str) -> None:
+    def __init__(self, engine: Engine, listen: str, token: str | None = None) -> None:
         """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`. Port 0 takes a free one.
+
+        If there is a `token`, calls without it are refused.
 
         Raises InvalidRequest if the engine cannot listen there.
         """
         self._engine = engine
-        self._server = grpc.aio.server(options=_OPTIONS)
+        checks = () if token is None else (TokenCheck(token),)
+        self._server = grpc.aio.server(options=_OPTIONS, interceptors=checks)
         engine_pb2_grpc.add_EngineServicer_to_server(EngineServicer(engine), self._server)  # type: ignore[no-untyped-call]
         try:
             self.port = self._server.add_insecure_port(listen)
@@ -195,16 +199,25 @@ class EngineServer:
         await asyncio.to_thread(self._thread.join)
 
 
-def serve_engine(config: EngineConfig, source_for: SourceFor, listen: str) -> None:
+def serve_engine(config: EngineConfig, source_for: SourceFor, listen: str, token: str | None = None) -> None:
     """Builds an engine and serves it at the address `listen`, until the process gets SIGTERM or SIGINT.
 
-    `source_for` makes the source from which the engine loads adapters.
+    `source_for` makes the source from which the engine loads adapters. If there is a `token`, the engine obeys only
+    gateways that send it.
+
+    Raises InvalidRequest if other machines can reach the address and there is no token.
     """
-    asyncio.run(_serve(build_engine(config, source_for), listen))
+    if token is None and not is_local(listen):
+        raise InvalidRequest(
+            f"An engine at {listen} needs a token, because other machines can reach it: set GRAFTWORK_ENGINE_TOKEN to "
+            "one secret for the engine and its gateways, such as the output of `openssl rand -hex 32`.",
+            param="engine_token",
+        )
+    asyncio.run(_serve(build_engine(config, source_for), listen, token))
 
 
-async def _serve(engine: Engine, listen: str) -> None:
-    server = EngineServer(engine, listen)
+async def _serve(engine: Engine, listen: str, token: str | None) -> None:
+    server = EngineServer(engine, listen, token)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

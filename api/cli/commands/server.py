@@ -20,6 +20,8 @@ from graftwork.api.cli.console.flags import (
     Port,
     PublicPrompts,
     RedisUrl,
+    TlsCert,
+    TlsKey,
     ToolForm,
 )
 from graftwork.platform.settings import Settings
@@ -32,6 +34,8 @@ def serve(
     model: ModelDir = None,
     host: Host = None,
     port: Port = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
@@ -60,6 +64,8 @@ def gateway(
     model: ModelDir = None,
     host: Host = None,
     port: Port = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,

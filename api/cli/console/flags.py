@@ -14,6 +14,11 @@ Demo = Annotated[
 ModelDir = Annotated[Path | None, typer.Option("--model", metavar="DIR", help="The folder of the base model.")]
 Host = Annotated[str | None, typer.Option(help="The address to listen at (default: 127.0.0.1).")]
 Port = Annotated[int | None, typer.Option(help="The port to listen at; 0 takes a free one (default: 8000).")]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The certificate chain in PEM form; with --tls-key the server speaks HTTPS."),
+]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The private key of --tls-cert in PEM form.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where keys, adapters and the database lie (default: ./graftwork-data)."),
