@@ -8,8 +8,8 @@ response is cancelled when its connection breaks.
 
 import json
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from graftwork.platform.errors import GraftworkError, InvalidRequest, Validation
 from graftwork.platform.tenancy.idempotency import StoredReply
 
 _NAMES = (
-    (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
+    (re.compile(r"\b(tools\[\d+\])\.(function|custom)\b"), r"\1"),
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"\bsampling\.max_(completion_)?tokens\b"), "max_output_tokens"),
     (re.compile(r"\bsampling\."), ""),
@@ -84,6 +84,31 @@ async def _asks_to_store_nothing(request: Request) -> bool:
 
 def _is_response(answer: object) -> bool:
     return isinstance(answer, dict) and answer.get("object") == "response"
+
+
+@contextmanager
+def named_tools(paths: Sequence[str]) -> Iterator[Callable[[str], str]]:
+    """Replaces the numbers of tools in errors with the paths of the tools in the request, while the block runs.
+
+    `paths` has the path of each tool. A number differs from the path after a tool that is left out, and in a namespace.
+    Gives the block the function that replaces the numbers in a text.
+    """
+
+    def path_of(found: re.Match[str]) -> str:
+        index = int(found[1])
+        return paths[index] if index < len(paths) else found[0]
+
+    def rename(text: str) -> str:
+        return _TOOL_NUMBER.sub(path_of, text)
+
+    try:
+        yield rename
+    except (InvalidRequest, ValidationFailed) as error:
+        param = None if error.param is None else rename(error.param)
+        raise type(error)(rename(error.message), param=param, code=error.code, details=error.details) from error
+
+
+_TOOL_NUMBER = re.compile(r"\btools\[(\d+)\]")
 
 
 def responses_names(text: str) -> str:

@@ -13,9 +13,9 @@ from fastapi.responses import JSONResponse
 
 from graftwork.api.deps.resources import ForSessions, InferenceKey, SessionResources
 from graftwork.api.deps.route_classes import keep_started
-from graftwork.api.formats.responses import ResponsesRoute, responses_names, write_response_events
+from graftwork.api.formats.responses import ResponsesRoute, named_tools, responses_names, write_response_events
 from graftwork.api.http.pagination import PageQuery, page_answer
-from graftwork.api.http.request import unenforced_header
+from graftwork.api.http.request import ignored_header, unenforced_header
 from graftwork.api.http.streaming import EventStream, until_disconnect
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ResponseRequest
@@ -40,8 +40,10 @@ async def create_response(
     With `background`, answer at once, and generate the response afterwards.
     """
     order = body.order(principal.capped_tier("default"))
-    run = await resources.responses.create(principal, order)
-    headers = {**run.rate_limit_headers, **unenforced_header(run.unenforced, responses_names)}
+    with named_tools(order.tool_paths) as name_of:
+        run = await resources.responses.create(principal, order)
+    unenforced = unenforced_header(run.unenforced, lambda place: responses_names(name_of(place)))
+    headers = {**run.rate_limit_headers, **unenforced, **ignored_header(order.ignored)}
     release = partial(_release, resources, run)
     if body.background and not body.stream:
         return JSONResponse(run.queued_body(), headers=headers)

@@ -1,7 +1,7 @@
 """Defines the bodies of `POST /v1/responses` and of the conversation routes."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,13 +12,16 @@ from graftwork.api.schemas.base import (
     SamplingBody,
     refuse_unsupported,
 )
+from graftwork.api.schemas.input_items import InputItemJson
+from graftwork.api.schemas.response_tools import ResponseTools
 from graftwork.api.schemas.sessions import Metadata
-from graftwork.api.schemas.shapes import InputItemJson, ResponseToolChoiceJson, TextFormatJson
+from graftwork.api.schemas.shapes import ResponseToolChoiceJson, TextFormatJson
 from graftwork.sessions.core.session import SessionSettings
-from graftwork.sessions.responses.input import MAX_INPUT_ITEMS, read_input
+from graftwork.sessions.responses.input import MAX_INPUT_ITEMS, ignored_items, read_input
 from graftwork.sessions.responses.record import NewResponse
 from graftwork.sessions.responses.references import InputEntry
-from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME
+from graftwork.sessions.responses.tools import PlacedTool, ignored_tools, is_hosted, placed_tools
+from graftwork.sessions.tools.tool_choice import qualified_name
 
 _UNSUPPORTED = {
     **COMPLETION_UNSUPPORTED,
@@ -28,7 +31,10 @@ _UNSUPPORTED = {
     "context_management": lambda value: not value,
     "include": lambda value: not (isinstance(value, list) and "message.output_text.logprobs" in value),
 }
-_TOOL_FIELDS = ("name", "description", "parameters", "strict")
+
+
+_NAMED_TYPES = ("function", "custom")
+"""The types of a `tool_choice` that names one tool."""
 
 
 class ConversationReference(OpenAiBody):
@@ -36,31 +42,6 @@ class ConversationReference(OpenAiBody):
 
     id: str
     """The id of the conversation."""
-
-
-class ResponseTool(OpenAiBody):
-    """A tool that the client itself runs. The server refuses OpenAI's built-in tools, which have other types."""
-
-    type: Literal["function"]
-    name: Annotated[str, Field(pattern=TOOL_NAME)]
-    """The name that the model calls. No two tools of a request have the same name."""
-    description: str | None = None
-    """What the function does, for the model."""
-    parameters: dict[str, Any] | None = None
-    """A JSON Schema for the arguments. The model sees it unchanged."""
-    strict: bool | None = None
-
-    def chat_form(self) -> dict[str, Any]:
-        """Returns the tool in the form of chat completions.
-
-        Leaves out `strict: false`, which means the same as a missing `strict`.
-        """
-        given = {field: getattr(self, field) for field in _TOOL_FIELDS}
-        function = {field: value for field, value in given.items() if value is not None and value is not False}
-        return {"type": "function", "function": function}
-
-    def echo(self) -> dict[str, Any]:
-        return {"type": self.type, **{field: getattr(self, field) for field in _TOOL_FIELDS}}
 
 
 class TextOptions(OpenAiBody):
@@ -101,7 +82,7 @@ class ResponseRequest(SamplingBody):
     stream: bool | None = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
     """The most tokens to generate."""
-    tools: Annotated[list[ResponseTool] | None, Field(max_length=MAX_TOOLS)] = None
+    tools: ResponseTools | None = None
     tool_choice: ResponseToolChoiceJson = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -117,12 +98,15 @@ class ResponseRequest(SamplingBody):
     def check_tool_choice(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
         if value in (None, "auto", "none", "required"):
             return value
-        if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str):
+        if isinstance(value, dict) and value.get("type") in _NAMED_TYPES and isinstance(value.get("name"), str):
             return value
+        if isinstance(value, dict) and is_hosted(value.get("type")):
+            raise ValueError(f"the tool {value['type']!r} is not served here; leave it out")
         if isinstance(value, dict) and value.get("type") == "allowed_tools" and isinstance(value.get("tools"), list):
             return value
         raise ValueError(
-            "must be 'auto', 'none', 'required', {'type': 'function', 'name': …} or {'type': 'allowed_tools', …}"
+            "must be 'auto', 'none', 'required', {'type': 'function' or 'custom', 'name': …} or "
+            "{'type': 'allowed_tools', …}"
         )
 
     @model_validator(mode="after")
@@ -144,10 +128,13 @@ class ResponseRequest(SamplingBody):
 
         `service_tier` is the tier that the answer reports. Raises ValidationFailed if `input` is invalid.
         """
+        tools = tuple(placed_tools(self._tools_as_sent))
         return NewResponse(
             model=self.model,
             items=read_input(self.input),
-            settings=self._settings(),
+            settings=self._settings(tools),
+            tool_paths=tuple(placed.path for placed in tools),
+            ignored=(*ignored_tools(self._tools_as_sent), *ignored_items(self.input)),
             echo=self._echo(service_tier),
             is_stored=self.store is not False,
             is_background=bool(self.background),
@@ -155,14 +142,18 @@ class ResponseRequest(SamplingBody):
             conversation_id=self.conversation_id,
         )
 
-    def _settings(self) -> SessionSettings:
+    @property
+    def _tools_as_sent(self) -> list[dict[str, Any]]:
+        return [tool.model_dump() for tool in self.tools or ()]
+
+    def _settings(self, tools: Sequence[PlacedTool]) -> SessionSettings:
         sampling = self.sent()
         sampling.pop("max_tokens", None)  # this API has `max_output_tokens` instead
         if self.max_output_tokens is not None:
             sampling["max_completion_tokens"] = self.max_output_tokens
         return SessionSettings(
             instructions=self.instructions,
-            tools=tuple(tool.chat_form() for tool in self.tools or ()),
+            tools=tuple(placed.tool for placed in tools),
             tool_choice=_choice_in_chat_form(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             response_format=None if self.text is None else self.text.chat_form(),
@@ -188,7 +179,7 @@ class ResponseRequest(SamplingBody):
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "text": {"format": text_format or {"type": "text"}},
             "tool_choice": self.tool_choice or "auto",
-            "tools": [tool.echo() for tool in self.tools or ()],
+            "tools": [echo for tool in self.tools or () if (echo := tool.echo()) is not None],
             "top_logprobs": 0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "truncation": "disabled",
@@ -216,12 +207,16 @@ class ConversationPatch(OpenAiBody):
 def _choice_in_chat_form(choice: str | Mapping[str, Any] | None) -> Any:
     if not isinstance(choice, Mapping):
         return choice or "auto"
-    if choice["type"] == "function":
+    if choice["type"] in _NAMED_TYPES:
         return _named_in_chat_form(choice)
-    tools = [_named_in_chat_form(tool) for tool in choice["tools"]]
+    served = [tool for tool in choice["tools"] if not (isinstance(tool, Mapping) and is_hosted(tool.get("type")))]
+    tools = [_named_in_chat_form(tool) for tool in served]
     return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
 
 
 def _named_in_chat_form(named: Any) -> dict[str, Any]:
+    """Returns a tool that `tool_choice` names. A tool of a namespace has `namespace`, or its name has both."""
     name = named.get("name") if isinstance(named, Mapping) else None
+    if isinstance(name, str) and isinstance(named.get("namespace"), str):
+        name = qualified_name(named["namespace"], name)
     return {"type": "function", "function": {"name": name}}

@@ -16,7 +16,6 @@ from pydantic_core import CoreSchema
 
 from graftwork.sessions.core.items import INPUT_ROLES, TEXT_PARTS
 from graftwork.sessions.generation.sampling import SessionSampling
-from graftwork.sessions.responses.input import MAX_CALL_ID_CHARACTERS
 from graftwork.sessions.text.messages import ROLES
 
 
@@ -135,10 +134,9 @@ MessageList = Annotated[
 ]
 """Messages in OpenAI's chat form, oldest first."""
 
-# ---- items of sessions, responses and conversations -------------------------------------------------------------
+# ---- the input of sessions --------------------------------------------------------------------------------------
 
 InputRole = Annotated[str, Field(json_schema_extra={"enum": list(INPUT_ROLES)})]
-CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_CHARACTERS)]
 
 
 class SessionMessage(Shape):
@@ -160,55 +158,10 @@ class SessionMessage(Shape):
     """The server does not read this field."""
 
 
-class InputMessage(Shape):
-    """A message in the input of a response, or in a conversation."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "How is the weather?"}]})
-
-    type: Literal["message"] | None = "message"
-    role: InputRole
-    content: str | Annotated[ContentParts, Field(min_length=1)]
-
-
-class FunctionCallItem(Shape):
-    """A tool call that the model made earlier."""
-
-    type: Literal["function_call"]
-    call_id: CallId
-    name: str
-    """The tool's name."""
-    arguments: str
-    """The arguments as JSON text."""
-
-
-class FunctionCallOutputItem(Shape):
-    """The output of a tool call that the model made earlier."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"type": "function_call_output", "call_id": "call_1", "output": "sunny"}]}
-    )
-
-    type: Literal["function_call_output"]
-    call_id: CallId
-    output: Annotated[Any, Field(json_schema_extra={"not": {"type": "null"}})]
-    """A text or a list of text parts. Other JSON, except null, becomes JSON text."""
-
-
-class ItemReferenceParam(Shape):
-    """A stored item of an earlier response, by its id. The server puts a copy of the item in this place."""
-
-    type: Literal["item_reference"]
-    id: str
-    """The id of the item, as the earlier answer had it."""
-
-
 SessionInput = Annotated[
     str | list[Any], DocumentedAs(str | Annotated[list[SessionMessage], Field(min_length=1, title="Messages")])
 ]
 """The input of a turn: a user's message, or messages."""
-InputItemJson = Annotated[
-    Any, DocumentedAs(InputMessage | FunctionCallItem | FunctionCallOutputItem | ItemReferenceParam)
-]
 
 # ---- tool choices -----------------------------------------------------------------------------------------------
 
@@ -276,7 +229,9 @@ class ResponseNamedTool(FunctionName):
 class ResponseToolChoiceFunction(FunctionName):
     """A tool choice with which the answer must call one named tool exactly once, in the form of the Responses API."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
+    namespace: str | None = None
+    """The namespace of the tool."""
 
 
 class ResponseToolChoiceAllowed(AllowedTools):

@@ -189,4 +189,24 @@ class ArgumentsEvent(ResponseEvent):
     name: str | None = absent()
 
 
-RESPONSE_EVENTS = (ResponseStateEvent, OutputItemEvent, ContentPartEvent, TextEvent, ArgumentsEvent)
+class CustomToolInputEvent(ResponseEvent):
+    """An event about the text of a call of a custom tool.
+
+    The type `….delta` has the next part of the text in `delta`. The type `….done` has the complete text in `input`.
+    """
+
+    type: Literal["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
+    item_id: str
+    output_index: int
+    delta: str | None = absent()
+    input: str | None = absent()
+
+
+RESPONSE_EVENTS = (
+    ResponseStateEvent,
+    OutputItemEvent,
+    ContentPartEvent,
+    TextEvent,
+    ArgumentsEvent,
+    CustomToolInputEvent,
+)

@@ -11,7 +11,7 @@ from graftwork.platform.answers.base import Answer, absent
 from graftwork.platform.answers.errors import ErrorFields
 from graftwork.platform.answers.usage import CacheReport, Usage
 
-ItemType = Literal["message", "function_call", "function_call_output"]
+ItemType = Literal["message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"]
 
 
 class PinnedModel(Answer):
@@ -105,6 +105,10 @@ class Item(Answer):
     name: str | None = absent()
     arguments: str | None = absent()
     """The call's arguments as JSON text."""
+    input: str | None = absent()
+    """The text that a call gives to a custom tool."""
+    namespace: str | None = absent()
+    """The namespace of the called tool."""
     output: str | None = absent()
 
     @property

@@ -1,6 +1,6 @@
 """Defines the items of a session's history, in the shapes of the Responses API.
 
-Owns the shapes of `message`, `function_call` and `function_call_output`, and their form in a prompt.
+Owns the shapes of messages, of tool calls and of their outputs, and their form in a prompt.
 Never encodes or stores anything.
 Invariant: an item never changes. To replace items, a client rewinds the session to an earlier checkpoint.
 """
@@ -14,6 +14,8 @@ from typing import Any
 from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.ids import CallId, ItemId, TurnId, new_id
 from graftwork.sessions.text.messages import ROLES, Message, PartRules, ToolCall, read_content
+from graftwork.sessions.tools.custom_tools import arguments_of, input_of
+from graftwork.sessions.tools.tool_choice import CallForm, qualified_name
 
 _MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status"})
 INPUT_ROLES = ("user", "system", "developer", "assistant")
@@ -24,6 +26,14 @@ class ItemType(StrEnum):
     MESSAGE = "message"
     FUNCTION_CALL = "function_call"
     FUNCTION_CALL_OUTPUT = "function_call_output"
+    CUSTOM_TOOL_CALL = "custom_tool_call"
+    """A call of a custom tool, which takes a text instead of JSON arguments."""
+    CUSTOM_TOOL_CALL_OUTPUT = "custom_tool_call_output"
+
+
+_CALLS = (ItemType.FUNCTION_CALL, ItemType.CUSTOM_TOOL_CALL)
+OUTPUTS = (ItemType.FUNCTION_CALL_OUTPUT, ItemType.CUSTOM_TOOL_CALL_OUTPUT)
+"""The types of items that are the output of a tool call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,29 @@ class Item:
     item_id: ItemId
     type: ItemType
     body: dict[str, Any]
+
+    @property
+    def is_call(self) -> bool:
+        """Whether this item is a tool call, of a function or of a custom tool."""
+        return self.type in _CALLS
+
+    @property
+    def is_output(self) -> bool:
+        """Whether this item is the output of a tool call."""
+        return self.type in OUTPUTS
+
+    @property
+    def tool_name(self) -> str:
+        """The name by which the model knows the called tool. Only tool calls have this property."""
+        return qualified_name(self.body.get("namespace"), self.body["name"])
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of a tool call as JSON text, as the model sees them. Only tool calls have this property."""
+        assert self.is_call
+        is_custom = self.type is ItemType.CUSTOM_TOOL_CALL
+        arguments: str = arguments_of(self.body["input"]) if is_custom else self.body["arguments"]
+        return arguments
 
     @property
     def call_id(self) -> CallId:
@@ -91,6 +124,35 @@ def function_call(
     return _item(ItemType.FUNCTION_CALL, fields, item_id)
 
 
+def custom_tool_call(
+    call_id: CallId, name: str, text: str, *, incomplete: bool = False, item_id: ItemId | None = None
+) -> Item:
+    """Makes an item for a call of a custom tool. `text` is what the tool takes. See `function_call` for the others."""
+    status = "incomplete" if incomplete else "completed"
+    fields = {"status": status, "call_id": call_id, "name": name, "input": text}
+    return _item(ItemType.CUSTOM_TOOL_CALL, fields, item_id)
+
+
+def in_namespace(call: Item, namespace: str | None) -> Item:
+    """Returns the tool call as one of a tool in a namespace. None stands for no namespace."""
+    return call if namespace is None else replace(call, body={**call.body, "namespace": namespace})
+
+
+def answer_call(call_id: CallId, form: CallForm, arguments: str, *, incomplete: bool = False) -> Item:
+    """Makes the item for a tool call of the model's answer, in the form that clients see. `arguments` is JSON text."""
+    item_id = call_item_id(call_id, form)
+    if form.is_custom:
+        call = custom_tool_call(call_id, form.name, input_of(arguments), incomplete=incomplete, item_id=item_id)
+    else:
+        call = function_call(call_id, form.name, arguments, incomplete=incomplete, item_id=item_id)
+    return in_namespace(call, form.namespace)
+
+
+def custom_tool_call_output(call_id: CallId, output: str) -> Item:
+    """Makes an item for the output of the call `call_id` of a custom tool."""
+    return _item(ItemType.CUSTOM_TOOL_CALL_OUTPUT, {"status": "completed", "call_id": call_id, "output": output})
+
+
 def function_call_output(call_id: CallId, output: str) -> Item:
     """Makes an item for the output of the tool call `call_id`."""
     return _item(ItemType.FUNCTION_CALL_OUTPUT, {"status": "completed", "call_id": call_id, "output": output})
@@ -129,11 +191,11 @@ def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
     An assistant's message and the tool calls that follow it become one message.
     """
     messages: list[Message] = []
-    names = {item.call_id: str(item.body["name"]) for item in items if item.type is ItemType.FUNCTION_CALL}
+    names = {item.call_id: item.tool_name for item in items if item.is_call}
     for item in items:
         if item.type is ItemType.MESSAGE:
             messages.append(Message(ROLES[item.body["role"]], item.text))
-        elif item.type is ItemType.FUNCTION_CALL:
+        elif item.is_call:
             caller = messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant", "")
             messages.append(replace(caller, tool_calls=(*caller.tool_calls, _tool_call(item))))
         else:
@@ -150,9 +212,9 @@ def answer_message_id(turn_id: TurnId) -> ItemId:
     return ItemId("msg_" + turn_id.removeprefix("turn_"))
 
 
-def call_item_id(call_id: CallId) -> ItemId:
+def call_item_id(call_id: CallId, form: CallForm) -> ItemId:
     """Returns the id of the history item for the tool call `call_id` of the model."""
-    return ItemId("fc_" + call_id.removeprefix("call_"))
+    return ItemId(("ctc_" if form.is_custom else "fc_") + call_id.removeprefix("call_"))
 
 
 def _item(type_: ItemType, fields: Mapping[str, Any], item_id: ItemId | None = None) -> Item:
@@ -213,4 +275,4 @@ def _text(raw: object, param: str) -> str:
 
 
 def _tool_call(item: Item) -> ToolCall:
-    return ToolCall(item.call_id, item.body["name"], item.body["arguments"])
+    return ToolCall(item.call_id, item.tool_name, item.arguments)

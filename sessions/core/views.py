@@ -12,7 +12,7 @@ from graftwork.platform.answers import sessions as answers
 from graftwork.platform.answers import usage as figures
 from graftwork.platform.answers.errors import ErrorFields
 from graftwork.platform.ids import CallId, CheckpointId
-from graftwork.sessions.core.items import Item, ItemType
+from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import AgentSession, ToolOutput, Turn, TurnStatus
 
 
@@ -97,12 +97,11 @@ def awaited_calls(turn: Turn) -> list[Item]:
     """Returns the tool calls of a turn that need an output. A call that the token limit cut off needs no output."""
     if turn.status is not TurnStatus.AWAITING_TOOL:
         return []
-    return [item for item in turn.output if item.type is ItemType.FUNCTION_CALL]
+    return [item for item in turn.output if item.is_call]
 
 
 def _pending_call(item: Item) -> answers.PendingCall:
-    body = item.body
-    return answers.PendingCall(call_id=body["call_id"], name=body["name"], arguments=body["arguments"])
+    return answers.PendingCall(call_id=item.call_id, name=item.tool_name, arguments=item.arguments)
 
 
 def given_outputs_answer(

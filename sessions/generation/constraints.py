@@ -22,8 +22,16 @@ from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.lint import lint
 from graftwork.platform.errors import InvalidRequest
+from graftwork.sessions.tools.custom_tools import arguments_schema as custom_arguments
+from graftwork.sessions.tools.custom_tools import has_grammar, is_custom
 from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
-from graftwork.sessions.tools.tool_choice import ToolChoice, ToolDefinition, read_tool_choice, tool_names
+from graftwork.sessions.tools.tool_choice import (
+    ToolChoice,
+    ToolDefinition,
+    function_for_model,
+    read_tool_choice,
+    tool_names,
+)
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -236,20 +244,19 @@ class ConstraintPlanner:
     ) -> OutputGrammar | None:
         """Returns the grammar of calls, and of the text or answer next to the calls; None if nothing is enforced."""
         arguments = {index: _arguments_schema(tools[index], index) for index in choice.indices}
+        names = {index: function_for_model(tools[index])["name"] for index in choice.indices}
         if not self.tool_call_format.has_grammar:
             self._check_unenforced(tools, choice, answer)
             return None
         unenforced: tuple[str, ...] = ()
         for index, schema in arguments.items():
-            source = GrammarSource(
-                GrammarKind.JSON_SCHEMA, _json(schema), tools[index]["function"].get("strict") is True
-            )
-            unenforced += self._unenforced(source, f"tools[{index}].function.parameters")
+            source = GrammarSource(GrammarKind.JSON_SCHEMA, _json(schema), _strict_field(tools[index]) is not None)
+            unenforced += self._unenforced(source, f"tools[{index}].{_schema_field(tools[index])}")
         is_beside_objects = self.tool_call_format.is_bare and answer is not None and not choice.is_required
         tag_of = self.tool_call_format.whole_call_tag if is_beside_objects else self.tool_call_format.call_tag
         tag: dict[str, Any] = {
             **self.tool_call_format.frame(),
-            "calls": [tag_of(tools[index]["function"]["name"], schema) for index, schema in arguments.items()],
+            "calls": [tag_of(names[index], schema) for index, schema in arguments.items()],
             "parallel": is_parallel,
         }
         if choice.is_required:
@@ -267,9 +274,9 @@ class ConstraintPlanner:
         self, tools: Sequence[ToolDefinition], choice: ToolChoice, answer: ResponseFormat | None
     ) -> None:
         """Raises InvalidRequest if calls have a constraint, but no grammar exists for this model's call format."""
-        strict = (index for index in choice.indices if tools[index]["function"].get("strict"))
+        strict = ((index, _strict_field(tools[index])) for index in choice.indices)
         param = "tool_choice" if choice.is_required else None
-        param = next((f"tools[{index}].function.strict" for index in strict), param)
+        param = next((f"tools[{index}].{field}" for index, field in strict if field is not None), param)
         param = answer.param if answer is not None else param
         if param is not None:
             raise InvalidRequest(
@@ -309,8 +316,22 @@ class ConstraintPlanner:
         return found
 
 
+def _schema_field(tool: ToolDefinition) -> str:
+    """Returns the field of a tool that says which arguments its calls have."""
+    return "custom.format.definition" if is_custom(tool) else "function.parameters"
+
+
+def _strict_field(tool: ToolDefinition) -> str | None:
+    """Returns the field of a tool that asks for exact arguments; None if keywords may be ignored."""
+    if is_custom(tool):
+        return "custom.format" if has_grammar(tool["custom"]) else None
+    return "function.strict" if tool["function"].get("strict") is True else None
+
+
 def _arguments_schema(tool: ToolDefinition, index: int) -> Mapping[str, Any]:
     """Returns a tool's parameters as the schema of an object. A tool without parameters takes no arguments."""
+    if is_custom(tool):
+        return custom_arguments(tool["custom"], f"tools[{index}].custom")
     param = f"tools[{index}].function.parameters"
     schema = tool["function"].get("parameters")
     if schema is None:

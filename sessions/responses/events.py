@@ -3,6 +3,7 @@
     turn.created ──► response.in_progress
     text ──────────► output_item.added, content_part.added, output_text.delta … .done, content_part.done, item.done
     a call ────────► output_item.added, function_call_arguments.delta … .done, output_item.done
+    a custom call ─► output_item.added, custom_tool_call_input.delta … .done, output_item.done
     the turn's end ► response.completed, .incomplete or .failed
 
 Owns the sequence numbers, and the output so far. Reads only the turn's events, so a client that reads a response again
@@ -17,10 +18,13 @@ from typing import Any
 
 from graftwork.platform.ids import CallId
 from graftwork.sessions.core.events import EventType, SessionEvent
-from graftwork.sessions.core.items import answer_message_id, call_item_id
+from graftwork.sessions.core.items import answer_call, answer_message_id
 from graftwork.sessions.core.session import Turn
 from graftwork.sessions.responses.record import ResponseRecord
+from graftwork.sessions.responses.tools import response_call_forms
 from graftwork.sessions.responses.views import IN_PROGRESS, QUEUED, final_status, response_body
+from graftwork.sessions.tools.custom_tools import CustomInputReader, input_of
+from graftwork.sessions.tools.tool_choice import CallForm
 
 Event = dict[str, Any]
 
@@ -39,6 +43,9 @@ class ResponseEvents:
         """Whether the last item of the output is not closed yet."""
         self._space = ""
         """The white space after a call. It is dropped unless text follows."""
+        self._forms = response_call_forms(record.echo.get("tools") or ())
+        self._custom_input: CustomInputReader | None = None
+        """Reads the text of the open call, if it is one of a custom tool."""
 
     def begin(self) -> list[Event]:
         """Returns the first events of the response, which come before the events of the turn.
@@ -60,7 +67,7 @@ class ResponseEvents:
             case EventType.TOOL_CALL_STARTED:
                 return list(self._open_call(fields["call_id"], fields["name"]))
             case EventType.TOOL_CALL_ARGUMENTS_DELTA:
-                return [self._arguments_delta(fields["delta"])]
+                return list(self._arguments_delta(fields["delta"]))
             case _:
                 assert event.type is EventType.TOOL_CALL_DONE
                 return list(self._end_call(fields["arguments"]))
@@ -111,12 +118,18 @@ class ResponseEvents:
 
     def _open_call(self, call_id: CallId, name: str) -> Iterator[Event]:
         yield from self._close("completed")
-        call = {"id": call_item_id(call_id), "type": "function_call", "status": IN_PROGRESS}
-        yield self._open({**call, "call_id": call_id, "name": name, "arguments": ""})
+        form = self._forms.get(name) or CallForm(name)
+        call = answer_call(call_id, form, "").body
+        self._custom_input = CustomInputReader() if form.is_custom else None
+        yield self._open({**call, "status": IN_PROGRESS})
 
-    def _arguments_delta(self, delta: str) -> Event:
-        self.output[-1]["arguments"] += delta
-        return self._event("response.function_call_arguments.delta", **self._at(), delta=delta)
+    def _arguments_delta(self, delta: str) -> Iterator[Event]:
+        if self._custom_input is None:
+            self.output[-1]["arguments"] += delta
+            yield self._event("response.function_call_arguments.delta", **self._at(), delta=delta)
+        elif text := self._custom_input.push(delta):
+            self.output[-1]["input"] += text
+            yield self._event("response.custom_tool_call_input.delta", **self._at(), delta=text)
 
     def _end_call(self, arguments: str) -> Iterator[Event]:
         """Ends a call.
@@ -125,8 +138,13 @@ class ResponseEvents:
         end.
         """
         call = self.output[-1]
-        call["arguments"] = arguments
-        yield self._event("response.function_call_arguments.done", **self._at(), arguments=arguments, name=call["name"])
+        if self._custom_input is not None:
+            call["input"] = input_of(arguments)
+            yield self._event("response.custom_tool_call_input.done", **self._at(), input=call["input"])
+        else:
+            call["arguments"] = arguments
+            done = {"arguments": arguments, "name": call["name"]}
+            yield self._event("response.function_call_arguments.done", **self._at(), **done)
         if _is_object(arguments):
             yield from self._close("completed")
 

@@ -1,7 +1,7 @@
 """Reads the `input` of a response, or the `items` of a conversation, into items of a history.
 
 Owns the list of supported items and fields. Refuses an unsupported item with an error that names it. Ignores fields
-that have no effect, for example `status`.
+that have no effect, for example `status`, and items that have no text for this model, for example `reasoning`.
 Never reads the database: the caller passes the tool calls that still need an output.
 """
 
@@ -14,8 +14,11 @@ from graftwork.sessions.core.items import (
     INPUT_ROLES,
     Item,
     ItemType,
+    custom_tool_call,
+    custom_tool_call_output,
     function_call,
     function_call_output,
+    in_namespace,
     message,
     parse_output,
 )
@@ -25,6 +28,11 @@ from graftwork.sessions.turns.running import may_be_id
 
 MAX_INPUT_ITEMS = 4096
 MAX_CALL_ID_CHARACTERS = 64
+_IGNORED_TYPES = frozenset({"reasoning", "web_search_call", "file_search_call", "image_generation_call"})
+"""The types of items without text for this model: the thoughts of other models, and calls of OpenAI's own tools, whose
+results are in the messages after them."""
+LOCAL_SHELL = "local_shell"
+"""The name under which the history has the calls of OpenAI's own tool for a shell."""
 
 
 def read_input(raw: object, param: str = "input") -> tuple[InputEntry, ...]:
@@ -37,7 +45,16 @@ def read_input(raw: object, param: str = "input") -> tuple[InputEntry, ...]:
         return (message("user", raw),)
     if not isinstance(raw, Sequence) or not 0 < len(raw) <= MAX_INPUT_ITEMS:
         raise ValidationFailed(f"{param} must be a text or a list of 1 to {MAX_INPUT_ITEMS} items.", param=param)
-    return tuple(_read_item(entry, f"{param}[{index}]") for index, entry in enumerate(raw))
+    read = [_read_item(entry, f"{param}[{index}]") for index, entry in enumerate(raw) if not _is_ignored(entry)]
+    if not read:
+        raise ValidationFailed(f"{param} has only items that are not served here: add a message.", param=param)
+    return tuple(read)
+
+
+def ignored_items(raw: object, param: str = "input") -> list[str]:
+    """Returns the paths of the items that `read_input` leaves out, each with its type in parentheses."""
+    entries = raw if isinstance(raw, list) else []
+    return [f"{param}[{index}] ({entry['type']})" for index, entry in enumerate(entries) if _is_ignored(entry)]
 
 
 def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str = "input") -> None:
@@ -48,12 +65,12 @@ def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str
     """
     open_calls = dict.fromkeys(awaited)
     for index, item in enumerate(items):
-        if item.type is ItemType.FUNCTION_CALL:
+        if item.is_call:
             if item.call_id in open_calls:
                 place = f"{param}[{index}].call_id"
                 raise ValidationFailed(f"{place}: a call {item.call_id} waits for its output already.", param=place)
             open_calls[item.call_id] = None
-        elif item.type is ItemType.FUNCTION_CALL_OUTPUT:
+        elif item.is_output:
             if item.call_id not in open_calls:
                 place = f"{param}[{index}].call_id"
                 raise ValidationFailed(f"{place}: no call {item.call_id} waits for an output here.", param=place)
@@ -61,6 +78,11 @@ def check_outputs(items: Sequence[Item], awaited: Collection[CallId], param: str
     if open_calls:
         missing = ", ".join(open_calls)
         raise ValidationFailed(f"No output for the function call {missing}: add it to {param}.", param=param)
+
+
+def _is_ignored(entry: object) -> bool:
+    kind = entry.get("type") if isinstance(entry, Mapping) else None
+    return isinstance(kind, str) and kind in _IGNORED_TYPES
 
 
 def _read_item(raw: object, param: str) -> InputEntry:
@@ -93,23 +115,54 @@ def _read_message(raw: Mapping[str, Any], param: str) -> Item:
 
 def _read_call(raw: Mapping[str, Any], param: str) -> Item:
     name, arguments = _text(raw, "name", param), _text(raw, "arguments", param)
-    return function_call(_call_id(raw, param), name, arguments)
+    return in_namespace(function_call(_call_id(raw, param), name, arguments), _namespace(raw, param))
+
+
+def _read_custom_call(raw: Mapping[str, Any], param: str) -> Item:
+    name, text = _text(raw, "name", param), _text(raw, "input", param)
+    return in_namespace(custom_tool_call(_call_id(raw, param), name, text), _namespace(raw, param))
+
+
+def _read_shell_call(raw: Mapping[str, Any], param: str) -> Item:
+    """Returns a call of OpenAI's own tool for a shell as a call of a function with the fields of its action."""
+    action = raw.get("action")
+    if not isinstance(action, Mapping):
+        raise ValidationFailed(f"{param}.action must be an object.", param=f"{param}.action")
+    return function_call(_call_id(raw, param), LOCAL_SHELL, parse_output(dict(action), f"{param}.action"))
+
+
+def _read_custom_output(raw: Mapping[str, Any], param: str) -> Item:
+    return custom_tool_call_output(_call_id(raw, param), _output_text(raw, param))
+
+
+def _read_shell_output(raw: Mapping[str, Any], param: str) -> Item:
+    """Returns the output of a call of OpenAI's own tool for a shell. Its `id` is the id of the call."""
+    named = raw if raw.get("call_id") is not None else {**raw, "call_id": raw.get("id")}
+    return _read_output(named, param)
 
 
 def _read_output(raw: Mapping[str, Any], param: str) -> Item:
+    return function_call_output(_call_id(raw, param), _output_text(raw, param))
+
+
+def _output_text(raw: Mapping[str, Any], param: str) -> str:
     """Returns a tool's output as text: the text of a list of text parts, or other JSON as JSON text."""
     output, param_of_output = raw.get("output"), f"{param}.output"
     if output is None:
         raise ValidationFailed(f"{param_of_output} is missing.", param=param_of_output)
     if isinstance(output, list) and output and all(isinstance(part, Mapping) and "type" in part for part in output):
-        return function_call_output(_call_id(raw, param), "\n".join(_texts(output, param_of_output)))
-    return function_call_output(_call_id(raw, param), parse_output(output, param_of_output))
+        return "\n".join(_texts(output, param_of_output))
+    return parse_output(output, param_of_output)
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str], InputEntry]] = {
     ItemType.MESSAGE.value: _read_message,
     ItemType.FUNCTION_CALL.value: _read_call,
     ItemType.FUNCTION_CALL_OUTPUT.value: _read_output,
+    ItemType.CUSTOM_TOOL_CALL.value: _read_custom_call,
+    ItemType.CUSTOM_TOOL_CALL_OUTPUT.value: _read_custom_output,
+    "local_shell_call": _read_shell_call,
+    "local_shell_call_output": _read_shell_output,
     "item_reference": _read_reference,
 }
 
@@ -139,6 +192,10 @@ def _call_id(raw: Mapping[str, Any], param: str) -> CallId:
         limit = f"{param}.call_id must have 1 to {MAX_CALL_ID_CHARACTERS} characters."
         raise ValidationFailed(limit, param=f"{param}.call_id")
     return CallId(call_id)
+
+
+def _namespace(raw: Mapping[str, Any], param: str) -> str | None:
+    return None if raw.get("namespace") is None else _text(raw, "namespace", param)
 
 
 def _text(raw: Mapping[str, Any], field: str, param: str) -> str:

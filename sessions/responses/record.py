@@ -26,6 +26,10 @@ class NewResponse:
     """All settings. A response inherits none from the previous response."""
     echo: Mapping[str, Any]
     """The request's fields that the response's body repeats."""
+    tool_paths: tuple[str, ...] = ()
+    """For each tool of the settings, the path of the request's field that has it, such as `tools[1].tools[0]`."""
+    ignored: tuple[str, ...] = ()
+    """The parts of the request that are left out, each with what it was in parentheses."""
     is_stored: bool = True
     is_background: bool = False
     previous_response_id: str | None = None

@@ -17,7 +17,7 @@ from graftwork.platform.ids import CheckpointId, KeyId, SessionId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.events import EventType, SessionEvent
-from graftwork.sessions.core.items import Item, ItemType, item_from_body
+from graftwork.sessions.core.items import OUTPUTS, Item, item_from_body
 from graftwork.sessions.core.session import Turn, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint, pack_token_ids, unpack_token_ids
 from graftwork.sessions.store.tables import CheckpointRow, EventRow, ItemRow, TurnRow
@@ -239,7 +239,7 @@ async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) 
     statement = (
         select(ItemRow.body)
         .join(chain, ItemRow.checkpoint_id == chain.c.id)
-        .where(ItemRow.type == ItemType.FUNCTION_CALL_OUTPUT.value)
+        .where(ItemRow.type.in_([kind.value for kind in OUTPUTS]))
         .order_by(ItemRow.position)
     )
     return tuple(item_from_body(body) for body in await database.scalars(statement))

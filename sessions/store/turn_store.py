@@ -18,7 +18,7 @@ from graftwork.platform.tenancy.metering import UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, TenantScope, scope_of_tenant
 from graftwork.platform.tenancy.repository import add_usage
 from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
-from graftwork.sessions.core.items import Item, ItemType
+from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
 from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
@@ -68,15 +68,15 @@ def ledger_of(
     if not checkpoint.awaits_tools:
         return ()
     answer = items[-checkpoint.num_answer_items :]  # the input before it may have calls too, with their outputs
-    calls = [item for item in answer if item.type is ItemType.FUNCTION_CALL]
+    calls = [item for item in answer if item.is_call]
     return tuple(
         LedgerCall(
             checkpoint_id=checkpoint.checkpoint_id,
             position=position,
             call_id=call.call_id,
-            name=call.body["name"],
-            arguments=call.body["arguments"],
-            deadline_at=deadlines.get(call.body["name"]),
+            name=call.tool_name,
+            arguments=call.arguments,
+            deadline_at=deadlines.get(call.tool_name),
         )
         for position, call in enumerate(calls)
     )

@@ -1,6 +1,6 @@
 """Reads the fields `tools` and `tool_choice` of chat completions.
 
-Owns the shapes of both fields. The fields say which tools an answer may call, and whether the answer must call one.
+A tool is a function or a custom tool (custom_tools.py), and may be in a namespace. Owns the shapes of both fields. The fields say which tools an answer may call, and whether the answer must call one.
 Other APIs convert their own fields to these two. Never reads the schema of a tool's arguments.
 """
 
@@ -10,9 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
+from graftwork.sessions.tools.custom_tools import function_of, is_custom
 
 ToolDefinition = Mapping[str, Any]
-"""A tool in the shape of OpenAI's chat completions."""
+"""A tool in the shape of OpenAI's chat completions.
+
+The field `namespace` of our own is the namespace of the tool, for APIs that have namespaces. The tool's name then is
+the name that the model sees: the namespace, a dot, and the name that the client gave.
+"""
 
 MAX_TOOLS = 128
 """The most tools in a request."""
@@ -53,24 +58,60 @@ def tool_names(tools: Sequence[ToolDefinition]) -> tuple[str, ...]:
     names: list[str] = []
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, Mapping):
+        kind = tool.get("type")
+        definition = tool.get(kind) if kind in ("function", "custom") else None
+        if not isinstance(definition, Mapping):
             raise InvalidRequest(f"{param} must be a function tool.", param=param)
-        names.append(_name(function.get("name"), f"{param}.function.name"))
+        place = f"{param}.{kind}.name"
+        names.append(_name(definition.get("name"), place, tool.get("namespace")))
         if names[-1] in names[:-1]:
-            raise InvalidRequest(
-                f"{param}.function.name: another tool is named {names[-1]!r}.", param=f"{param}.function.name"
-            )
+            raise InvalidRequest(f"{place}: another tool is named {names[-1]!r}.", param=place)
     return tuple(names)
+
+
+def qualified_name(namespace: str | None, name: str) -> str:
+    """Returns the name by which the model knows a tool of a namespace; None stands for no namespace."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How clients see the calls of one tool."""
+
+    name: str
+    """The tool's name, without its namespace."""
+    namespace: str | None = None
+    is_custom: bool = False
+    """Whether the tool is a custom tool, whose calls have a text instead of JSON arguments."""
+
+
+CallForms = Mapping[str, CallForm]
+"""Maps the names by which the model knows its tools to the form of their calls. Other calls are plain functions."""
+
+
+def call_forms(tools: Sequence[ToolDefinition]) -> CallForms:
+    """Returns the form of the calls of each tool that is not a plain function."""
+    forms: dict[str, CallForm] = {}
+    for tool in tools:
+        name, namespace = tool[tool["type"]]["name"], tool.get("namespace")
+        if namespace is not None or is_custom(tool):
+            forms[name] = CallForm(name.removeprefix(f"{namespace}."), namespace, is_custom(tool))
+    return forms
+
+
+def function_for_model(tool: ToolDefinition) -> Mapping[str, Any]:
+    """Returns the function as which the model sees a tool."""
+    function: Mapping[str, Any] = function_of(tool["custom"]) if is_custom(tool) else tool["function"]
+    return function
 
 
 def tool_for_prompt(tool: ToolDefinition) -> dict[str, Any]:
     """Returns a tool in the form that the prompt shows to the model.
 
-    The result has no field `strict`, because only the server reads this field.
+    The result has no field `strict` and no `namespace`, because only the server reads these fields.
     """
-    function = {name: value for name, value in tool["function"].items() if name != "strict"}
-    return {**tool, "function": function}
+    function = {name: value for name, value in function_for_model(tool).items() if name != "strict"}
+    return {"type": "function", "function": function}
 
 
 def read_tool_choice(choice: Any, names: Sequence[str]) -> ToolChoice:
@@ -119,8 +160,9 @@ def _some(indices: tuple[int, ...]) -> tuple[int, ...]:
     return indices
 
 
-def _name(name: object, param: str) -> str:
-    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+def _name(name: object, param: str, namespace: str | None) -> str:
+    given = name if namespace is None or not isinstance(name, str) else name.removeprefix(f"{namespace}.")
+    if not isinstance(name, str) or not isinstance(given, str) or not _TOOL_NAME.fullmatch(given):
         raise InvalidRequest(f"{param} must be 1 to 64 letters, digits, '_', '-' or '.'.", param=param)
     return name
 

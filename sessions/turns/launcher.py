@@ -22,6 +22,7 @@ from graftwork.sessions.core.transcript import TurnEncoder
 from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.generator import GenerationRequest
 from graftwork.sessions.generation.usage import Charge, RequestAccount, kv_limits
+from graftwork.sessions.tools.tool_choice import call_forms
 from graftwork.sessions.turns.handle import TurnHandle, TurnReader
 from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnDependencies, TurnPlan, TurnRunner
 from graftwork.sessions.turns.running import RunningTurns, TurnTask
@@ -140,7 +141,16 @@ class TurnLauncher:
             session=SessionUse(SessionKey(session.session_id), len(transcript.token_ids)),
             grammar=output.grammar,
         )
-        plan = TurnPlan(principal, session, encoder, transcript, tuple(new_items), new_token_ids, request)
+        plan = TurnPlan(
+            principal=principal,
+            session=session,
+            encoder=encoder,
+            transcript=transcript,
+            new_items=tuple(new_items),
+            new_token_ids=new_token_ids,
+            request=request,
+            call_forms=call_forms(settings.tools),
+        )
         return plan, len(prompt) + budget.expected_tokens
 
     async def _begin(self, plan: TurnPlan, turn_id: TurnId, account: RequestAccount) -> TurnRunner:

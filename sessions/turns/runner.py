@@ -33,7 +33,7 @@ from graftwork.sessions.core.events import (
     tool_call_started,
     turn_created,
 )
-from graftwork.sessions.core.items import Item, answer_message_id, call_item_id, function_call, message
+from graftwork.sessions.core.items import Item, answer_call, answer_message_id, message
 from graftwork.sessions.core.lease import LeaseLost, Pause, SessionLease, keep_alive
 from graftwork.sessions.core.session import AgentSession, Turn, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint, Transcript, TurnEncoder
@@ -54,6 +54,7 @@ from graftwork.sessions.generation.usage import Accounting, RequestAccount, Usag
 from graftwork.sessions.store.event_log import RETRY_AFTER_S, EventLog
 from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore, failure_event
 from graftwork.sessions.text.encoding import PromptEncoding
+from graftwork.sessions.tools.tool_choice import CallForm, CallForms
 from graftwork.sessions.turns.kv import History, SessionKvClient
 
 _log = logging.getLogger("graftwork.sessions")
@@ -92,6 +93,7 @@ class TurnPlan:
     """The token ids that the new items and the start of the answer add to the history."""
     request: GenerationRequest
     tool_hints: ToolHints = field(default_factory=dict)
+    call_forms: CallForms = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,7 @@ class TurnRunner:
     def _answered(
         self, answer: GenerationFinished, generation: Generation, memory: SessionMemory | None
     ) -> TurnOutcome:
-        answer_items = _answer_items(answer, self.turn.turn_id)
+        answer_items = _answer_items(answer, self.turn.turn_id, self.plan.call_forms)
         checkpoint = self._checkpoint(answer, answer_items)
         usage = Usage(answer.cache, generation.completion_tokens, generation.drafts).as_body()
         if checkpoint.awaits_tools:
@@ -350,15 +352,15 @@ def _expected_ms(hints: ToolHints, name: str) -> float | None:
     return hints[name].expected_ms if name in hints else None
 
 
-def _answer_items(answer: GenerationFinished, turn_id: TurnId) -> tuple[Item, ...]:
+def _answer_items(answer: GenerationFinished, turn_id: TurnId, forms: CallForms) -> tuple[Item, ...]:
     """Returns the items of an answer: its text, then its calls. An answer with only calls has no text item."""
     was_cut = answer.reason == "length"
     says, calls = list[Item](), list[Item]()
     if answer.text or not answer.tool_calls:
         says = [message("assistant", answer.text, incomplete=was_cut, item_id=answer_message_id(turn_id))]
     for call in answer.tool_calls:
-        incomplete, item_id = was_cut and not call.complete, call_item_id(call.call_id)
-        calls.append(function_call(call.call_id, call.name, call.arguments, incomplete=incomplete, item_id=item_id))
+        form = forms.get(call.name) or CallForm(call.name)
+        calls.append(answer_call(call.call_id, form, call.arguments, incomplete=was_cut and not call.complete))
     return (*says, *calls)
 
 

@@ -96,11 +96,15 @@ class FakeEngine:
                 self.cancelled.append(request.request_id)
                 self.cancelled_event.set()
 
+    def answer_to(self, request: EngineRequest) -> str:
+        """The text that answers this request."""
+        return self.text
+
     async def _events(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         cached = min(self.cached_tokens, len(request.prompt_token_ids))
         recomputed = len(request.prompt_token_ids) - cached
         yield PromptAdmitted(CacheReport(device_tokens=cached, recomputed_tokens=recomputed))
-        answer = (*text_tokenizer().encode(self.text, allow_special=True), END)
+        answer = (*text_tokenizer().encode(self.answer_to(request), allow_special=True), END)
         tokens = answer[: request.sampling.max_tokens]
         for made, token in enumerate(tokens):
             if made == self.breaks_after and self.breakage is not None:

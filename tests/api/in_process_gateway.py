@@ -83,9 +83,11 @@ def adapter_upload(seed: int = 0) -> dict[str, tuple[str, bytes]]:
 
 
 @asynccontextmanager
-async def open_gateway(settings: Settings, inspector: AdapterInspector | None = None) -> AsyncGenerator[Gateway, None]:
+async def open_gateway(
+    settings: Settings, inspector: AdapterInspector | None = None, engine: FakeEngine | None = None
+) -> AsyncGenerator[Gateway, None]:
     """Runs a gateway over a fake engine. Several gateways may share `inspector`."""
-    engine, clock = FakeEngine(), ManualClock()
+    engine, clock = engine or FakeEngine(), ManualClock()
     async with AsyncExitStack() as stack:
         resources = await stack.enter_async_context(
             open_resources(settings, engine=engine, clock=clock, inspector=inspector)
@@ -103,10 +105,10 @@ def gateway_settings(data_dir: Path, model: Path, database_url: str | None = Non
     )
 
 
-def write_model_folder(path: Path) -> Path:
+def write_model_folder(path: Path, context_tokens: int = CONTEXT_TOKENS) -> Path:
     """Writes the files of a model that a gateway reads: all but the weights."""
     path.mkdir(parents=True, exist_ok=True)
-    config = {"max_position_embeddings": CONTEXT_TOKENS, "eos_token_id": END}
+    config = {"max_position_embeddings": context_tokens, "eos_token_id": END}
     (path / "config.json").write_text(json.dumps(config))
     (path / "tokenizer.json").write_text(tokenizer_json())
     (path / "tokenizer_config.json").write_text(json.dumps(SPECIAL_NAMES))

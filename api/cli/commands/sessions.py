@@ -113,6 +113,8 @@ def _line(item: "Item") -> str:
     match item.type:
         case "function_call":
             return f"  call    {item.name}({item.arguments})"
-        case "function_call_output":
+        case "custom_tool_call":
+            return f"  call    {item.name}({item.input})"
+        case "function_call_output" | "custom_tool_call_output":
             return f"  result  {item.output}"
     return f"{item.role or item.type}: {item.text}"

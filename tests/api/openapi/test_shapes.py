@@ -51,6 +51,11 @@ RESPONSE_INPUT = [
     {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "sunny"}]},
     {"type": "item_reference", "id": "msg_1"},
+    {"type": "custom_tool_call", "call_id": "call_2", "name": "run", "input": "x", "namespace": "n"},
+    {"type": "custom_tool_call_output", "call_id": "call_2", "output": "ok"},
+    {"type": "local_shell_call", "call_id": "call_3", "action": {"type": "exec"}},
+    {"type": "local_shell_call_output", "id": "call_3", "output": "ok"},
+    {"type": "reasoning", "summary": []},
 ]
 MESSAGES = [
     {"role": "user", "content": [{"type": "text", "text": "Hi"}]},

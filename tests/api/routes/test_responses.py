@@ -11,7 +11,13 @@ from tests.api.in_process_gateway import Gateway, TestTenant, session_frames
 
 SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOL = {"type": "function", "name": "f", "parameters": SCHEMA}
+CUSTOM = {"type": "custom", "name": "write"}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def lark(definition: str) -> dict[str, str]:
+    """The format of a custom tool whose text follows a Lark grammar."""
+    return {"type": "grammar", "syntax": "lark", "definition": definition}
 
 
 async def ask(tenant: TestTenant, **fields: Any) -> dict[str, Any]:
@@ -30,7 +36,14 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-    ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+    ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
+    ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
+    ({"input": [{"type": "local_shell_call", "call_id": "c"}]}, "input[0].action"),
+    (
+        {"input": [{"type": "function_call", "namespace": 1, "call_id": "c", "name": "f", "arguments": "{}"}]},
+        "input[0].namespace",
+    ),
     ({"input": [{"type": ["message"]}]}, "input[0].type"),
     ({"input": [{"type": "item_reference"}]}, "input[0].id"),
     ({"input": [{"type": "item_reference", "id": "msg_é"}]}, "input[0].id"),
@@ -39,7 +52,24 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "function_call_output", "call_id": "", "output": "x"}]}, "input[0].call_id"),
     ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].call_id"),
     ({"instructions": ["Be brief."]}, "instructions"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "teleport"}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+    ({"tools": [{"type": "custom", "name": "f", "format": {"type": "xml"}}]}, "tools[0].format.type"),
+    (
+        {"tools": [{**CUSTOM, "format": {"type": "grammar", "syntax": "ebnf", "definition": "x"}}]},
+        "tools[0].format.syntax",
+    ),
+    ({"tools": [{"type": "web_search"}, {**CUSTOM, "format": lark("start: a")}]}, "tools[1].format.definition"),
+    ({"tools": [{**CUSTOM, "format": lark('start: "(" start? ")"')}]}, "tools[0].format.definition"),
+    (
+        {"tools": [{**CUSTOM, "format": {"type": "grammar", "syntax": "regex", "definition": "(?=a)"}}]},
+        "tools[0].format.definition",
+    ),
+    ({"tools": [CUSTOM, {**TOOL, "name": "write"}]}, "tools[1].name"),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "teleport"}]}]}, "tools[0].tools[0].type"),
+    ({"tools": [{"type": "mcp"}, {"type": "namespace", "name": "n", "tools": [TOOL, TOOL]}]}, "tools[1].tools[1].name"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [TOOL, TOOL]}, "tools[1].name"),
     ({"tools": [TOOL], "tool_choice": "loudest"}, "tool_choice"),
@@ -258,7 +288,7 @@ async def test_a_conversation_refuses_what_it_cannot_begin_with(tenant: TestTena
     output = {"type": "function_call_output", "call_id": "c", "output": "x"}
     for items, param in (
         ([{"role": "robot", "content": "x"}], "items[0].role"),
-        ([{"type": "reasoning"}], "items[0].type"),
+        ([{"type": "compaction"}], "items[0].type"),
         ([call], "items"),
         ([output], "items[0].call_id"),
         ([call, output, output], "items[2].call_id"),

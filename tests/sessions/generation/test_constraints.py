@@ -111,6 +111,33 @@ def test_what_each_choice_lets_an_answer_be(judge: Judge, tool_format: str) -> N
 
 
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_the_text_of_a_custom_tool_follows_its_grammar(judge: Judge, tool_format: str) -> None:
+    """A call of a custom tool has any text, or only a text of its Lark grammar or regular expression."""
+    write = WRITERS[tool_format]
+    verdicts = []
+    for form in (None, ("lark", 'start: "a\\n" B+\nB: /[^x]/'), ("regex", "^a\\n[^x]+$")):
+        grammar = {} if form is None else {"syntax": form[0], "definition": form[1]}
+        custom = {"name": "run", "format": {"type": "grammar", "grammar": grammar}} if grammar else {"name": "run"}
+        compiled_plan = compiled(judge, plan(TOOL_FORMATS[tool_format], tools=[{"type": "custom", "custom": custom}]))
+        texts = ('a\n"y\\', "a\nx", "ab", "")
+        verdicts.append([accepted(compiled_plan, write(("run", {"input": text}))) for text in texts])
+        assert not accepted(compiled_plan, write(("run", {"text": "a"})))
+
+    assert verdicts == [[True] * 4, [True, False, False, False], [True, False, False, False]]
+
+
+def test_a_grammar_that_no_call_can_be_held_to_is_refused() -> None:
+    """A model whose calls cannot be constrained takes custom tools of free text, and refuses those with a grammar."""
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
+    free = {"type": "custom", "custom": {"name": "run"}}
+
+    assert plan(PYTHONIC, tools=[free]).calls_tools
+    with pytest.raises(InvalidRequest) as refused:
+        plan(PYTHONIC, tools=[free, {"type": "custom", "custom": {"name": "sum", "format": grammar}}])
+    assert refused.value.param == "tools[1].custom.format"
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_references_in_a_tool_s_schema_are_its_own(judge: Judge, tool_format: str) -> None:
     """In a tool's schema, `#` refers to that schema and not to the whole grammar."""
     schema = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "$defs": {"city": {"const": "Rome"}}}
