@@ -36,6 +36,6 @@ for question in QUESTIONS:
     messages = agent.get_state(config).values["messages"]
     report.answers.append(messages[-1].content)
 for message in messages:
-    if isinstance(message, AIMessage):
+    if isinstance(message, AIMessage) and message.usage_metadata:
         report.usage.append((message.usage_metadata["input_tokens"], message.usage_metadata["output_tokens"]))
 report.print()
