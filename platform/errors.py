@@ -89,7 +89,11 @@ class InvalidRequest(GraftworkError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt leaves no room for an answer. The message is OpenAI's, because clients search for its words."""
+    """The prompt leaves no room for an answer. The message is OpenAI's, because clients search for its words.
+
+    It ends with the code, because some clients search the text of the exception, and OpenAI's package puts only the
+    message into it.
+    """
 
     default_code = "context_length_exceeded"
 
@@ -114,12 +118,12 @@ class ContextLengthExceeded(InvalidRequest):
             least = "" if is_exact else "at least "
             message = (
                 f"{start}your {param} resulted in {least}{prompt_tokens} tokens. "
-                f"Please reduce the length of the {param}."
+                f"Please reduce the length of the {param} ({cls.default_code})."
             )
         else:
             message = (
                 f"{start}you requested {prompt_tokens + asked} tokens ({prompt_tokens} in the {param}, {asked} in the "
-                f"completion). Please reduce the length of the {param} or completion."
+                f"completion). Please reduce the length of the {param} or completion ({cls.default_code})."
             )
         details = {"context_tokens": context_tokens, "prompt_tokens": prompt_tokens, "max_tokens": asked}
         return cls(message, param=param, details=details)

@@ -37,7 +37,12 @@ async def test_two_turns(gateway: ScriptedGateway, variables: dict[str, str], tm
         Reply(READ, tool_call("read", json.dumps({"filePath": str(project / "notes.txt")})), has_tools),
     )
     packages = await asyncio.to_thread(node_packages, "opencode")
-    program = [str(packages / "node_modules" / "opencode-linux-x64" / "bin" / "opencode"), "run", "--model", "graftwork/tiny"]
+    program = [
+        str(packages / "node_modules" / "opencode-linux-x64" / "bin" / "opencode"),
+        "run",
+        "--model",
+        "graftwork/tiny",
+    ]
     shell = {"SHELL": os.environ.get("SHELL", "/bin/sh"), **variables}
 
     first = await output_of([*program, READ], variables=shell, folder=project, within_s=WITHIN_S)

@@ -116,7 +116,7 @@ async def test_context_limit(tenant: TestTenant) -> None:
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
     start = f"This model's maximum context length is {CONTEXT_TOKENS} tokens. However, your messages resulted in "
     assert error["message"].startswith(start)
-    assert error["message"].endswith(" tokens. Please reduce the length of the messages.")
+    assert error["message"].endswith(" tokens. Please reduce the length of the messages (context_length_exceeded).")
     assert error["prompt_tokens"] > CONTEXT_TOKENS
 
 

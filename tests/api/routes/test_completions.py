@@ -189,5 +189,5 @@ async def test_context_limit(tenant: TestTenant) -> None:
     assert error["message"] == (
         f"This model's maximum context length is {CONTEXT_TOKENS} tokens. However, you requested {CONTEXT_TOKENS + 5} "
         f"tokens ({CONTEXT_TOKENS} in the prompt, 5 in the completion). Please reduce the length of the prompt or "
-        "completion."
+        "completion (context_length_exceeded)."
     )

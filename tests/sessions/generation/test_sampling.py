@@ -65,7 +65,7 @@ def test_a_limit_beyond_the_context_is_cut_to_what_is_left() -> None:
             7,
             (
                 "This model's maximum context length is 1000 tokens. However, your messages resulted in 1001 tokens. "
-                "Please reduce the length of the messages."
+                "Please reduce the length of the messages (context_length_exceeded)."
             ),
         ),
         (
@@ -73,7 +73,8 @@ def test_a_limit_beyond_the_context_is_cut_to_what_is_left() -> None:
             7,
             (
                 "This model's maximum context length is 1000 tokens. However, you requested 1007 tokens (1000 in the "
-                "messages, 7 in the completion). Please reduce the length of the messages or completion."
+                "messages, 7 in the completion). Please reduce the length of the messages or completion "
+                "(context_length_exceeded)."
             ),
         ),
         (
@@ -81,7 +82,8 @@ def test_a_limit_beyond_the_context_is_cut_to_what_is_left() -> None:
             None,
             (
                 "This model's maximum context length is 1000 tokens. However, you requested 1001 tokens (1000 in the "
-                "messages, 1 in the completion). Please reduce the length of the messages or completion."
+                "messages, 1 in the completion). Please reduce the length of the messages or completion "
+                "(context_length_exceeded)."
             ),
         ),
     ],
