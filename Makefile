@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help serve demo test test-slow coverage check docs format proto demo-model evaluate bench-quick bench-peers clean
+.PHONY: help serve demo test test-slow test-clients coverage check docs format proto demo-model evaluate bench-quick bench-peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ test: $(VENV)/.installed-dev ## everything that can be tested on this machine
 
 test-slow: $(VENV)/.installed-dev ## the suites that take minutes, and property tests with many new examples
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=search $(PYTEST_ARGS)
+
+test-clients: $(VENV)/.installed-dev ## other people's clients, which it installs into ~/.cache/graftwork-clients, against a gateway
+	$(BIN)/python -m pytest -m clients --durations=10 $(PYTEST_ARGS)
 
 coverage: $(VENV)/.installed-dev ## the tests once more, and which lines they never reach (build/coverage/html)
 	mkdir -p build/coverage
