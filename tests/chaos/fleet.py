@@ -73,7 +73,7 @@ class Fleet:
     async def ready(self) -> None:
         """Returns once both gateways say that they are ready."""
         await asyncio.gather(
-            *(self._ready(process, url) for process, url in zip(self.gateways, self.urls, strict=True))
+            *(self.answers(process, url) for process, url in zip(self.gateways, self.urls, strict=True))
         )
 
     async def redis_answers(self) -> None:
@@ -88,7 +88,7 @@ class Fleet:
                 await asyncio.sleep(0.1)
         raise AssertionError(f"Redis did not start:\n{self.redis.log}")
 
-    async def _ready(self, process: Process, url: str) -> None:
+    async def answers(self, process: Process, url: str) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
         async with httpx.AsyncClient(trust_env=False) as client:
             while time.monotonic() < deadline:
@@ -153,7 +153,7 @@ async def running_fleet(folder: Path, postgres_url: str) -> AsyncIterator[Fleet]
         fleet.engine.start()
         await fleet.redis_answers()
         fleet.gateways[0].start()
-        await fleet._ready(fleet.gateways[0], fleet.urls[0])  # the first one makes the tables
+        await fleet.answers(fleet.gateways[0], fleet.urls[0])  # the first one makes the tables
         fleet.gateways[1].start()
         await fleet.ready()
         yield fleet
