@@ -156,7 +156,9 @@ class EngineLoop:
                 self._adapters.forget(digest)
                 self._scheduler.speculator.forget_adapter(digest)
             case ForgetDomain(domain):
-                self._kv_cache.forget_domain(domain)
+                self._scheduler.session_cache.forget_domain(domain)
+                self._scheduler.speculator.forget_domain(domain)
+                self._grammars.forget_domain(domain)
             case ProbeAdapter(digest, answer_probe):
                 self._adapters.probe(digest, answer_probe)
             case LoadReadable(plan, gate):

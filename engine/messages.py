@@ -55,7 +55,10 @@ class ForgetAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ForgetDomain:
-    """Asks the engine to drop all cached KV of an isolation domain (a group of requests that may share cached KV)."""
+    """Asks the engine to drop all that it keeps of an isolation domain (a group of requests that may share cached KV).
+
+    That is its cached KV on all tiers, its stored answers, its compiled grammars and the names of its tools.
+    """
 
     domain: IsolationDomain
 

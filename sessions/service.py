@@ -20,6 +20,7 @@ from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.items import Item, parse_input
 from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSettings, SessionStatus
+from graftwork.sessions.eraser import SessionEraser
 from graftwork.sessions.store.session_store import SessionChange, SessionStore, new_session_id
 from graftwork.sessions.sweeper import SessionSweeper
 from graftwork.sessions.turns.handle import TurnHandle, TurnReader
@@ -100,7 +101,7 @@ class SessionService:
 
         `retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own.
         """
-        clock, running = dependencies.clock, RunningTurns()
+        clock, running = dependencies.clock, RunningTurns(dependencies.work)
         self._registry = registry
         self._quota_of = dependencies.accounting.quota_of
         self._clock: Clock = clock
@@ -110,6 +111,7 @@ class SessionService:
         self._log = dependencies.log
         self._sweeper = SessionSweeper(database, clock, dependencies.kv, retention_s)
         self.store = SessionStore(database, clock, retention_s)
+        self.eraser = SessionEraser(database, self.store, self.recover)
         self.loader = SessionLoader(self.store, dependencies.store, running, clock)
         self.reader = TurnReader(dependencies.store, self.loader, running, _POLL_S)
         self.launcher = TurnLauncher(dependencies, running, self.reader)

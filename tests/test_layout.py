@@ -51,6 +51,7 @@ ROOMS = (
     "sessions/store",
     "sessions/turns",
     "sessions/sweeper.py",
+    "sessions/eraser.py",
     "sessions/service.py",
     "sessions/responses",
     "api/sdk/transport",
@@ -84,6 +85,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "sqlalchemy": (
         "*/tables.py",
         "*/repository.py",
+        "platform/tenancy/erasure_rows.py",
         "platform/database.py",
         "sessions/store/*",
         "sessions/responses/store.py",

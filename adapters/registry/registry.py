@@ -30,7 +30,7 @@ from graftwork.adapters.registry.repository import AdapterReader, AdapterWriter,
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import Conflict, NotFound, Unavailable
+from graftwork.platform.errors import Conflict, NotFound, NotPermitted, Unavailable
 from graftwork.platform.ids import AdapterId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.quotas.quota import Quota
@@ -230,6 +230,15 @@ class AdapterRegistry:
             await writer.delete_all_adapters()
         return await self._keeper.free({version.digest for adapter in adapters for version in adapter.versions})
 
+    async def erase(self, scope: TenantScope) -> bool:
+        """Deletes all adapters of a deleted tenant, and files that an interrupted call has left. Returns True.
+
+        Raises Unavailable if files cannot be removed; then call it again.
+        """
+        await self.delete_all(scope)
+        await self.sweep()
+        return True
+
     async def sweep(self) -> tuple[str, ...]:
         """Removes all stored files that no version of any tenant needs, such as files left by a crash. Returns their
         digests.
@@ -241,7 +250,8 @@ class AdapterRegistry:
     async def _record(self, session: WriteSession, scope: TenantScope, upload: Upload, limits: Quota) -> Adapter:
         """Writes the rows of one upload. Checks names and limits again, under locks."""
         writer = AdapterWriter(session, scope)
-        await writer.lock_tenant()
+        if not await writer.lock_tenant():
+            raise NotPermitted("This tenant was deleted: it takes no more adapters.", code="tenant_deleted")
         existing = await writer.lock(upload.name)
         if existing and _with_digest(existing, upload.digest):
             return existing

@@ -19,6 +19,7 @@ from graftwork.platform.ids import AdapterId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.platform.tenancy.tables import TenantRow
+from graftwork.platform.tenancy.tenants import TenantStatus
 
 _ID = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
 
@@ -108,13 +109,14 @@ class AdapterWriter(AdapterReader):
     def __init__(self, session: WriteSession, scope: TenantScope) -> None:
         super().__init__(session, scope)
 
-    async def lock_tenant(self) -> None:
-        """Locks the tenant's row until the end of the transaction.
+    async def lock_tenant(self) -> bool:
+        """Locks the tenant's row until the end of the transaction. Returns False if the tenant was deleted.
 
         So the uploads of one tenant are recorded one after another, and none can exceed the tenant's limits.
         """
-        statement = select(TenantRow.id).where(TenantRow.id == self._scope)
-        await self._session.execute(statement.with_for_update(key_share=True))
+        statement = select(TenantRow.status).where(TenantRow.id == self._scope)
+        status = await self._session.scalar(statement.with_for_update(key_share=True))
+        return status != TenantStatus.DELETED
 
     async def lock(self, name: str) -> Adapter | None:
         """Locks the adapter's row until the end of the transaction. Returns the adapter with its versions and aliases.

@@ -26,9 +26,11 @@ from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, Scope
+from graftwork.platform.tenancy.running_work import RunningWork
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
@@ -58,6 +60,8 @@ class InferenceResources:
     planner: ConstraintPlanner
     """Plans constrained outputs. The planner knows the form in which this model writes tool calls."""
     tasks: ServerTasks
+    work: RunningWork
+    """What runs in this process, to be ended when its tenant or key loses its access."""
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -138,6 +142,8 @@ class AdminResources:
     registry: AdapterRegistry
     engine: EngineClient
     description: EngineDescription
+    erasure: TenantErasure
+    tasks: ServerTasks
 
 
 @dataclass(frozen=True, slots=True)

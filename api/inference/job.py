@@ -18,7 +18,7 @@ from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.http.errors import internal_failure
 from graftwork.api.inference.request import InferenceRequest
 from graftwork.engine.core.events import CacheReport, DraftReport, PromptAdmitted
-from graftwork.platform.errors import GraftworkError, Unavailable
+from graftwork.platform.errors import GraftworkError, NotPermitted, Unavailable
 from graftwork.platform.ids import RequestId
 from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.platform.tenancy.metering import UsageOutcome
@@ -46,7 +46,8 @@ async def start_inference(
         account,
         account.reservation.rate_limit_headers() | {"x-graftwork-model": inference.resolved.label},
     )
-    job.start(resources.tasks, places)
+    forget = resources.work.add(principal, job.end_access)
+    job.start(resources.tasks, places).add_done_callback(lambda _: forget())
     return job
 
 
@@ -86,6 +87,7 @@ class InferenceJob:
         self._reader: asyncio.Future[Take] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self._is_abandoned = False
+        self._lost_access: NotPermitted | None = None
         self.headers = headers
         """The headers of the answer that name the tenant's limits and the served model."""
 
@@ -99,13 +101,16 @@ class InferenceJob:
             drafts=DraftReport.sum_of(generation.drafts for generation in self._generations),
         )
 
-    def start(self, tasks: ServerTasks, places: HeldPlaces | None = None) -> None:
-        """Runs the job in its own task. The job keeps `places` until the engine has ended all its generations."""
+    def start(self, tasks: ServerTasks, places: HeldPlaces | None = None) -> asyncio.Task[None]:
+        """Runs the job in its own task, and returns it. The job keeps `places` until the engine has ended all its
+        generations.
+        """
         self._places = places
         if places is not None:
             places.keep()
         self._task = tasks.start(self._run(), f"inference {self._request_id}")
         self._task.add_done_callback(self._finish)
+        return self._task
 
     async def admitted(self) -> None:
         """Waits until the engine starts the first answer.
@@ -149,6 +154,11 @@ class InferenceJob:
         if self._task is not None and not self._is_abandoned:
             self._is_abandoned = True
             self._task.cancel()
+
+    def end_access(self, error: NotPermitted) -> None:
+        """Cancels the job, because its tenant or key has lost its access. Its client gets `error`."""
+        self._lost_access = error
+        self.abandon()
 
     async def _run(self) -> None:
         failure: GraftworkError | None = None
@@ -205,7 +215,8 @@ class InferenceJob:
         """Ends a job that was cancelled or crashed."""
         self._release_places()  # a job that was cancelled before it ran has not done so
         if task.cancelled():
-            self._end(Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0))
+            shutdown = Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0)
+            self._end(self._lost_access or shutdown)
         elif task.exception() is not None:  # ServerTasks has logged the error
             self._end(internal_failure(self._request_id))
 

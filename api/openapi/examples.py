@@ -341,6 +341,13 @@ ANSWERS: dict[str, Json] = {
     "update_tenant": _TENANT | {"weight": 2.0},
     "suspend_tenant": _TENANT | {"status": "suspended"},
     "resume_tenant": _TENANT,
+    "get_erasure": {
+        "object": "tenant.erasure",
+        "tenant_id": "ten_01hzx",
+        "status": "done",
+        "deleted_at": 1763720000.0,
+        "erased_at": 1763720020.0,
+    },
     "delete_tenant": {"id": "ten_01hzx", "object": "tenant.deleted", "deleted": True},
     "create_key": _KEY | {"key": "gw_01hzx_secret"},
     "list_keys": _list(_KEY),

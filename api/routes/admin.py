@@ -1,6 +1,5 @@
 """Defines the operator's routes for tenants, keys, quotas, usage, audit entries and replicas."""
 
-import logging
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -14,6 +13,7 @@ from graftwork.api.schemas.admin import (
     TenantBody,
     TenantPatch,
     audit_answer,
+    erasure_answer,
     key_answer,
     tenant_answer,
 )
@@ -25,7 +25,6 @@ from graftwork.platform.errors import Conflict, NotFound, Unavailable
 from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.metering import UsageGroup
-from graftwork.platform.tenancy.principals import isolation_of, scope_of_tenant
 
 keys_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/keys", tags=["admin"], route_class=SecretRoute)
 
@@ -143,9 +142,6 @@ async def drain_replica(replica_id: str, _: Admin) -> answers.Replica:
     raise Conflict("This is the only engine, nothing could take over from it: stop the server.", code="only_replica")
 
 
-_log = logging.getLogger(__name__)
-
-
 tenants_router = APIRouter(prefix="/v1/admin/tenants", tags=["admin"], route_class=AdminRoute)
 
 
@@ -181,14 +177,24 @@ async def update_tenant(tenant_id: str, body: TenantPatch, resources: ForAdmin, 
 
 @tenants_router.delete("/{tenant_id}")
 async def delete_tenant(tenant_id: str, resources: ForAdmin, admin: Admin) -> Deleted:
-    """Delete a tenant: first its keys, then its adapters, then its cached KV. Its usage and audit entries stay."""
+    """Delete a tenant. Its keys stop working and its running requests are cancelled at once.
+
+    Within minutes the server erases its sessions, responses, adapters and cached KV. `GET …/erasure` says when it is
+    done. Token counts of the usage, and audit entries, stay.
+    """
     await resources.tenancy.delete_tenant(TenantId(tenant_id), actor=admin.name)
-    await resources.registry.delete_all(scope_of_tenant(admin, TenantId(tenant_id)))
-    try:
-        await resources.engine.forget_domain(isolation_of(TenantId(tenant_id), resources.pepper))
-    except Unavailable:
-        _log.warning("tenant_kv_kept", extra={"tenant_id": tenant_id, "reason": "no engine answers"})
+    resources.tasks.start(_erase(resources), f"erase {tenant_id}")
     return Deleted(id=tenant_id, object="tenant.deleted")
+
+
+async def _erase(resources: AdminResources) -> None:
+    await resources.erasure.sweep()
+
+
+@tenants_router.get("/{tenant_id}/erasure")
+async def get_erasure(tenant_id: str, resources: ForAdmin, _: Admin) -> answers.TenantErasure:
+    """Get how far the erasure of a deleted tenant is. 404 for a tenant that was not deleted."""
+    return erasure_answer(await resources.erasure.get(TenantId(tenant_id)))
 
 
 @tenants_router.post("/{tenant_id}/suspend")

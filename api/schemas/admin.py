@@ -11,7 +11,7 @@ from graftwork.api.schemas.shapes import DocumentedAs
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.principals import ALL_SCOPES
-from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant
+from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Erasure, Tenant
 
 Tier = Literal["flex", "default", "priority"]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -81,6 +81,16 @@ def tenant_answer(tenant: Tenant) -> answers.Tenant:
         weight=tenant.weight,
         service_tier_ceiling=tenant.service_tier_ceiling,
         created_at=int(tenant.created_at),
+    )
+
+
+def erasure_answer(erasure: Erasure) -> answers.TenantErasure:
+    """Converts the state of an erasure to the body of an answer."""
+    return answers.TenantErasure(
+        tenant_id=erasure.tenant_id,
+        status="running" if erasure.erased_at is None else "done",
+        deleted_at=erasure.deleted_at,
+        erased_at=erasure.erased_at,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from graftwork.api.sdk.account import Moment
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
-from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantKey
+from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantErasure, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
 
@@ -64,7 +64,13 @@ class Tenants(Resource[R]):
 
     @operation
     def delete(self, tenant_id: str) -> Steps[Deleted]:
+        """Deletes a tenant, and cancels its requests. The server then erases its data; see `erasure`."""
         return (yield from self._read(Deleted, Call("DELETE", _tenant_path(tenant_id), admin=True)))
+
+    @operation
+    def erasure(self, tenant_id: str) -> Steps[TenantErasure]:
+        """Reads how far the erasure of a deleted tenant is. The field `status` is `done` when nothing is left."""
+        return (yield from self._read(TenantErasure, Call("GET", f"{_tenant_path(tenant_id)}/erasure", admin=True)))
 
 
 class Keys(Resource[R]):

@@ -38,9 +38,12 @@ from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.keys import WrongKeyLimit
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
+from graftwork.platform.tenancy.principals import TenantScope, isolation_of
+from graftwork.platform.tenancy.running_work import AccessWatch, RunningWork
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.platform.tenancy.usage_journal import UsageJournal
@@ -66,6 +69,8 @@ _LEASE_S = 30.0
 _HEARTBEAT_S = 10.0
 _FLUSH_S = 1.0
 _SWEEP_S = 300.0
+_ACCESS_S = 1.0
+_ERASE_S = 5.0
 
 
 @asynccontextmanager
@@ -102,6 +107,8 @@ async def open_resources(
         stack.callback(backlog.journal.close)
         stack.push_async_callback(backlog.flush)
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
+        access = AccessWatch(database, resources.inference.work)
+        await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
@@ -111,6 +118,8 @@ async def open_resources(
             "idempotency keys": resources.server.idempotency.sweep,
             "usage journals": backlog.recover,
         }
+        erase = resources.admin.erasure.sweep
+        await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
         for name, sweep in sweeps.items():
             await sweep()
             await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
@@ -130,13 +139,14 @@ async def _assemble(
     served = await _served_model(settings, clock, telemetry, engine)
     local = LocalEncoding(served.folder.tokenizer, served.prompts, served.generator.description.context_tokens)
     encoding = PromptEncoding(local, clock)
-    tenancy = Tenancy(database, pepper, clock)
+    work = RunningWork()
+    tenancy = Tenancy(database, pepper, clock, work)
     meter = UsageMeter(database)
     quotas = await _quota_keeper(settings, clock, meter)
     journal = UsageJournal(settings.data_dir / _USAGE_FOLDER)
     backlog, description = UsageBacklog(meter, journal), served.generator.description
     in_flight = InFlightBound(clock, description.max_requests, description.max_domain_requests)
-    accounting = Accounting(tenancy.get_quota, quotas, backlog, telemetry, clock, in_flight)
+    accounting = Accounting(tenancy.limits_of_active, quotas, backlog, telemetry, clock, in_flight)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
     registry = AdapterRegistry(
         database,
@@ -159,9 +169,18 @@ async def _assemble(
         pepper=pepper,
         heartbeat_s=_HEARTBEAT_S,
         planner=served.planner,
+        work=work,
     )
     sessions = SessionService(database, registry, dependencies)
     tasks = ServerTasks()
+
+    async def forget(scope: TenantScope) -> bool:
+        await engine.forget_domain(isolation_of(scope, pepper))
+        return True
+
+    erasure = TenantErasure(
+        database, clock, {"sessions": sessions.eraser.erase, "adapters": registry.erase, "kv": forget}
+    )
     return Resources(
         inference=InferenceResources(
             clock=clock,
@@ -174,6 +193,7 @@ async def _assemble(
             encoding=encoding,
             planner=served.planner,
             tasks=tasks,
+            work=work,
         ),
         sessions=SessionResources(
             clock=clock,
@@ -184,7 +204,7 @@ async def _assemble(
             tasks=tasks,
         ),
         account=AccountResources(clock, tenancy, meter, registry, description),
-        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine, description),
+        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine, description, erasure, tasks),
         server=ServerResources(
             settings=settings,
             clock=clock,

@@ -46,6 +46,9 @@ class FixedLease:
     def observe(self, domain: str, tool: str, seconds: float) -> None:
         """Nothing is learnt."""
 
+    def forget_domain(self, domain: str) -> None:
+        """Nothing was learned."""
+
 
 TTL_S = 300.0
 """As the shorter of the time-to-live that hosted APIs sell."""

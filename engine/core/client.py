@@ -65,8 +65,9 @@ class EngineClient(Protocol):
         ...
 
     async def forget_domain(self, domain: IsolationDomain) -> None:
-        """Drops all cached KV of an isolation domain (a group of requests that may share cached KV), on all tiers.
+        """Drops all that the engine keeps of an isolation domain (a group of requests that may share cached KV).
 
+        That is its cached KV on all tiers, its stored answers, its compiled grammars and the names of its tools.
         Running requests of the domain continue. Raises Unavailable if no engine answers. In that case the KV files stay
         on disk, and the engine uses them again after its next start.
         """

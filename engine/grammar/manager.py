@@ -15,7 +15,7 @@ from graftwork.engine.grammar.matching.cursor import GrammarCursor, GrammarDraft
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
-from graftwork.platform.ids import RequestId
+from graftwork.platform.ids import IsolationDomain, RequestId
 
 
 class GrammarManager:
@@ -55,6 +55,11 @@ class GrammarManager:
             key = self._key(request)
             if (error := self._compiler.want(key, request.grammar, request.domain.hex())) is not None:
                 self._refusals[request.request_id] = error
+
+    def forget_domain(self, domain: IsolationDomain) -> None:
+        """Drops the compiled grammars of a domain (group of callers). Running requests keep theirs to their end."""
+        if self._compiler is not None:
+            self._compiler.forget_domain(domain.hex())
 
     def is_ready(self, request: EngineRequest) -> bool:
         """Returns whether the compile of the request's grammar has ended, with a compiled grammar or with a refusal.

@@ -48,6 +48,10 @@ class LeaseModel(Protocol):
         """Learns that `tool` has taken `seconds` to answer."""
         ...
 
+    def forget_domain(self, domain: str) -> None:
+        """Drops what was learned of the domain's tools."""
+        ...
+
 
 class SessionCache:
     """Runs the commands on a session's KV between its turns: hold, prefetch, suspend, close, change and read."""
@@ -91,6 +95,11 @@ class SessionCache:
             case SessionVerb.READ:
                 pass
         return self._report(path, use)
+
+    def forget_domain(self, domain: Domain) -> None:
+        """Removes all cached KV of a domain (usually one tenant), and what was learned of its tools."""
+        self._kv_cache.forget_domain(domain)
+        self._lease_model.forget_domain(domain.hex())
 
     def _path(self, command: SessionCommand) -> TokenPath:
         own = self._scopes.scope(command.domain, tuple(sorted(command.adapters)))

@@ -243,6 +243,10 @@ class ToolHistograms:
         histograms.move_to_end(tool)
         histograms[tool].observe(seconds)
 
+    def forget_domain(self, domain: str) -> None:
+        """Drops the histograms of a domain (usually one tenant), with the names of its tools."""
+        self._num_pairs -= len(self._by_domain.pop(domain, ()))
+
     def distribution(self, domain: str, tool: str) -> LatencyDistribution:
         """Returns the distribution of the time that a tool of `domain` (usually one tenant) takes to answer.
 
@@ -291,6 +295,10 @@ class ToolLatencyModel:
     def observe(self, domain: str, tool: str, seconds: float) -> None:
         """Records that a tool has taken `seconds` to answer. Infinity means that the session ended before an answer."""
         self._histograms.observe(domain, tool, seconds)
+
+    def forget_domain(self, domain: str) -> None:
+        """Drops what was learned of the tools of a domain (usually one tenant)."""
+        self._histograms.forget_domain(domain)
 
     def lease_s(self, domain: str, tools: Mapping[str, float | None], terms: LeaseTerms | None = None) -> float:
         """Returns how many seconds a session's pages should stay on the device while the session waits for `tools`.

@@ -17,7 +17,7 @@ from graftwork.engine.speculative.lookup import NGRAM_LENGTHS, AnswerCache, Answ
 from graftwork.engine.speculative.prediction import PredictionFollower
 from graftwork.engine.speculative.request_drafts import NO_DRAFT, AcceptanceRates, DraftCounts, RequestDrafts
 from graftwork.platform.clock import Clock
-from graftwork.platform.ids import RequestId
+from graftwork.platform.ids import IsolationDomain, RequestId
 
 TokenIds = tuple[int, ...]
 
@@ -106,12 +106,17 @@ class Speculator:
         if state.drafts is None:
             return DraftReport()
         start = max(state.num_prompt - NGRAM_LENGTHS[0], 0)  # includes the last tokens of the prompt
-        self._cache.remember(state.scope.own, state.request.adapter_digests, state.token_ids[start:])
+        request = state.request
+        self._cache.remember(state.scope.own, request.domain, request.adapter_digests, state.token_ids[start:])
         return state.drafts.report()
 
     def forget_adapter(self, digest: str) -> None:
         """Drops the cached answers that were generated with the adapter `digest`, so that nothing is drafted from them."""
         self._cache.forget_adapter(digest)
+
+    def forget_domain(self, domain: IsolationDomain) -> None:
+        """Drops the cached answers of a domain (usually one tenant)."""
+        self._cache.forget_domain(domain)
 
     def _drafts_of(self, state: RequestState) -> RequestDrafts:
         if state.drafts is None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from graftwork.engine.core.prefix_keys import CacheScope
 from graftwork.engine.speculative.draft import DraftSource, DraftSpan
+from graftwork.platform.ids import IsolationDomain
 
 NGRAM_LENGTHS = (8, 3)
 """The lengths n of the n-grams, longest first. Eight tokens are rarely equal by chance. Three also find recent
@@ -104,6 +105,7 @@ _SCOPE_FRACTION = 8
 class _Answers:
     """The answers of one scope in one list, the oldest first."""
 
+    domain: IsolationDomain
     adapter_digests: frozenset[str]
     tokens: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -153,16 +155,18 @@ class AnswerCache:
         """All cache scopes (pairs of domain and adapters) that have stored answers, the least recently used first."""
         return tuple(self._answers)
 
-    def remember(self, scope: CacheScope, adapter_digests: Iterable[str], answer: Sequence[int]) -> None:
+    def remember(
+        self, scope: CacheScope, domain: IsolationDomain, adapter_digests: Iterable[str], answer: Sequence[int]
+    ) -> None:
         """Stores the tokens of an answer for later requests with the same cache scope (domain and adapters).
 
-        `answer` may begin with the last few tokens of the prompt. If it is too long, only its last tokens are stored.
+        `domain` and `adapter_digests` are those of the scope. `answer` may begin with the last few tokens of the prompt. If it is too long, only its last tokens are stored.
         """
         most = self._max_tokens // _SCOPE_FRACTION
         answer = answer[-most:] if most else ()
         if not answer:
             return
-        answers = self._answers.setdefault(scope, _Answers(frozenset(adapter_digests)))
+        answers = self._answers.setdefault(scope, _Answers(domain, frozenset(adapter_digests)))
         self._answers.move_to_end(scope)
         if len(answers.tokens) + len(answer) > most:
             self._num_tokens -= len(answers.tokens)
@@ -189,6 +193,11 @@ class AnswerCache:
     def forget_adapter(self, digest: str) -> None:
         """Drops all stored answers that were generated with the adapter `digest`."""
         for scope in [scope for scope, answers in self._answers.items() if digest in answers.adapter_digests]:
+            self._forget(scope)
+
+    def forget_domain(self, domain: IsolationDomain) -> None:
+        """Drops all stored answers of a domain (usually one tenant)."""
+        for scope in [scope for scope, answers in self._answers.items() if answers.domain == domain]:
             self._forget(scope)
 
     def _forget(self, scope: CacheScope) -> None:

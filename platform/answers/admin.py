@@ -25,6 +25,22 @@ class Tenant(Answer):
     created_at: int
 
 
+class TenantErasure(Answer):
+    """How far the erasure of a deleted tenant is.
+
+    If `status` is `running`, the server still erases. If it is `done`, nothing of the tenant is left but the token
+    counts of its usage, and audit entries.
+    """
+
+    object: Literal["tenant.erasure"] = "tenant.erasure"
+    tenant_id: str
+    status: Literal["running", "done"]
+    deleted_at: float | None
+    """The time of the deletion, in unix seconds. Null for a tenant that an older version of the server has deleted."""
+    erased_at: float | None
+    """The time at which the erasure was done, in unix seconds."""
+
+
 class TenantKey(Answer):
     """An API key of a tenant.
 

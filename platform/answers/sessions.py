@@ -172,6 +172,7 @@ class Turn(Answer):
     """The id of the checkpoint after this turn. The session's next turn continues from this checkpoint."""
     finish_reason: str | None
     usage: Usage | None
+    """The tokens of the turn. Null for a turn that failed by the server's fault: it costs nothing."""
     cache: CacheReport | None
     error: ErrorFields | None
     made_with: dict[str, Any] | None

@@ -1,6 +1,7 @@
 """Records the usage of every request in the usage ledger: a table with one row for each request.
 
-A row is added once and never changed or deleted, not even when its tenant is deleted. This module knows no prices.
+A row is added once and never deleted, not even when its tenant is deleted. It changes only when its tenant is erased:
+then its adapter loses its name. This module knows no prices.
 Invariant: if the same request id is recorded twice, the second call changes nothing.
 """
 

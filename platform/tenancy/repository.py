@@ -3,7 +3,7 @@
 Owns the conversion between rows and the platform's own types. Never commits: the caller that opened the session does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select, update
@@ -26,6 +26,9 @@ from graftwork.platform.tenancy.tenants import (
 )
 
 Row = TypeVar("Row", TenantRow, ApiKeyRow, AuditRow)
+
+_KEYS_PER_QUERY = 500
+
 
 _GROUP_COLUMNS = {
     UsageGroup.DAY: UsageRow.day,
@@ -127,6 +130,23 @@ async def find_key_holder(session: ReadSession, public_id: str) -> tuple[ApiKey,
     return (_key(found[0]), _tenant(found[1])) if found else None
 
 
+async def find_usable_keys(session: ReadSession, key_ids: Collection[KeyId]) -> set[KeyId]:
+    """Returns those of the API keys that are not revoked or deleted, and whose tenants are active."""
+    usable, wanted = set[KeyId](), sorted(key_ids)
+    for first in range(0, len(wanted), _KEYS_PER_QUERY):
+        statement = (
+            select(ApiKeyRow.id)
+            .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
+            .where(
+                ApiKeyRow.id.in_(wanted[first : first + _KEYS_PER_QUERY]),
+                ApiKeyRow.revoked_at.is_(None),
+                TenantRow.status == TenantStatus.ACTIVE,
+            )
+        )
+        usable.update(map(KeyId, await session.scalars(statement)))
+    return usable
+
+
 async def list_keys(session: ReadSession, tenant_id: TenantId, page: PageRequest) -> Page[ApiKey]:
     rows = await _page(session, select(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id), ApiKeyRow, page)
     return cut([_key(row) for row in rows], page)
@@ -142,7 +162,20 @@ async def change_key(session: WriteSession, tenant_id: TenantId, key_id: KeyId, 
 
 async def find_quota(session: ReadSession, tenant_id: TenantId) -> Quota | None:
     row = await session.get(QuotaRow, tenant_id)
-    return Quota(**{limit: getattr(row, limit) for limit in Quota.model_fields}) if row else None
+    return _quota(row) if row else None
+
+
+async def find_status_and_quota(session: ReadSession, tenant_id: TenantId) -> tuple[TenantStatus | None, Quota | None]:
+    """Returns the state of a tenant and its limits. Each is None if it is not stored."""
+    statement = (
+        select(TenantRow.status, QuotaRow)
+        .outerjoin(QuotaRow, QuotaRow.tenant_id == TenantRow.id)
+        .where(TenantRow.id == tenant_id)
+    )
+    found = (await session.execute(statement)).one_or_none()
+    if found is None:
+        return None, None
+    return TenantStatus(found[0]), _quota(found[1]) if found[1] else None
 
 
 async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) -> None:
@@ -310,6 +343,10 @@ def _tenant(row: TenantRow) -> Tenant:
         service_tier_ceiling=row.service_tier_ceiling,
         created_at=row.created_at,
     )
+
+
+def _quota(row: QuotaRow) -> Quota:
+    return Quota(**{limit: getattr(row, limit) for limit in Quota.model_fields})
 
 
 def _key(row: ApiKeyRow) -> ApiKey:

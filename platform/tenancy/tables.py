@@ -22,6 +22,9 @@ class TenantRow(Base):
     weight: Mapped[float] = mapped_column(Float)
     service_tier_ceiling: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[float] = mapped_column(Float)
+    deleted_at: Mapped[float | None] = mapped_column(Float)
+    erased_at: Mapped[float | None] = mapped_column(Float)
+    """The time at which everything of the deleted tenant was erased."""
 
 
 class ApiKeyRow(Base):
@@ -62,7 +65,7 @@ class QuotaRow(Base):
 class UsageRow(Base):
     """The usage of one request: a row of the usage ledger.
 
-    The row has no foreign keys, because it stays when its API key, session or adapter is deleted.
+    The row has no foreign keys, because it stays when its API key, session, adapter or tenant is deleted.
     """
 
     __tablename__ = "usage_events"

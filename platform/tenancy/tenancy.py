@@ -31,6 +31,7 @@ from graftwork.platform.tenancy.keys import (
     with_new_secret,
 )
 from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, AdminPrincipal, Principal
+from graftwork.platform.tenancy.running_work import RunningWork
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
 
 _MAX_NAME_CHARACTERS = 200
@@ -45,10 +46,12 @@ class Tenancy:
     Every change is written to the audit log. `actor` is the name of the administrator in that log entry.
     """
 
-    def __init__(self, database: Database, pepper: bytes, clock: Clock) -> None:
+    def __init__(self, database: Database, pepper: bytes, clock: Clock, work: RunningWork | None = None) -> None:
+        """`work` is what runs in this process. It is cancelled when its tenant or key loses its access."""
         self._database = database
         self._pepper = pepper
         self._clock = clock
+        self._work = work or RunningWork()
 
     # Tenants
 
@@ -96,26 +99,30 @@ class Tenancy:
         return await self._change_tenant(tenant_id, changes, "tenant.updated", actor)
 
     async def suspend_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
-        """Suspends a tenant: until `resume_tenant`, requests with its keys are refused with 403.
+        """Suspends a tenant: cancels its running requests, and until `resume_tenant` refuses new ones with 403.
 
         Raises NotFound if the tenant does not exist.
         """
-        return await self._change_tenant(tenant_id, {"status": TenantStatus.SUSPENDED}, "tenant.suspended", actor)
+        tenant = await self._change_tenant(tenant_id, {"status": TenantStatus.SUSPENDED}, "tenant.suspended", actor)
+        self._work.end_tenant(tenant_id)
+        return tenant
 
     async def resume_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> Tenant:
         """Ends the suspension of a tenant. Raises NotFound if the tenant does not exist."""
         return await self._change_tenant(tenant_id, {"status": TenantStatus.ACTIVE}, "tenant.resumed", actor)
 
     async def delete_tenant(self, tenant_id: TenantId, *, actor: str = "admin") -> None:
-        """Deletes a tenant with its API keys and limits. Its usage records and its entries in the audit log stay.
+        """Deletes a tenant with its API keys and limits, and cancels its running requests. `erasure.py` erases the rest.
 
         Raises NotFound if the tenant does not exist.
         """
         async with self._database.write() as session:
             await _hold_tenant(session, tenant_id)
-            await repository.change_tenant(session, tenant_id, {"status": str(TenantStatus.DELETED)})
+            deleted = {"status": str(TenantStatus.DELETED), "deleted_at": self._clock.now()}
+            await repository.change_tenant(session, tenant_id, deleted)
             await repository.delete_belongings(session, tenant_id)
             await self._audit(session, actor, "tenant.deleted", tenant_id, tenant_id, {})
+        self._work.end_tenant(tenant_id)
 
     # Keys
 
@@ -179,7 +186,9 @@ class Tenancy:
         return rotated, parts.plaintext
 
     async def revoke_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> ApiKey:
-        """Revokes an API key for ever, and returns it. If the key was revoked before, changes nothing.
+        """Revokes an API key for ever, cancels the requests that it has started, and returns it.
+
+        If the key was revoked before, changes nothing.
 
         Raises NotFound if the tenant or the key does not exist.
         """
@@ -190,6 +199,7 @@ class Tenancy:
             revoked = replace(key, revoked_at=self._clock.now())
             await repository.change_key(session, tenant_id, key_id, {"revoked_at": revoked.revoked_at})
             await self._audit(session, actor, "key.revoked", tenant_id, key_id, {})
+        self._work.end_key(key_id)
         return revoked
 
     async def authenticate(self, token: str) -> Principal:
@@ -215,6 +225,17 @@ class Tenancy:
         return Principal(tenant.id, tenant.name, key.id, tenant.weight, tenant.service_tier_ceiling, key.scopes)
 
     # Quotas and the audit log
+
+    async def limits_of_active(self, tenant_id: TenantId) -> Quota:
+        """Returns the tenant's limits, for a request that begins its work now.
+
+        Raises NotPermitted if the tenant was suspended or deleted since the request was authenticated.
+        """
+        async with self._database.read() as session:
+            status, quota = await repository.find_status_and_quota(session, tenant_id)
+        if status not in (None, TenantStatus.ACTIVE):
+            raise NotPermitted("This tenant is suspended or deleted; ask the operator.", code=f"tenant_{status}")
+        return quota or Quota()
 
     async def get_quota(self, tenant_id: TenantId) -> Quota:
         """Returns the tenant's limits. If none were ever set, the result has no limits."""

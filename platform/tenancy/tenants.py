@@ -32,6 +32,17 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
+class Erasure:
+    """How far the erasure of a deleted tenant is. Times are in Unix seconds."""
+
+    tenant_id: TenantId
+    deleted_at: float | None
+    """None for a tenant that an older version of the server has deleted."""
+    erased_at: float | None
+    """The time at which nothing was left; None while the tenant is being erased."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
     """An API key as the server stores it: with a hash instead of the secret."""
 

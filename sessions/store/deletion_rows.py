@@ -97,6 +97,36 @@ async def find_expired(
     return [(TenantId(tenant_id), SessionId(session_id)) for tenant_id, session_id in rows]
 
 
+async def find_of_tenant(
+    database: ReadSession, scope: TenantScope, after: SessionId | None, limit: int
+) -> list[tuple[SessionId, SessionStatus]]:
+    """Finds up to `limit` sessions of any kind and status of one tenant, in the order of their ids.
+
+    `after` is the last id that the previous search found; None starts with the smallest id.
+    """
+    statement = select(SessionRow.id, SessionRow.status).where(SessionRow.tenant_id == scope)
+    if after is not None:
+        statement = statement.where(SessionRow.id > after)
+    rows = (await database.execute(statement.order_by(SessionRow.id).limit(limit))).all()
+    return [(SessionId(session_id), SessionStatus(status)) for session_id, status in rows]
+
+
+async def detach_forks(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
+    """Cuts the histories of other sessions off the checkpoints of a session, so that these can be deleted.
+
+    Only for a tenant that is erased: the other sessions cannot be read any more.
+    """
+    own = select(CheckpointRow.id).where(CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope)
+    await database.execute(
+        update(CheckpointRow)
+        .where(
+            CheckpointRow.parent_id.in_(own), CheckpointRow.session_id != session_id, CheckpointRow.tenant_id == scope
+        )
+        .values(parent_id=None)
+        .execution_options(synchronize_session=False)
+    )
+
+
 async def mark_expired(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
     """Marks a session as expired, so that no client can read it, and clears the settings and metadata in its row.
 

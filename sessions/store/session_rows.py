@@ -16,6 +16,7 @@ from graftwork.platform.ids import CallId, CheckpointId, SessionId, TenantId, Tu
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.platform.tenancy.tables import TenantRow
+from graftwork.platform.tenancy.tenants import TenantStatus
 from graftwork.sessions.core.lease import SessionLease
 from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionKind, SessionSettings, SessionStatus
 from graftwork.sessions.store.deletion_rows import is_over
@@ -93,6 +94,12 @@ async def lock_tenant(database: WriteSession, scope: TenantScope) -> None:
     than the limit allows.
     """
     await database.execute(select(TenantRow.id).where(TenantRow.id == scope).with_for_update(key_share=True))
+
+
+async def is_deleted_tenant(database: WriteSession, scope: TenantScope) -> bool:
+    """Returns whether the tenant was deleted. If not, it cannot be deleted before the transaction ends."""
+    statement = select(TenantRow.status).where(TenantRow.id == scope).with_for_update(read=True, key_share=True)
+    return await database.scalar(statement) == TenantStatus.DELETED
 
 
 async def count_open_sessions(database: ReadSession, scope: TenantScope, now: float) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import BudgetSpent, NotFound
+from graftwork.platform.errors import BudgetSpent, NotFound, NotPermitted
 from graftwork.platform.ids import ItemId, SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
@@ -282,6 +282,8 @@ class SessionStore:
     async def _insert(
         self, database: WriteSession, scope: TenantScope, sessions: Sequence[AgentSession], max_sessions: int | None
     ) -> None:
+        if await session_rows.is_deleted_tenant(database, scope):
+            raise NotPermitted("This tenant was deleted: it takes no more sessions.", code="tenant_deleted")
         if max_sessions is not None:
             await session_rows.lock_tenant(database, scope)
             num_open = await session_rows.count_open_sessions(database, scope, self._clock.now())

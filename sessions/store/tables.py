@@ -83,7 +83,7 @@ class CheckpointRow(Base):
     tenant_id: Mapped[str] = mapped_column(_Id)
     session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"), index=True)
     parent_id: Mapped[str | None] = mapped_column(_Id, ForeignKey("checkpoints.id"), index=True)
-    turn_id: Mapped[str] = mapped_column(_Id, ForeignKey("turns.id"))
+    turn_id: Mapped[str] = mapped_column(_Id, ForeignKey("turns.id"), index=True)
     depth: Mapped[int]
     num_items: Mapped[int]
     num_answer_items: Mapped[int]
@@ -117,7 +117,7 @@ class ToolCallRow(Base):
     """
 
     __tablename__ = "tool_calls"
-    __table_args__ = (Index(None, "session_id", "call_id"),)
+    __table_args__ = (Index(None, "session_id", "call_id"), Index(None, "checkpoint_id"))
 
     session_id: Mapped[str] = mapped_column(_Id, ForeignKey("sessions.id"), primary_key=True)
     checkpoint_id: Mapped[str] = mapped_column(_Id, ForeignKey("checkpoints.id"), primary_key=True)

@@ -22,6 +22,7 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailab
 from graftwork.platform.ids import CheckpointId, TurnId, new_id
 from graftwork.platform.tenancy.metering import UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
+from graftwork.platform.tenancy.running_work import RunningWork
 from graftwork.sessions.core.events import (
     EventDraft,
     EventFeed,
@@ -117,6 +118,8 @@ class TurnDependencies:
     """Plans the outputs of turns. It must use the same tool call format as the generator."""
     pause: Pause = asyncio.sleep
     """The function that waits between two attempts to store an outcome."""
+    work: RunningWork = field(default_factory=RunningWork)
+    """What runs in this process, to be ended when its tenant or key loses its access."""
 
 
 class TurnRunner:

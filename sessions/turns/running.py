@@ -16,6 +16,7 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.errors import NotFound, Unavailable
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.principals import TenantScope
+from graftwork.platform.tenancy.running_work import RunningWork
 from graftwork.sessions.core.events import EventFeed
 from graftwork.sessions.core.session import AgentSession, SessionKind
 from graftwork.sessions.generation.generator import Generation
@@ -34,7 +35,9 @@ TurnTask = tuple[TurnRunner, asyncio.Task[None]]
 class RunningTurns:
     """The turns that run in this process, with their asyncio tasks."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: RunningWork) -> None:
+        """`work` ends a turn when its tenant or key loses its access."""
+        self._work = work
         self._runners: dict[SessionId, TurnRunner] = {}
         self._tasks: dict[TurnId, asyncio.Task[None]] = {}
         self._starting: set[TurnId] = set()
@@ -83,8 +86,10 @@ class RunningTurns:
         turn_id, session_id = runner.turn.turn_id, runner.turn.session_id
         self._runners[session_id] = runner
         self._tasks[turn_id] = task
+        forget_work = self._work.add(runner.plan.principal, lambda _: runner.cancel())
 
         def forget(task: asyncio.Task[None]) -> None:
+            forget_work()
             del self._tasks[turn_id]
             if self._runners.get(session_id) is runner:
                 del self._runners[session_id]

@@ -53,6 +53,10 @@ def wait_for_disk(client: httpx.Client, path: str) -> dict[str, Any]:
     raise AssertionError("the session never came to the disk")
 
 
+def billed_tokens(client: httpx.Client) -> int:
+    return sum(int(row["total_tokens"]) for row in client.get("/v1/usage").json()["data"])
+
+
 def events_of(answer: httpx.Response) -> Iterator[dict[str, Any]]:
     for line in answer.iter_lines():
         if line.startswith("data: {"):
@@ -63,10 +67,11 @@ def test_a_turn_that_its_engine_does_not_survive_fails_and_the_session_goes_on_f
     restartable: DemoServer, client: httpx.Client
 ) -> None:
     """After kill -9 during a turn the stream ends with a typed error, and the session continues from its last
-    checkpoint and the files on disk with the same tokens."""
+    checkpoint and the files on disk with the same tokens. The failed turn costs nothing."""
     path = begin_session(client)
     head = client.get(path).json()["head"]
     cache = wait_for_disk(client, path)
+    billed_before = billed_tokens(client)
     long_turn = {"input": "Tell me more.", "stream": True, "sampling": {"ignore_eos": True, "max_tokens": 1500}}
 
     with client.stream("POST", f"{path}/turns", json=long_turn) as answer:
@@ -75,6 +80,7 @@ def test_a_turn_that_its_engine_does_not_survive_fails_and_the_session_goes_on_f
             continue
         restartable.kill_engine()
         *_, last = events
+    billed_after = billed_tokens(client)
     at_once = client.post(f"{path}/turns", json={"input": "Who are you?"})
     kept = client.get(path).json()["head"]
     resumed = take_turn(client, path, "Who are you?")
@@ -84,6 +90,7 @@ def test_a_turn_that_its_engine_does_not_survive_fails_and_the_session_goes_on_f
     assert (at_once.status_code, at_once.json()["error"]["code"]) == (503, "engine_unavailable")
     assert int(at_once.headers["retry-after"]) >= 1
     assert kept == head
+    assert billed_after == billed_before > 0
     history = sum(cache["tiers"][tier]["tokens"] for tier in ("device", "host", "disk"))
     assert resumed["cache"]["disk_tokens"] == history > 0
     assert resumed["cache"]["device_tokens"] == resumed["cache"]["host_tokens"] == 0

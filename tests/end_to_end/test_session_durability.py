@@ -42,7 +42,7 @@ def replay(server: DemoServer, headers: dict[str, str], session_id: str, after: 
 
 def test_readers_resume_after_a_kill(restartable: DemoServer) -> None:
     """After a kill of the server during a turn, reconnecting readers see each event once, up to a typed end, and the
-    session takes the turn again."""
+    session takes the turn again. What was delivered is billed, once."""
     server = restartable
     server.start()
     headers = {"authorization": f"Bearer {server.key('Plain')}"}
@@ -59,6 +59,7 @@ def test_readers_resume_after_a_kill(restartable: DemoServer) -> None:
     whole = replay(server, headers, session.id, after=0)
     rest = replay(server, headers, session.id, after=6)
     stands = httpx.get(path, headers=headers).json()
+    usage = httpx.get(f"{server.url}/v1/usage?group_by=session", headers=headers).json()["data"]
     body = {"input": "Hello!", "sampling": {"max_tokens": 8}}
     again = httpx.post(f"{path}/turns", headers=headers, json=body, timeout=60).json()
 
@@ -69,6 +70,9 @@ def test_readers_resume_after_a_kill(restartable: DemoServer) -> None:
     assert (whole[-1][1]["type"], whole[-1][1]["error"]["code"]) == ("turn.failed", "turn_interrupted")
     assert (stands["status"], stands["head"], stands["last_seq"]) == ("idle", None, len(whole))
     assert again["status"] == "completed"
+    (billed,) = [row for row in usage if row["group"] == session.id]
+    assert billed["requests"] == 1
+    assert len(whole) - 2 <= billed["completion_tokens"] < 1500
 
 
 def test_a_client_that_asks_for_it_takes_its_turn_along(server: DemoServer) -> None:

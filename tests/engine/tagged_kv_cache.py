@@ -165,6 +165,9 @@ class FixedLeases:
     def observe(self, domain: str, tool: str, seconds: float) -> None:
         self.seen.append((tool, seconds))
 
+    def forget_domain(self, domain: str) -> None:
+        """Nothing was learned."""
+
 
 class RecordingLoraBackend:
     """A LoraBackend that records which adapters it was given."""

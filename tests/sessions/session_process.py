@@ -351,6 +351,8 @@ class UnreliableDatabase(Database):
 
     refusals: int = 0
     """How many of the next writes are refused."""
+    fails_at: int | None = None
+    """The next write with this number is refused, counted from 1."""
 
     hold_read: asyncio.Event | None = None
     """An event that the next read waits for before it starts."""
@@ -369,6 +371,10 @@ class UnreliableDatabase(Database):
     async def write(self) -> AsyncGenerator[WriteSession]:
         if self.refusals:
             self.refusals -= 1
+            raise Unavailable("The database is away.")
+        self.fails_at = None if self.fails_at is None else self.fails_at - 1
+        if self.fails_at == 0:
+            self.fails_at = None
             raise Unavailable("The database is away.")
         hold, self.hold_written = self.hold_written, None
         async with super().write() as session:

@@ -1,4 +1,4 @@
-"""Defines `graftwork tenants`, which creates, lists, shows, suspends, resumes and deletes the tenants of a server."""
+"""Defines `graftwork tenants`, which creates, lists, shows, suspends, resumes and deletes tenants, and shows erasures."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,14 +88,34 @@ def resume(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def delete(tenant: TenantArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """Delete a tenant with its keys, adapters and sessions.
+    """Delete a tenant with its keys, adapters and sessions; `tenants erasure` says when all is erased.
 
     Example: graftwork tenants delete acme --yes
     """
     confirm(f"Delete {tenant} with its keys, adapters and sessions?", yes)
     with connect() as client:
         deleted = client.admin.tenants.delete(tenant_id_of(client, tenant))
-    return show_json(deleted.raw) if as_json else typer.echo(f"Deleted {tenant}.")
+    return (
+        show_json(deleted.raw)
+        if as_json
+        else typer.echo(f"Deleted {tenant}. Its data is erased within minutes: graftwork tenants erasure {deleted.id}")
+    )
+
+
+@app.command()
+def erasure(
+    tenant: Annotated[str, typer.Argument(metavar="ID", help="The id of a deleted tenant.")], as_json: JsonFlag = False
+) -> None:
+    """Show whether all data of a deleted tenant is erased.
+
+    Example: graftwork tenants erasure ten_01hzx
+    """
+    with connect() as client:
+        state = client.admin.tenants.erasure(tenant)
+    if as_json:
+        return show_json(state.raw)
+    done = "not yet" if state.erased_at is None else moment(state.erased_at)
+    return show_facts([("id", state.tenant_id), ("status", state.status), ("erased", done)])
 
 
 def _show(tenant: "Tenant", as_json: bool) -> None:

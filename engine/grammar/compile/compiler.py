@@ -145,6 +145,11 @@ class GrammarCompiler:
         """
         return self._ready.get(key)
 
+    def forget_domain(self, domain: str) -> None:
+        """Drops the cached results of an isolation domain (group of callers)."""
+        for key in [key for key in self._ready if key.domain == domain]:
+            self._ready.drop(key)
+
     def close(self) -> None:
         """Stops the compile server, and ends the compiler's own threads."""
         self._server.close()

@@ -59,10 +59,13 @@ def test_tenants_from_birth_to_end(graftwork: Graftwork) -> None:
     suspended = answer(graftwork, "tenants", "suspend", "lifelong", "--yes")
     resumed = answer(graftwork, "tenants", "resume", made["id"])
     deleted = answer(graftwork, "tenants", "delete", "lifelong", "--yes")
+    erasure = answer(graftwork, "tenants", "erasure", made["id"])
 
     assert made["weight"] == 2.0
     assert made["id"] in [tenant["id"] for tenant in listed]
     assert (suspended["status"], resumed["status"], deleted["deleted"]) == ("suspended", "active", True)
+    assert (erasure["tenant_id"], erasure["status"]) == (made["id"], "running")
+    assert made["id"] in graftwork("tenants", "erasure", made["id"]).stdout
     assert graftwork("tenants", "show", "lifelong").exit_code == 1
 
 

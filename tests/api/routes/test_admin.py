@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from graftwork.platform.errors import Unavailable
+from graftwork.platform.tenancy.erasure import SETTLE_S
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 TENANTS = "/v1/admin/tenants"
@@ -157,10 +158,11 @@ async def test_deleted_tenant(gateway: Gateway, tenant: TestTenant) -> None:
     await tenant.client.post("/v1/chat/completions", json=chat())
 
     await gateway.admin.delete(f"{TENANTS}/{tenant.id}")
+    await gateway.resources.admin.erasure.sweep()
 
     assert (await tenant.client.get("/v1/models")).status_code == 401
     assert len(gateway.engine.forgotten) == 1
-    assert gateway.engine.forgotten_domains == [gateway.engine.requests[0].domain]
+    assert set(gateway.engine.forgotten_domains) == {gateway.engine.requests[0].domain}
     rows = (await gateway.admin.get(f"/v1/admin/usage?tenant_id={tenant.id}")).json()["data"]
     assert rows[0]["requests"] == 1
 
@@ -168,11 +170,16 @@ async def test_deleted_tenant(gateway: Gateway, tenant: TestTenant) -> None:
 async def test_deleted_tenant_without_an_engine(
     gateway: Gateway, tenant: TestTenant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A tenant can be deleted while no engine answers; the log says that its KV remains."""
+    """A tenant can be deleted while no engine answers; the log says that its KV remains, and it is not yet erased."""
     gateway.engine.absence = Unavailable("No engine answers at present.", retry_after_s=1.0)
 
     deleted = await gateway.admin.delete(f"{TENANTS}/{tenant.id}")
+    gateway.clock.advance(SETTLE_S)
+    await gateway.resources.admin.erasure.sweep()
 
     assert deleted.json()["deleted"] is True
     assert (await tenant.client.get("/v1/models")).status_code == 401
-    assert [record.message for record in caplog.records if record.message.startswith("tenant_")] == ["tenant_kv_kept"]
+    assert {record.message for record in caplog.records if record.message.startswith("tenant_")} == {
+        "tenant_not_erased"
+    }
+    assert (await gateway.admin.get(f"{TENANTS}/{tenant.id}/erasure")).json()["status"] == "running"

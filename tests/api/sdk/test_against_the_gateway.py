@@ -248,6 +248,7 @@ async def test_admin(client: AsyncGraftwork) -> None:
     await client.admin.tenants.suspend(tenant.id)
     assert (await client.admin.tenants.resume(tenant.id)).status == "active"
     assert (await client.admin.tenants.delete(tenant.id)).deleted
+    assert (await client.admin.tenants.erasure(tenant.id)).status == "running"
 
 
 async def test_usage_and_quota(client: AsyncGraftwork) -> None:

@@ -80,7 +80,8 @@ async def test_sweeps_go_on_while_the_gateway_runs(tmp_path: Path, tiny_model: P
     async with open_gateway(gateway_settings(tmp_path, tiny_model)):
         during = sweeps()
 
-    assert during == ["the sweep of idempotency keys", "the sweep of responses", "the sweep of sessions"]
+    names = ("deleted tenants", "idempotency keys", "responses", "sessions", "usage journals")
+    assert during == [f"the sweep of {name}" for name in names]
     assert sweeps() == []
 
 

@@ -27,6 +27,9 @@ class LeasesByName:
     def observe(self, domain: str, tool: str, seconds: float) -> None:
         """Learns nothing."""
 
+    def forget_domain(self, domain: str) -> None:
+        """Nothing was learned."""
+
 
 class LeasedSessions:
     """A device of six pages, and sessions of two pages that wait for tools."""

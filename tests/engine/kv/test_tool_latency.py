@@ -127,7 +127,7 @@ def test_waiting_changes_the_estimate() -> None:
 
 
 def test_invented_tools_displace_only_tools_of_their_own_domain() -> None:
-    """A domain that calls a thousand tools keeps its newest few, and another domain's tool stays known."""
+    """A domain that calls a thousand tools keeps its newest few, none once it is forgotten, and another domain's tool stays known."""
     histograms = ToolHistograms(max_pairs=20, max_tools_per_domain=8)
     model = ToolLatencyModel(histograms)
     for _ in range(50):
@@ -137,6 +137,9 @@ def test_invented_tools_displace_only_tools_of_their_own_domain() -> None:
         histograms.check_integrity()
 
     assert len(histograms) == 9
+    model.forget_domain("flood")
+    histograms.check_integrity()
+    assert len(histograms) == 1
     assert model.return_probability("calm", ["tool"], 0.0, 1.0) < 0.2
 
 

@@ -87,6 +87,7 @@ def test_a_repeated_text_continues_as_it_did_last() -> None:
     assert lookup.propose((55,), 3) is None
 
 
+TENANT = IsolationDomain(b"a")
 ANSWER = [10, 11, 12, 13, 14, 15]
 SCOPES = CacheScopes("sha256:model", "float32")
 
@@ -104,7 +105,7 @@ def test_an_answer_is_found_by_its_own_tenant_and_adapter_alone() -> None:
     """Another domain with the same adapter finds nothing, and neither does the same domain with another adapter."""
     cache = AnswerCache(1 << 20)
 
-    cache.remember(scope("a", "x"), ["x"], ANSWER)
+    cache.remember(scope("a", "x"), TENANT, ["x"], ANSWER)
 
     assert proposed(cache, scope("a", "x"), [99, 10, 11, 12]) == (13, 14, 15)
     assert proposed(cache, scope("b", "x"), [99, 10, 11, 12]) == ()
@@ -116,7 +117,7 @@ def test_the_answers_of_an_adapter_are_dropped_with_it() -> None:
     """Dropping an adapter drops the answers of its mixtures too; those of other adapters stay."""
     cache = AnswerCache(1 << 20)
     for digests in (("x",), ("x", "y"), ("y",)):
-        cache.remember(scope("a", *digests), digests, ANSWER)
+        cache.remember(scope("a", *digests), TENANT, digests, ANSWER)
 
     cache.forget_adapter("x")
 
@@ -124,11 +125,23 @@ def test_the_answers_of_an_adapter_are_dropped_with_it() -> None:
     assert cache.num_bytes == len(ANSWER) * BYTES_PER_TOKEN
 
 
+def test_a_forgotten_domain_has_no_answers() -> None:
+    """Nothing is drafted from the answers of a forgotten domain, with any adapter, and all from those of others."""
+    cache = AnswerCache(1 << 20)
+    for domain, digest in (("a", "x"), ("a", "y"), ("b", "x")):
+        cache.remember(scope(domain, digest), IsolationDomain(domain.encode()), [digest], ANSWER)
+
+    cache.forget_domain(IsolationDomain(b"a"))
+
+    assert cache.scopes == (scope("b", "x"),)
+    cache.check_integrity()
+
+
 def test_two_answers_are_not_read_as_one() -> None:
     """A match never spans the end of one answer and the beginning of the next."""
     cache = AnswerCache(1 << 20)
     for answer in ([1, 2, 3, 4], [5, 6, 7, 8]):
-        cache.remember(scope("a"), (), answer)
+        cache.remember(scope("a"), TENANT, (), answer)
 
     assert proposed(cache, scope("a"), [3, 4, 5]) == ()
     assert proposed(cache, scope("a"), [5, 6, 7]) == (8,)
@@ -138,7 +151,7 @@ def test_the_latest_answer_is_followed() -> None:
     """If two answers match, the draft follows the later one."""
     cache = AnswerCache(1 << 20)
     for last in (70, 80):
-        cache.remember(scope("a"), (), [1, 2, 3, last])
+        cache.remember(scope("a"), TENANT, (), [1, 2, 3, last])
 
     assert proposed(cache, scope("a"), [1, 2, 3]) == (80,)
 
@@ -147,7 +160,7 @@ def test_a_full_scope_forgets_its_oldest_answers() -> None:
     """Of eight answers in a scope with room for 40 tokens, the last ones are found and the first is not."""
     cache = AnswerCache(8 * 40 * BYTES_PER_TOKEN)
     for number in range(20):
-        cache.remember(scope("a"), (), [100 * number + place for place in range(8)])
+        cache.remember(scope("a"), TENANT, (), [100 * number + place for place in range(8)])
 
     assert proposed(cache, scope("a"), [1900, 1901, 1902]) == (1903, 1904, 1905)
     assert proposed(cache, scope("a"), [0, 1, 2]) == ()
@@ -162,7 +175,7 @@ def test_the_bound_holds_whatever_comes(answers: list[tuple[int, int]], room: in
 
     for tenant, length in answers:
         answer = [random.randrange(1000) for _ in range(length)]
-        cache.remember(scope(str(tenant)), (), answer)
+        cache.remember(scope(str(tenant)), TENANT, (), answer)
         cache.check_integrity()
         if 4 <= length <= room // 8:
             assert proposed(cache, scope(str(tenant)), answer[:-1]) == (answer[-1],)

@@ -95,6 +95,19 @@ def test_a_grammar_is_compiled_once_for_each_domain(driver: CompilerDriver) -> N
     assert driver.compiler.num_compiles == before + 2
 
 
+def test_a_forgotten_domain_has_no_grammars(driver: CompilerDriver) -> None:
+    """After a domain is forgotten its grammars are not in the cache, and those of another domain are."""
+    source = number(77)
+    for domain in ("gone", "stays"):
+        driver.outcome(source, domain)
+
+    driver.compiler.forget_domain("gone")
+
+    assert driver.kept(source, "gone") is None
+    assert driver.kept(source, "stays") is not None
+    driver.compiler.check_integrity()
+
+
 def test_public_grammars_are_compiled_once_for_all(tmp_path: Path) -> None:
     """All domains share the grammar of any JSON object, and of a schema in the operator's folder, however spaced."""
     (tmp_path / "order.json").write_text('{ "type": "integer",\n "maximum": 7 }')

@@ -1,0 +1,45 @@
+"""Contains the SQL statements about the erasure of deleted tenants. Never commits: the caller does."""
+
+from typing import Any, cast
+
+from sqlalchemy import select, update
+from sqlalchemy.engine import CursorResult
+
+from graftwork.platform.database import ReadSession, WriteSession
+from graftwork.platform.ids import TenantId
+from graftwork.platform.tenancy.tables import TenantRow, UsageRow
+from graftwork.platform.tenancy.tenants import Erasure, TenantStatus
+
+ERASED_ADAPTER = "deleted"
+"""The name of every adapter in the usage rows of an erased tenant."""
+
+
+async def find_unerased(session: ReadSession) -> list[Erasure]:
+    """Returns the deleted tenants that are not erased yet, those first that were deleted first."""
+    statement = select(TenantRow).where(TenantRow.status == TenantStatus.DELETED, TenantRow.erased_at.is_(None))
+    return [_erasure(row) for row in await session.scalars(statement.order_by(TenantRow.deleted_at, TenantRow.id))]
+
+
+async def find_erasure(session: ReadSession, tenant_id: TenantId) -> Erasure | None:
+    statement = select(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status == TenantStatus.DELETED)
+    row = await session.scalar(statement)
+    return _erasure(row) if row else None
+
+
+async def mark_erased(session: WriteSession, tenant_id: TenantId, at: float) -> bool:
+    """Records that a deleted tenant is erased. Returns False if this was recorded before."""
+    unerased = update(TenantRow).where(TenantRow.id == tenant_id, TenantRow.erased_at.is_(None))
+    return cast(CursorResult[Any], await session.execute(unerased.values(erased_at=at))).rowcount == 1
+
+
+async def erase_adapter_names(session: WriteSession, tenant_id: TenantId, limit: int) -> int:
+    """Replaces the adapter's name in up to `limit` usage rows of a tenant. Returns the number of changed rows."""
+    named = (UsageRow.tenant_id == tenant_id, UsageRow.adapter.is_not(None), UsageRow.adapter != ERASED_ADAPTER)
+    some = select(UsageRow.request_id).where(*named).limit(limit)
+    erase = update(UsageRow).where(UsageRow.tenant_id == tenant_id, UsageRow.request_id.in_(some))
+    erase = erase.values(model=ERASED_ADAPTER, adapter=ERASED_ADAPTER).execution_options(synchronize_session=False)
+    return cast(CursorResult[Any], await session.execute(erase)).rowcount
+
+
+def _erasure(row: TenantRow) -> Erasure:
+    return Erasure(TenantId(row.id), row.deleted_at, row.erased_at)
