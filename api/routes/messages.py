@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from graftwork.api.anthropic.answer import anthropic_message, write_anthropic_events
-from graftwork.api.anthropic.errors import AnthropicRoute
+from graftwork.api.anthropic.route import AnthropicRoute
 from graftwork.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from graftwork.api.anthropic.translate import anthropic_names, chat_request
 from graftwork.api.deps.resources import CurrentRequestId, ForInference, InferenceKey

@@ -19,7 +19,7 @@ class ErrorFields(TypedDict):
 
 
 class ErrorAnswer(Answer):
-    """The answer to a failed request, on all routes except `/v1/messages`."""
+    """The answer to a failed request, on all routes except those with Anthropic's form."""
 
     error: ErrorFields
 
@@ -32,7 +32,9 @@ class AnthropicErrorFields(Answer):
 
 
 class AnthropicErrorAnswer(Answer):
-    """The answer to a failed request on `/v1/messages`, in the form of Anthropic's API."""
+    """The answer to a failed request in the form of Anthropic's API: on `/v1/messages` and the paths below it, and on
+    `/v1/models` for a request with the header `anthropic-version`.
+    """
 
     type: Literal["error"] = "error"
     error: AnthropicErrorFields
