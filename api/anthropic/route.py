@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from graftwork.api.anthropic.translate import with_anthropic_fields
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.http.validation import as_invalid_request
-from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, InvalidRequest, ValidationFailed
+from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
 
 
 class AnthropicRoute(OpenAiRoute):
@@ -31,6 +31,4 @@ class AnthropicRoute(OpenAiRoute):
         return answer
 
     def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
-        if isinstance(error, ContextLengthExceeded):
-            return error
         return with_anthropic_fields(as_invalid_request(error))

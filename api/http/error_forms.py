@@ -51,7 +51,7 @@ def framework_error_response(
 ) -> JSONResponse:
     """Returns the response for an error of the framework, such as a wrong method, in the form of the request's API."""
     if wants_anthropic(scope):
-        return _anthropic_response(scope, status, _anthropic_body(status, message), headers)
+        return _anthropic_response(scope, status, _anthropic_body(status, message, {}), headers)
     fields = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     return JSONResponse({"error": fields}, status_code=status, headers=headers)
 
@@ -62,12 +62,13 @@ def anthropic_error(error: GraftworkError) -> dict[str, Any]:
     This form is the body of an error response, and the data of an `error` event in a stream.
     """
     message = _too_long(error) if isinstance(error, ContextLengthExceeded) else error.message
-    return _anthropic_body(error.status, message)
+    details = {"details": error.details} if "error_code" in error.details else {}
+    return _anthropic_body(error.status, message, details)
 
 
-def _anthropic_body(status: int, message: str) -> dict[str, Any]:
+def _anthropic_body(status: int, message: str, more: Mapping[str, Any]) -> dict[str, Any]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {"type": kind, "message": message, **more}}
 
 
 def _anthropic_response(

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict  # before Python 3.12, pydantic needs the class of typing_extensions
 
-from graftwork.platform.answers.base import Answer
+from graftwork.platform.answers.base import Answer, absent
 
 
 @with_config(ConfigDict(extra="allow"))
@@ -29,6 +29,14 @@ class AnthropicErrorFields(Answer):
 
     type: str
     message: str
+    details: "AnthropicErrorDetails | None" = absent()
+
+
+class AnthropicErrorDetails(Answer):
+    """Tells a program which of the known errors this is, and which fields of the request caused it."""
+
+    error_code: str
+    unsupported: tuple[str, ...]
 
 
 class AnthropicErrorAnswer(Answer):

@@ -134,6 +134,8 @@ async def test_tool_runner(gateway: Gateway, client: AsyncAnthropic) -> None:
     final = await runner.until_done()
 
     assert final.content[0].to_dict()["text"] == "Sunny in Paris."
+    prompt = gateway.resources.inference.tokenizer.decode(gateway.engine.requests[-1].prompt_token_ids)
+    assert prompt.index("Weather?") < prompt.index("20 degrees"), "the SDK sends the whole history, without a thread"
 
 
 async def test_plain_client(gateway: Gateway, url: str, tenant: TestTenant) -> None:
