@@ -7,9 +7,8 @@ Owns three rules of Anthropic's API. Invariant: the chosen tools keep their orde
     `tool_addition`, `tool_removal`         a system message offers a tool, or withdraws it; the last change counts
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from graftwork.api.anthropic.schemas import ConversationMessage, CountTokensRequest, CustomTool, HostedTool
 from graftwork.platform.errors import InvalidRequest
@@ -35,8 +34,9 @@ def choose_tools(body: CountTokensRequest) -> ChosenTools:
     return ChosenTools(chosen, tuple(f"tools[{index}] ({tool.type})" for index, tool in hosted))
 
 
-def _offered(body: CountTokensRequest) -> Any:
-    changes: dict[str, bool] = dict(_changes(body.messages))
+def _offered(body: CountTokensRequest) -> Callable[[CustomTool], bool]:
+    """Returns the function that tells whether the model sees a tool."""
+    changes = dict(_changes(body.messages))
     if body.tool_choice is not None and body.tool_choice.name is not None:
         changes[body.tool_choice.name] = True
     return lambda tool: changes.get(tool.name, not tool.defer_loading)
