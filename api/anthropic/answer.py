@@ -13,7 +13,7 @@ A stream has these events, in this order. A `ping` can come at any time. After a
 from collections.abc import Iterator
 from typing import Any
 
-from graftwork.api.anthropic.errors import anthropic_error
+from graftwork.api.http.error_forms import anthropic_error
 from graftwork.api.http.streaming import PING_AFTER_S, Write, heartbeats, named_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
 from graftwork.api.inference.request import ResponseHead

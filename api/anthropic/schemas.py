@@ -1,7 +1,7 @@
 """Defines the bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-Owns the names of Anthropic's fields, and the list of fields that this server does not support. Never reads messages and
-their blocks: `messages.py` does.
+Owns the names of Anthropic's fields, and the list of fields that this server refuses. Never reads messages and their
+blocks: `messages.py` does.
 `translate.py` converts a body to a chat completion request, and then the checks of chat completions apply to its
 values.
 """
@@ -9,83 +9,15 @@ values.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
+from graftwork.api.anthropic.blocks import AssistantMessageParam, SystemMessageParam, TextBlockParam, UserMessageParam
 from graftwork.api.schemas.base import FieldError, IsNeutral, OpenAiBody, refuse_unsupported
-from graftwork.api.schemas.shapes import DocumentedAs, Shape
+from graftwork.api.schemas.shapes import DocumentedAs
 from graftwork.sessions.generation.sampling import StopStrings, described_number
 from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME
 
 Block = dict[str, Any]
-
-
-class TextBlockParam(Shape):
-    """A piece of the text of a message or of a tool result."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "How is the weather?"}]})
-
-    type: Literal["text"]
-    text: str
-
-
-class ToolUseBlockParam(Shape):
-    """A tool call in an earlier message of the assistant."""
-
-    type: Literal["tool_use"]
-    id: str
-    """The id of this tool call."""
-    name: Annotated[str, Field(min_length=1)]
-    """The tool's name."""
-    input: dict[str, Any]
-    """The arguments of the call."""
-
-
-class ToolResultBlockParam(Shape):
-    """The result of a tool call, in a user's message."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    """The id of the tool call that had this result."""
-    content: str | list[TextBlockParam] | None = None
-    is_error: bool | None = None
-    """Whether the tool failed."""
-
-
-class ThinkingBlockParam(Shape):
-    """The model's reasoning in an earlier message of the assistant."""
-
-    type: Literal["thinking"]
-    thinking: str
-    """The text of the reasoning."""
-
-
-class ThinkingParam(Shape):
-    """The request field `thinking`. This server does not support thinking, so the only allowed type is `disabled`."""
-
-    type: Literal["disabled"]
-
-
-class SystemMessageParam(Shape):
-    """A system message. It may be at any place in the conversation."""
-
-    role: Literal["system"]
-    content: str | list[TextBlockParam]
-
-
-class UserMessageParam(Shape):
-    """A message of the user. It can contain text, results of tool calls, or both."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "How is the weather?"}]})
-
-    role: Literal["user"]
-    content: str | list[TextBlockParam | ToolResultBlockParam]
-
-
-class AssistantMessageParam(Shape):
-    """An earlier message of the assistant, with text, reasoning or tool calls."""
-
-    role: Literal["assistant"]
-    content: str | list[TextBlockParam | ToolUseBlockParam | ThinkingBlockParam]
 
 
 _MESSAGE_COUNT = Field(min_length=1, max_length=4096)
@@ -93,16 +25,13 @@ Texts = Annotated[str | list[Block], DocumentedAs(str | list[TextBlockParam])]
 
 _UNSUPPORTED: Mapping[str, IsNeutral] = {
     "container": lambda value: not value,
-    "context_management": lambda value: not value,
-    "diagnostics": lambda value: not value,
     "inference_geo": lambda value: not value,
     "mcp_servers": lambda value: not value,
-    "speed": lambda value: value in (None, "standard"),
 }
-"""The fields that this server does not support. A request may have such a field only with a value that has no effect.
+"""The fields that this server does not support, and that would change the answer or where it is made.
 
-Each function returns whether a value has no effect.
-The server ignores `metadata` and `cache_control`, because they do not change the answer. It caches every prefix anyway.
+A request may have such a field only with a value that has no effect. Each function returns whether a value has no
+effect. `hints.py` owns the fields that the server ignores.
 """
 
 
@@ -111,6 +40,8 @@ class ConversationMessage(OpenAiBody):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
+    clear_at: Literal["next_user_message", "never"] | None = None
+    """With `next_user_message`, the model does not see a system message after a later message of the user."""
 
 
 class CustomTool(OpenAiBody):
@@ -124,13 +55,28 @@ class CustomTool(OpenAiBody):
     input_schema: dict[str, Any]
     """A JSON Schema for the arguments. The model sees it unchanged."""
     strict: bool | None = None
+    defer_loading: bool | None = None
+    """If true, the model sees the tool only after a message has named it, in a tool's result or a system message."""
 
-    @field_validator("type", mode="before")
-    @classmethod
-    def refuse_server_tools(cls, value: object) -> object:
-        if value not in (None, "custom"):
-            raise ValueError(f"{value!r} is a tool of Anthropic's servers; only tools of your own are served here")
-        return value
+
+class HostedTool(OpenAiBody):
+    """A tool that Anthropic defines or runs, such as web search. The server leaves it out of the prompt.
+
+    A header of the answer names the tools that were left out.
+    """
+
+    type: Annotated[str, Field(json_schema_extra={"not": {"const": "custom"}})]
+    name: str | None = None
+
+
+def _kind_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, Mapping) else getattr(tool, "type", None)
+    return "custom" if kind is None or kind == "custom" else "hosted"
+
+
+AnthropicTool = Annotated[
+    Annotated[CustomTool, Tag("custom")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_kind_of_tool)
+]
 
 
 class ToolChoice(OpenAiBody):
@@ -168,23 +114,57 @@ class OutputFormat(OpenAiBody):
 
 
 class OutputConfig(OpenAiBody):
-    """The output settings of a request. Only the format of the answer can be set."""
+    """The output settings of a request."""
 
     format: OutputFormat | None = None
     """The format of the answer. By default the answer is free text."""
-    effort: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
-    """Not supported: leave it out."""
+    effort: str | None = None
+    """How much work the model should do. The server ignores this hint."""
 
-    @field_validator("effort")
-    @classmethod
-    def refuse_effort(cls, value: str | None) -> str | None:
-        if value is not None:
-            raise ValueError("this model has one way to work; leave it out")
-        return value
+
+class ThinkingConfig(OpenAiBody):
+    """Whether the model should think before it answers. The server ignores this hint."""
+
+    type: str
+    """Such as `enabled`, `adaptive` or `disabled`."""
+
+
+class CacheControl(OpenAiBody):
+    """Asks the server to cache the prompt. The server caches every prompt, and ignores the time."""
+
+    type: Literal["ephemeral"]
+    ttl: str | None = None
+    """How long to keep the prompt, such as `5m` or `1h`."""
+
+
+class ContextEdit(OpenAiBody):
+    """One way to shorten a long conversation."""
+
+    type: str
+    """Such as `clear_tool_uses_20250919`."""
+
+
+class ContextManagement(OpenAiBody):
+    """How to shorten a long conversation. The server ignores this hint."""
+
+    edits: list[ContextEdit] | None = None
+    """The ways to shorten the conversation."""
+
+
+class Metadata(OpenAiBody):
+    """Facts about the request. The server ignores them."""
+
+    user_id: str | None = None
+    """An id of the user for whom the request is made."""
 
 
 class CountTokensRequest(OpenAiBody):
-    """The body of a request to count the tokens of a prompt. A null field counts as missing."""
+    """The body of a request to count the tokens of a prompt. A null field counts as missing.
+
+    The server ignores unknown fields, and a header of the answer names them.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     model: str
     messages: Annotated[
@@ -194,11 +174,21 @@ class CountTokensRequest(OpenAiBody):
     ]
     system: Texts | None = None
     """The text of a system message before the conversation."""
-    tools: Annotated[list[CustomTool] | None, Field(max_length=MAX_TOOLS)] = None
+    tools: Annotated[list[AnthropicTool] | None, Field(max_length=MAX_TOOLS)] = None
     tool_choice: ToolChoice | None = None
     """Which tools the answer may call. By default it may call all of them."""
-    thinking: Annotated[dict[str, Any] | None, DocumentedAs(ThinkingParam | None)] = None
-    """This server does not support thinking, so the only allowed type is `disabled`."""
+    thinking: ThinkingConfig | None = None
+    """Whether the model should think before it answers. The server ignores this hint."""
+    cache_control: CacheControl | None = None
+    """Asks the server to cache the prompt. The server caches every prompt."""
+    context_management: ContextManagement | None = None
+    """How to shorten a long conversation. The server ignores this hint."""
+    metadata: Metadata | None = None
+    """Facts about the request. The server ignores this field."""
+    thread: Annotated[Any, WithJsonSchema({"type": "null"})] = None
+    """Not supported: send all messages of the conversation."""
+    output_format: OutputFormat | None = None
+    """The older name of `output_config.format`."""
     output_config: OutputConfig | None = None
     """The output settings, such as the format of the answer."""
 
@@ -207,12 +197,14 @@ class CountTokensRequest(OpenAiBody):
     def refuse_unsupported_fields(cls, body: Any) -> Any:
         return refuse_unsupported(body, _UNSUPPORTED)
 
-    @field_validator("thinking")
-    @classmethod
-    def refuse_thinking(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value.get("type") != "disabled":
-            raise ValueError("this model does not think aloud; send {'type': 'disabled'} or leave it out")
-        return value
+    @property
+    def continues_last_message(self) -> bool:
+        """Whether the answer continues the text of the last message, which is the assistant's."""
+        return self.messages[-1].role == "assistant"
+
+    @property
+    def answer_format(self) -> OutputFormat | None:
+        return (self.output_config and self.output_config.format) or self.output_format
 
 
 class MessagesRequest(CountTokensRequest):
@@ -227,10 +219,3 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int | None, Field(ge=0)] = None
     """Keep only the k likeliest tokens; 0 keeps all."""
     service_tier: Literal["auto", "standard_only"] | None = None
-
-    @field_validator("messages")
-    @classmethod
-    def refuse_prefill(cls, value: list[ConversationMessage]) -> list[ConversationMessage]:
-        if value[-1].role == "assistant":
-            raise ValueError("the last message is the assistant's, and prefilled answers are not served")
-        return value

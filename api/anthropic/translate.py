@@ -6,17 +6,21 @@ API.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from graftwork.api.anthropic.hints import ignored_places
 from graftwork.api.anthropic.messages import chat_messages
 from graftwork.api.anthropic.schemas import CountTokensRequest, CustomTool, MessagesRequest, OutputFormat, ToolChoice
+from graftwork.api.anthropic.tools import choose_tools
 from graftwork.api.http.validation import invalid_body
 from graftwork.api.schemas.chat import ChatCompletionRequest
-from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 
 _TIERS = {"auto": "auto", "standard_only": "default"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -30,36 +34,112 @@ _RENAMED = (
 )
 """Pairs of a pattern for a field of chat completions, and the name of Anthropic's field that replaces it."""
 
+_TOOL_INDEX = re.compile(r"^tools\[(\d+)\]")
 
-def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
-    """Translates the body of a request in Anthropic's form to a chat completion request.
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A request in Anthropic's form as a chat completion request, and what was lost."""
+
+    chat: ChatCompletionRequest
+    ignored: tuple[str, ...]
+    """The parts of the request that the server ignores, for the header `x-graftwork-ignored`."""
+    names: "FieldNames"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """Converts the names of fields of the chat completion request to the names of the request in Anthropic's form."""
+
+    tool_indices: Sequence[int]
+    """For each tool of the chat completion request, its index in the request's own `tools`."""
+
+    def __call__(self, field: str) -> str:
+        return anthropic_names(_TOOL_INDEX.sub(self._own_index, field))
+
+    def rename(self, error: InvalidRequest) -> InvalidRequest:
+        """Returns the same error, but with Anthropic's name of the wrong field."""
+        return _renamed(error, self)
+
+    @contextmanager
+    def in_errors(self) -> Iterator[None]:
+        """Renames the field of an InvalidRequest that is raised inside the block."""
+        try:
+            yield
+        except InvalidRequest as error:
+            raise self.rename(error) from error
+
+    def _own_index(self, match: re.Match[str]) -> str:
+        index = int(match.group(1))
+        return f"tools[{self.tool_indices[index] if index < len(self.tool_indices) else index}]"
+
+
+def translate(body: CountTokensRequest, headers: Mapping[str, str]) -> Translation:
+    """Translates a request in Anthropic's form to a chat completion request. `headers` are those of the HTTP request.
 
     Raises InvalidRequest for an invalid field. The error names the field as in Anthropic's API.
     """
-    translated = chat_body(body)
+    if body.thread is not None:
+        raise _no_threads()
+    chosen = choose_tools(body)
+    fields = chat_body(body, [tool for _, tool in chosen.tools])
+    names = FieldNames([index for index, _ in chosen.tools])
     try:
-        return ChatCompletionRequest.model_validate(translated)
+        chat = ChatCompletionRequest.model_validate(fields)
     except ValidationError as error:
         complaints = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
-        raise with_anthropic_fields(invalid_body(RequestValidationError(complaints, body=translated))) from error
+        raise names.rename(invalid_body(RequestValidationError(complaints, body=fields))) from error
+    return Translation(chat, (*chosen.ignored, *ignored_places(body, headers)), names)
 
 
-def chat_body(body: CountTokensRequest) -> dict[str, Any]:
+def chat_body(body: CountTokensRequest, tools: Sequence[CustomTool]) -> dict[str, Any]:
     """Returns the body of a chat completion request, as a dict, for a body in Anthropic's form.
 
-    Leaves out the fields that the client did not set.
+    `tools` are the tools that the model sees. Leaves out the fields that the client did not set.
     """
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
-    if body.tools is not None:
-        fields["tools"] = [_tool(tool) for tool in body.tools]
+    if body.continues_last_message:
+        _check_last_message(body, fields["messages"][-1])
+        fields["continue_final_message"] = True
+    if tools:
+        fields["tools"] = [_tool(tool) for tool in tools]
     if body.tool_choice is not None:
         fields["tool_choice"] = _tool_choice(body.tool_choice)
         fields["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
-    if body.output_config is not None and body.output_config.format is not None:
-        fields["response_format"] = _response_format(body.output_config.format)
+    if body.answer_format is not None:
+        fields["response_format"] = _response_format(body.answer_format)
     if isinstance(body, MessagesRequest):
         fields |= _sampling(body)
     return fields
+
+
+def _no_threads() -> InvalidRequest:
+    """Returns the error by which Anthropic's SDK knows that it must send the whole conversation without `thread`."""
+    code = "thread_unsupported_request"
+    return InvalidRequest(
+        "thread is not served: this server keeps no messages of a conversation. Leave it out, and send all messages.",
+        param="thread",
+        code=code,
+        details={"error_code": code, "unsupported": ["thread"]},
+    )
+
+
+def _check_last_message(body: CountTokensRequest, last: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest if the answer cannot continue the last message, which is the assistant's."""
+    param = f"messages[{len(body.messages) - 1}]"
+    if "tool_calls" in last:
+        raise InvalidRequest(
+            f"{param} calls tools, so the answer cannot continue it: send the results in a message of the user.",
+            param=param,
+        )
+    if not last["content"]:
+        raise InvalidRequest(f"{param} has no text that the answer could continue: leave it out.", param=param)
+    if body.answer_format is not None:
+        raise InvalidRequest(
+            f"output_config.format is the format of a whole answer, but the answer continues {param}: leave one of "
+            "them out.",
+            param="output_config.format",
+        )
 
 
 def _sampling(body: MessagesRequest) -> Mapping[str, Any]:
@@ -103,8 +183,12 @@ def anthropic_names(field: str) -> str:
 
 def with_anthropic_fields(error: InvalidRequest) -> InvalidRequest:
     """Returns the same error, but with Anthropic's name of the wrong field."""
-    if error.param is None:
+    return _renamed(error, anthropic_names)
+
+
+def _renamed(error: InvalidRequest, rename: Callable[[str], str]) -> InvalidRequest:
+    if error.param is None or isinstance(error, ContextLengthExceeded):
         return error
-    theirs = anthropic_names(error.param)
+    theirs = rename(error.param)
     message = error.message.replace(error.param, theirs, 1)
     return InvalidRequest(message, param=theirs, code=error.code, details=error.details)

@@ -1,4 +1,4 @@
-"""Turns errors into HTTP responses. Invariant: the bodies of all these responses have the same JSON fields.
+"""Turns errors into HTTP responses. `error_forms.py` writes their bodies.
 
 Never adds `x-request-id`: the middleware adds this header to every response.
 """
@@ -12,8 +12,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
+from graftwork.api.http.error_forms import error_response, framework_error_response
 from graftwork.api.http.validation import as_validation_failed, invalid_body
-from graftwork.platform.errors import GraftworkError, InternalFailure, NotAuthenticated, NotFound
+from graftwork.platform.errors import GraftworkError, InternalFailure, NotFound
 
 
 def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
@@ -40,15 +41,6 @@ def _methods_at(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
     return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
 
 
-def error_response(error: GraftworkError) -> JSONResponse:
-    return JSONResponse(error.body(), status_code=error.status, headers=error_headers(error))
-
-
-def error_headers(error: GraftworkError) -> dict[str, str]:
-    """Returns the HTTP headers of an error response. OpenAI's and Anthropic's form have the same headers."""
-    return error.headers() | ({"www-authenticate": "Bearer"} if isinstance(error, NotAuthenticated) else {})
-
-
 def internal_failure(request_id: str) -> InternalFailure:
     """Returns the error for an unexpected failure.
 
@@ -57,20 +49,20 @@ def internal_failure(request_id: str) -> InternalFailure:
     return InternalFailure(f"The server failed on this request. Report it with the request id {request_id}.")
 
 
-async def _answer_graftwork_error(_: Request, error: Exception) -> JSONResponse:
+async def _answer_graftwork_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, GraftworkError)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
-async def _answer_validation_error(_: Request, error: Exception) -> JSONResponse:
+async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return error_response(as_validation_failed(invalid_body(error)))
+    return error_response(as_validation_failed(invalid_body(error)), request.scope)
 
 
 def _http_exception_response(request: Request, error: HTTPException) -> JSONResponse:
     """Answers an error of the framework: an unknown route, a wrong method, or an invalid multipart body."""
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return error_response(NotFound(f"There is no route {request.url.path}.", code="unknown_route"))
+        missing = NotFound(f"There is no route {request.url.path}.", code="unknown_route")
+        return error_response(missing, request.scope)
     code = HTTPStatus(error.status_code).name.lower()
-    body = {"message": str(error.detail), "type": "invalid_request_error", "param": None, "code": code}
-    return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
+    return framework_error_response(request.scope, error.status_code, str(error.detail), code, error.headers)

@@ -11,7 +11,8 @@ import time
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from graftwork.api.http.errors import error_response, internal_failure
+from graftwork.api.http.error_forms import error_response
+from graftwork.api.http.errors import internal_failure
 from graftwork.platform.ids import new_id
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class RequestIdMiddleware:
 
     async def _answer_failure(self, scope: Scope, receive: Receive, outgoing: "_OutgoingResponse") -> None:
         if outgoing.status is None:  # a response that has started cannot become an error
-            await error_response(internal_failure(outgoing.request_id))(scope, receive, outgoing.send)
+            await error_response(internal_failure(outgoing.request_id), scope)(scope, receive, outgoing.send)
 
     def _log(self, scope: Scope, request_id: str, status: int | None, seconds: float) -> None:
         level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO

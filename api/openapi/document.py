@@ -132,7 +132,7 @@ def _completed_success(
         names.append("request-id")
     if "POST" in (route.methods or ()) and route.tags[0] in _METERED:
         names += LIMIT_HEADERS
-        names += ["x-graftwork-unenforced"]
+        names += ["x-graftwork-unenforced", "x-graftwork-ignored"]
         names += ["x-graftwork-model"] if route.tags[0] == "inference" else []
     if _keeps_answers(route, operation):
         names.append("idempotent-replayed")

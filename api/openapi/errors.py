@@ -31,6 +31,11 @@ HEADERS: dict[str, tuple[str, dict[str, Any], Any]] = {
         {"type": "string"},
         "tools[0].function.parameters#/properties/id/format",
     ),
+    "x-graftwork-ignored": (
+        "Parts of the request that are hints, or that this server leaves out, separated by commas.",
+        {"type": "string"},
+        "tools[2] (web_search), thinking (adaptive)",
+    ),
     "idempotent-replayed": ("`true` where an earlier request's answer is repeated.", {"type": "string"}, "true"),
 }
 """Maps each header to its description, its schema and an example."""

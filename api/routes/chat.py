@@ -78,7 +78,9 @@ async def chat_inference(
 def chat_prompt(body: ChatCompletionRequest) -> ConversationPrompt:
     """Returns the messages and tools of a chat as a prompt. Raises InvalidRequest, which names the field."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
-    return ConversationPrompt(messages_from_chat(body.messages), tools or None)
+    return ConversationPrompt(
+        messages_from_chat(body.messages), tools or None, continue_final_message=bool(body.continue_final_message)
+    )
 
 
 async def _encode_prediction(

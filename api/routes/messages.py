@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from graftwork.api.anthropic.answer import anthropic_message, write_anthropic_events
-from graftwork.api.anthropic.errors import AnthropicRoute
+from graftwork.api.anthropic.route import AnthropicRoute
 from graftwork.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from graftwork.api.anthropic.translate import anthropic_names, chat_request
+from graftwork.api.anthropic.translate import translate
 from graftwork.api.deps.resources import CurrentRequestId, ForInference, InferenceKey
-from graftwork.api.http.request import unenforced_header
+from graftwork.api.http.request import ignored_header, unenforced_header
 from graftwork.api.http.streaming import EventStream, until_disconnect
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.request import ResponseHead
@@ -35,26 +35,32 @@ async def create_message(
     request_id: CurrentRequestId,
 ) -> Response:
     """Answer a conversation. With `stream`, send events while the model generates the answer."""
-    with resources.accounting.take_places(principal.tenant_id) as places:
-        inference = await chat_inference(chat_request(body), resources, principal, request_id)
-        job = await start_inference(resources, inference, places)
-    headers = {**job.headers, **unenforced_header(inference.unenforced, anthropic_names)}
-    head = ResponseHead.of("msg_", inference, resources)
-    if body.stream:
-        await until_disconnect(request, job.admitted(), job.abandon)
-        return EventStream(partial(write_anthropic_events, head, job), on_end=job.abandon, headers=headers)
-    message = await until_disconnect(request, anthropic_message(head, job), job.abandon)
-    return JSONResponse(message, headers=headers)
+    translation = translate(body, request.headers)
+    with translation.names.in_errors():
+        with resources.accounting.take_places(principal.tenant_id) as places:
+            inference = await chat_inference(translation.chat, resources, principal, request_id)
+            job = await start_inference(resources, inference, places)
+        unenforced = unenforced_header(inference.unenforced, translation.names)
+        headers = {**job.headers, **unenforced, **ignored_header(translation.ignored)}
+        head = ResponseHead.of("msg_", inference, resources)
+        if body.stream:
+            await until_disconnect(request, job.admitted(), job.abandon)
+            return EventStream(partial(write_anthropic_events, head, job), on_end=job.abandon, headers=headers)
+        message = await until_disconnect(request, anthropic_message(head, job), job.abandon)
+        return JSONResponse(message, headers=headers)
 
 
 @router.post("/count_tokens", responses=also(404, 429))
-async def count_tokens(body: CountTokensRequest, resources: ForInference, principal: InferenceKey) -> TokenCount:
+async def count_tokens(
+    body: CountTokensRequest, request: Request, response: Response, resources: ForInference, principal: InferenceKey
+) -> TokenCount:
     """Count the tokens of a conversation's prompt. The server generates nothing and records no usage.
 
     The request counts in the tenant's limits of requests.
     """
-    chat = chat_request(body)
-    await resources.resolve(principal, chat.model)
-    prompt = chat_prompt(chat)
+    translation = translate(body, request.headers)
+    response.headers.update(ignored_header(translation.ignored))
+    await resources.resolve(principal, translation.chat.model)
+    prompt = chat_prompt(translation.chat)
     async with resources.accounting.counted(principal.tenant_id):
         return TokenCount(input_tokens=await resources.encoding.count(principal.tenant_id, prompt))

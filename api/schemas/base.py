@@ -238,7 +238,6 @@ CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
     "modalities": lambda value: value in (None, ["text"]),
     "web_search_options": lambda value: value is None,
     "echo": _empty,
-    "continue_final_message": _empty,
     "add_generation_prompt": lambda value: value in (None, True),
     "chat_template": _empty,
     "chat_template_kwargs": _empty,

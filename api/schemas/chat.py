@@ -51,6 +51,8 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
     parallel_tool_calls: bool | None = None
     service_tier: TierName | None = None
     prediction: Prediction | None = None
+    continue_final_message: bool | None = None
+    """If true, the answer continues the text of the last message, which must be the assistant's."""
 
     @model_validator(mode="before")
     @classmethod

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict  # before Python 3.12, pydantic needs the class of typing_extensions
 
-from graftwork.platform.answers.base import Answer
+from graftwork.platform.answers.base import Answer, absent
 
 
 @with_config(ConfigDict(extra="allow"))
@@ -19,7 +19,7 @@ class ErrorFields(TypedDict):
 
 
 class ErrorAnswer(Answer):
-    """The answer to a failed request, on all routes except `/v1/messages`."""
+    """The answer to a failed request, on all routes except those with Anthropic's form."""
 
     error: ErrorFields
 
@@ -29,10 +29,20 @@ class AnthropicErrorFields(Answer):
 
     type: str
     message: str
+    details: "AnthropicErrorDetails | None" = absent()
+
+
+class AnthropicErrorDetails(Answer):
+    """Tells a program which of the known errors this is, and which fields of the request caused it."""
+
+    error_code: str
+    unsupported: tuple[str, ...]
 
 
 class AnthropicErrorAnswer(Answer):
-    """The answer to a failed request on `/v1/messages`, in the form of Anthropic's API."""
+    """The answer to a failed request in the form of Anthropic's API: on `/v1/messages` and the paths below it, and on
+    `/v1/models` for a request with the header `anthropic-version`.
+    """
 
     type: Literal["error"] = "error"
     error: AnthropicErrorFields

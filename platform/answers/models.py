@@ -21,6 +21,30 @@ class Model(Answer):
     parent: str | None
 
 
+class ModelInfo(Answer):
+    """A name that a request can send as `model`, in the form of Anthropic's API."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    """The time as RFC 3339. It is 1970 for the base model, whose time is unknown."""
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    """The most tokens that the prompt and the answer may have together."""
+    max_tokens: int
+    """The most tokens that an answer may have. It also has at most the tokens that the prompt leaves free."""
+
+
+class ModelInfoPage(Answer):
+    """One page of the models in the form of Anthropic's API."""
+
+    data: tuple[ModelInfo, ...]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class TokenizedPrompt(Answer):
     """The token ids of a prompt.
 

@@ -45,9 +45,13 @@ class ConversationPrompt:
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     param: str = "messages"
+    continue_final_message: bool = False
+    """Whether the prompt ends inside the last message, so that the answer continues it."""
+    variables: Mapping[str, Any] | None = None
+    """Further names that the chat template can read."""
 
     def texts(self) -> Iterable[Any]:
-        return (*map(_message_values, self.messages), self.tools)
+        return (*map(_message_values, self.messages), self.tools, self.variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,12 @@ def encode_with_template(encoder: PromptEncoder, prompt: ConversationPrompt | Co
     if isinstance(prompt, ContinuationPrompt):
         return encoder.encode_delta(prompt.assistant, prompt.new, closed=prompt.closed, param=prompt.param)
     return encoder.encode_messages(
-        prompt.messages, prompt.tools, add_generation_prompt=prompt.add_generation_prompt, param=prompt.param
+        prompt.messages,
+        prompt.tools,
+        add_generation_prompt=prompt.add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+        variables=prompt.variables,
+        param=prompt.param,
     )
 
 

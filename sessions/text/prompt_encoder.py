@@ -14,6 +14,7 @@ from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
 from graftwork.sessions.text.chat_template import ChatTemplate, ControlTokenEscaper, ControlTokenTexts
+from graftwork.sessions.text.final_message import OpenMessage
 from graftwork.sessions.text.messages import Message
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
@@ -37,20 +38,27 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         param: str = "messages",
     ) -> tuple[int, ...]:
         """Returns the token ids of a whole conversation, such as the first prompt of a session.
 
-        `add_generation_prompt` adds the start of the next answer. `variables` are further names that the chat template
-        can read. `param` is the request field that errors name.
+        `add_generation_prompt` adds the start of the next answer. `continue_final_message` leaves the last message
+        open instead, so that the answer continues it; this message must be an assistant's text. `variables` are further
+        names that the chat template can read. `param` is the request field that errors name.
         Raises InvalidRequest if the chat template refuses the messages. Raises ContextLengthExceeded before encoding if
         the length of the text proves that it cannot fit in the context. Can also raise PayloadTooLarge.
         """
-        escaper = self._escaper(messages, tools, variables)
+        opened = OpenMessage.at_end_of(messages, self.template.source, param) if continue_final_message else None
+        shown = messages if opened is None else opened.messages
+        escaper = self._escaper(shown, tools, variables)
+        adds_prompt = add_generation_prompt and opened is None
         text = self.template.render(
-            messages, tools, add_generation_prompt=add_generation_prompt, variables=variables, escaper=escaper
+            shown, tools, add_generation_prompt=adds_prompt, variables=variables, escaper=escaper
         )
+        if opened is not None:
+            text = opened.cut(text)
         return self._encode(text, escaper, param, continues=False)
 
     def encode_delta(

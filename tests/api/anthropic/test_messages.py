@@ -9,7 +9,7 @@ import pytest
 from graftwork.api.anthropic.answer import write_anthropic_events
 from graftwork.api.anthropic.messages import chat_messages
 from graftwork.api.anthropic.schemas import ConversationMessage, MessagesRequest
-from graftwork.api.anthropic.translate import chat_body
+from graftwork.api.anthropic.translate import translate
 from graftwork.api.deps.background import ServerTasks
 from graftwork.api.inference.request import ResponseHead
 from graftwork.platform.database import Database
@@ -20,7 +20,9 @@ from tests.api.inference_jobs import make_job
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL = {"name": "get_weather", "input_schema": {"type": "object"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
 CHAT_TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
 
 
@@ -101,6 +103,14 @@ def test_results_come_before_what_is_said_about_them() -> None:
     [
         ("user", IMAGE, "messages[0].content[1]"),
         ("user", {"type": "document", "source": {}}, "messages[0].content[1]"),
+        ("user", {"type": "document", "source": PDF}, "messages[0].content[1]"),
+        ("user", {"type": "document"}, "messages[0].content[1].source"),
+        (
+            "user",
+            {"type": "document", "source": {"type": "content", "content": [IMAGE]}},
+            "messages[0].content[1].source.content[0]",
+        ),
+        ("user", {"type": "search_result", "title": "a", "source": "b"}, "messages[0].content[1].content"),
         ("user", {"type": "tool_use", "id": "a", "name": "f", "input": {}}, "messages[0].content[1]"),
         ("user", {"type": "tool_result", "content": "x"}, "messages[0].content[1].tool_use_id"),
         (
@@ -109,7 +119,7 @@ def test_results_come_before_what_is_said_about_them() -> None:
             "messages[0].content[1].content[1]",
         ),
         ("assistant", {"type": "tool_use", "id": "a", "name": "f", "input": "{}"}, "messages[0].content[1].input"),
-        ("assistant", {"type": "redacted_thinking", "data": "x"}, "messages[0].content[1]"),
+        ("assistant", {"type": "server_tool_use", "id": "a", "name": "web_search"}, "messages[0].content[1]"),
         ("assistant", {"type": "text"}, "messages[0].content[1].text"),
         ("system", IMAGE, "messages[0].content[1]"),
     ],
@@ -140,25 +150,31 @@ async def test_images_are_refused_in_their_own_words(tenant: TestTenant) -> None
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-        ({"thinking": {"type": "adaptive"}}, "thinking"),
+        ({"thinking": {"budget_tokens": 1024}}, "thinking.type"),
+        ({"thinking": "adaptive"}, "thinking"),
         ({"temperature": 1.5}, "temperature"),
         ({"top_k": -1}, "top_k"),
         ({"stop_sequences": [""]}, "stop_sequences: an empty stop string"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
         ({"tools": [{**TOOL, "name": "no good"}]}, "tools[0].name: "),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [SEARCH, {**TOOL, "name": "no good"}]}, "tools[1].name: "),
+        ({"tools": [SEARCH, {**TOOL, "strict": True, "input_schema": {"type": 5}}]}, "tools[1].input_schema"),
+        (
+            {"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}},
+            "tool_choice.name is 'web_search'",
+        ),
+        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice asks for a tool call"),
+        ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": ["f"]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
-        ({"speed": "fast"}, "speed"),
-        ({"output_config": {"effort": "max"}}, "output_config.effort"),
+        ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread is not served"),
+        ({"inference_geo": "eu"}, "inference_geo"),
+        ({"container": "container_1"}, "container"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        (
-            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The"}]},
-            "messages: the last message is the assistant's",
-        ),
         ({"system": [IMAGE]}, "system[0]"),
         ({"model": 5}, "model"),
         ({"stream": "yes"}, "stream"),
@@ -211,7 +227,7 @@ def test_tool_choice_is_chat_completions_own(choice: dict[str, Any], translated:
     """Each `tool_choice` becomes its counterpart in chat.completions."""
     request = MessagesRequest.model_validate(body(tools=[TOOL], tool_choice=choice))
 
-    assert chat_body(request)["tool_choice"] == translated
+    assert translate(request, {}).chat.tool_choice == translated
 
 
 def test_a_schema_for_the_answer_is_passed_on() -> None:
@@ -219,7 +235,9 @@ def test_a_schema_for_the_answer_is_passed_on() -> None:
     schema = {"type": "object", "properties": {}}
     request = MessagesRequest.model_validate(body(output_config={"format": {"type": "json_schema", "schema": schema}}))
 
-    assert chat_body(request)["response_format"]["json_schema"]["schema"] == schema
+    response_format = translate(request, {}).chat.response_format
+    assert response_format is not None
+    assert response_format["json_schema"]["schema"] == schema
 
 
 async def test_blocks_of_an_answer_with_calls(gateway: Gateway, tenant: TestTenant) -> None:

@@ -11,6 +11,7 @@ from anthropic.types import MessageParam, ToolParam
 
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.quotas.quota import Quota
+from tests.api.fake_engine import CONTEXT_TOKENS
 from tests.api.gateway_on_port import gateway_on_port
 from tests.api.in_process_gateway import ADMIN_KEY, Gateway, TestTenant
 
@@ -133,6 +134,8 @@ async def test_tool_runner(gateway: Gateway, client: AsyncAnthropic) -> None:
     final = await runner.until_done()
 
     assert final.content[0].to_dict()["text"] == "Sunny in Paris."
+    prompt = gateway.resources.inference.tokenizer.decode(gateway.engine.requests[-1].prompt_token_ids)
+    assert prompt.index("Weather?") < prompt.index("20 degrees"), "the SDK sends the whole history, without a thread"
 
 
 async def test_plain_client(gateway: Gateway, url: str, tenant: TestTenant) -> None:
@@ -199,6 +202,26 @@ async def test_error_classes(gateway: Gateway, url: str, client: AsyncAnthropic)
     assert bad.value.response.headers["x-request-id"] == bad.value.request_id == body["request_id"]
     assert spent.value.response.headers["x-should-retry"] == "false"
     assert absent.value.status_code == 503
+
+
+async def test_models(gateway: Gateway, client: AsyncAnthropic, tenant: TestTenant) -> None:
+    """The SDK reads the list of models page by page, and one model by name, with the length of the context."""
+    for name in ("pirate", "poet", "clerk"):
+        await tenant.push_adapter(name)
+
+    pages = [model async for model in client.models.list(limit=2)]
+    whole = await client.models.list()
+    before = await client.models.list(before_id="clerk", limit=1)
+    adapter = await client.models.retrieve("poet@1")
+
+    assert [model.id for model in pages] == [model.id for model in whole.data] == ["tiny", "pirate", "poet", "clerk"]
+    assert (whole.has_more, whole.first_id, whole.last_id) == (False, "tiny", "clerk")
+    assert ([model.id for model in before.data], before.has_more) == (["poet"], True)
+    assert (adapter.id, adapter.type, adapter.display_name) == ("poet@1", "model", "poet@1")
+    assert adapter.created_at.timestamp() == int(gateway.clock.now())
+    assert (adapter.max_input_tokens, adapter.lifecycle) == (CONTEXT_TOKENS, "active")
+    with pytest.raises(anthropic.NotFoundError):
+        await client.models.retrieve("nobody")
 
 
 async def test_failure_in_a_stream(gateway: Gateway, client: AsyncAnthropic) -> None:

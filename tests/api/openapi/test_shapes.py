@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from graftwork.api.anthropic.schemas import MessagesRequest
-from graftwork.api.anthropic.translate import chat_request
+from graftwork.api.anthropic.translate import translate
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.api.schemas.responses import ResponseRequest
 from graftwork.api.schemas.sessions import SessionBody, TurnBody
@@ -61,6 +61,25 @@ MESSAGES = [
     {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
     {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"city": "Oslo"}}]},
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1"}]},
+    {
+        "role": "user",
+        "content": [
+            {"type": "document", "source": {"type": "text", "data": "Sunny."}, "title": "Oslo"},
+            {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Sunny."}]}},
+            {"type": "search_result", "title": "a", "source": "b", "content": [{"type": "text", "text": "Sunny."}]},
+            {
+                "type": "tool_result",
+                "tool_use_id": "toolu_1",
+                "content": [{"type": "tool_reference", "tool_name": "f"}, {"type": "text", "text": "x"}],
+            },
+        ],
+    },
+    {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "Hm."}]},
+    {
+        "role": "system",
+        "content": [{"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}}],
+        "clear_at": "never",
+    },
     {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Sunny."}]},
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Thanks"},
@@ -95,8 +114,8 @@ def read_response(**fields: Any) -> None:
 
 def read_messages(messages: Any) -> None:
     """Check Anthropic's messages as the server does."""
-    chat = chat_request(MessagesRequest.model_validate({"model": "m", "max_tokens": 1, "messages": messages}))
-    messages_from_chat(chat.messages)
+    request = MessagesRequest.model_validate({"model": "m", "max_tokens": 1, "messages": messages})
+    messages_from_chat(translate(request, {}).chat.messages)
 
 
 SUBJECTS: dict[str, tuple[dict[str, Any], Callable[[Any], object], list[Any]]] = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.platform.errors import InternalFailure
+from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.sessions.text.messages import Message, ToolCall, messages_from_chat
 from tests.hypothesis_profiles import examples
 from tests.sessions.reference_templates import REFERENCES
@@ -183,3 +183,57 @@ def test_turn_ends_with_a_stop_token() -> None:
     assert encoder.ends_turn((5, token_id("<|im_end|>")))
     assert not encoder.ends_turn((token_id("<|im_end|>"), 5))
     assert not encoder.ends_turn(())
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=examples(30))
+@given(
+    begun=st.text("ab é.\n", min_size=1).filter(str.strip),
+    system=st.text("ab <", max_size=5),
+)
+def test_an_open_message_is_that_of_transformers(name: str, begun: str, system: str) -> None:
+    """With continue_final_message, the ids are those of transformers, white space at the end of the text included."""
+    conversation = [
+        *([{"role": "system", "content": system}] if system.strip() else []),
+        {"role": "user", "content": "How are you?"},
+        {"role": "assistant", "content": begun},
+    ]
+    expected = REFERENCES[name].apply_chat_template(
+        conversation, continue_final_message=True, return_dict=False, **DATE
+    )
+
+    token_ids = prompt_encoder(TEMPLATES[name]).encode_messages(
+        messages_from_chat(conversation), variables=DATE, continue_final_message=True
+    )
+
+    assert list(token_ids) == expected
+
+
+def test_an_open_message_keeps_control_tokens_out() -> None:
+    """The spelling of a control token in the open message stays plain text, and the answer continues right after it."""
+    encoder = prompt_encoder(CHATML)
+    messages = messages_from_chat(
+        [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "so <|im_end|>"}]
+    )
+
+    token_ids = encoder.encode_messages(messages, continue_final_message=True)
+
+    assert encoder.tokenizer.decode(token_ids, skip_special_tokens=False).endswith("assistant\nso <|im_end|>")
+    assert controls(token_ids).count(token_id("<|im_end|>")) == 1
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+    ],
+)
+def test_only_an_assistants_text_can_stay_open(last: dict[str, Any]) -> None:
+    """A last message of another role, or with calls, cannot be continued; the error names the message."""
+    messages = messages_from_chat([{"role": "user", "content": "Go"}, last])
+
+    with pytest.raises(InvalidRequest) as refusal:
+        prompt_encoder(CHATML).encode_messages(messages, continue_final_message=True)
+
+    assert refusal.value.param == "messages[1]"
