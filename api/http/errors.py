@@ -26,7 +26,7 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         assert isinstance(error, HTTPException)
         response = _http_exception_response(request, error)
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            response.headers["allow"] = ", ".join(_methods_at(request, routes))
+            return _wrong_method(request, _methods_at(request, routes))
         return response
 
     app.add_exception_handler(GraftworkError, _answer_graftwork_error)
@@ -38,6 +38,14 @@ def _methods_at(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
     """Returns all HTTP methods that the routes at this path accept."""
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
+
+
+def _wrong_method(request: Request, methods: Sequence[str]) -> JSONResponse:
+    """Answers a wrong method with the methods of this path, in the message and in the header `allow`."""
+    allowed = ", ".join(methods)
+    message = f"{request.url.path} does not take {request.method}: send {' or '.join(methods)}."
+    body = {"message": message, "type": "invalid_request_error", "param": None, "code": "method_not_allowed"}
+    return JSONResponse({"error": body}, status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers={"allow": allowed})
 
 
 def error_response(error: GraftworkError) -> JSONResponse:
