@@ -25,10 +25,9 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
     async def answer_http_exception(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        response = _http_exception_response(request, error)
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            response.headers["allow"] = ", ".join(_methods_at(request, routes))
-        return response
+            return _wrong_method(request, _methods_at(request, routes))
+        return _http_exception_response(request, error)
 
     app.add_exception_handler(GraftworkError, _answer_graftwork_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
@@ -39,6 +38,15 @@ def _methods_at(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
     """Returns all HTTP methods that the routes at this path accept."""
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
+
+
+def _wrong_method(request: Request, methods: Sequence[str]) -> JSONResponse:
+    """Answers a wrong method with the methods of this path, in the message and in the header `allow`."""
+    message = f"{request.url.path} does not take {request.method}: send {' or '.join(methods)}."
+    headers = {"allow": ", ".join(methods)}
+    return framework_error_response(
+        request.scope, HTTPStatus.METHOD_NOT_ALLOWED, message, "method_not_allowed", headers
+    )
 
 
 def internal_failure(request_id: str) -> InternalFailure:
@@ -60,7 +68,7 @@ async def _answer_validation_error(request: Request, error: Exception) -> JSONRe
 
 
 def _http_exception_response(request: Request, error: HTTPException) -> JSONResponse:
-    """Answers an error of the framework: an unknown route, a wrong method, or an invalid multipart body."""
+    """Answers an error of the framework: an unknown route, or an invalid multipart body."""
     if error.status_code == HTTPStatus.NOT_FOUND:
         missing = NotFound(f"There is no route {request.url.path}.", code="unknown_route")
         return error_response(missing, request.scope)

@@ -7,13 +7,14 @@ from fastapi import APIRouter
 
 from graftwork.api.deps.resources import ForSessions, InferenceKey
 from graftwork.api.formats.responses import ResponsesRoute
-from graftwork.api.http.pagination import PageQuery, page_answer
+from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.openapi.declare import also
-from graftwork.api.schemas.responses import ConversationBody, ConversationPatch
+from graftwork.api.schemas.responses import ConversationBody, ConversationItemsBody, ConversationPatch
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.responses import Conversation, ConversationDeleted
 from graftwork.platform.answers.sessions import Item
 from graftwork.sessions.core.views import item_answer
+from graftwork.sessions.responses.input import read_input
 from graftwork.sessions.responses.views import conversation_answer
 
 router = APIRouter(prefix="/v1/conversations", tags=["responses"], route_class=ResponsesRoute)
@@ -54,3 +55,21 @@ async def list_conversation_items(
 ) -> Page[Item]:
     """List the items of a conversation. By default the newest item comes first."""
     return page_answer(await resources.conversations.items(principal, conversation_id, page), item_answer)
+
+
+@router.post("/{conversation_id}/items", responses=also(409))
+async def create_conversation_items(
+    conversation_id: str, body: ConversationItemsBody, resources: ForSessions, principal: InferenceKey
+) -> Page[Item]:
+    """Add items to the end of a conversation, for example what was said elsewhere."""
+    entries = read_input(body.items, "items")
+    added = await resources.conversations.add_items(principal, conversation_id, entries)
+    return list_answer([item_answer(item) for item in added])
+
+
+@router.get("/{conversation_id}/items/{item_id}")
+async def get_conversation_item(
+    conversation_id: str, item_id: str, resources: ForSessions, principal: InferenceKey
+) -> Item:
+    """Get one item of a conversation."""
+    return item_answer(await resources.conversations.item(principal, conversation_id, item_id))

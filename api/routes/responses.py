@@ -57,6 +57,19 @@ async def create_response(
     return EventStream(partial(write_response_events, run.events()), on_end=release, headers=headers)
 
 
+@router.post("/input_tokens", responses=also(404, 429))
+async def count_input_tokens(
+    body: ResponseRequest, resources: ForSessions, principal: InferenceKey
+) -> answers.InputTokens:
+    """Count the tokens of the prompt that a response would have. The server generates nothing and stores nothing.
+
+    The request counts in the tenant's limits of requests.
+    """
+    order = body.order(principal.capped_tier("default"))
+    with named_tools(order.tool_paths):
+        return answers.InputTokens(input_tokens=await resources.responses.count_input(principal, order))
+
+
 @router.get("/{response_id}", response_model=answers.ResponseState, responses=also(stream="responses"))
 async def get_response(
     response_id: str,

@@ -198,6 +198,13 @@ class ConversationBody(OpenAiBody):
         return read_input(self.items, "items") if self.items else ()
 
 
+class ConversationItemsBody(OpenAiBody):
+    """The body of a request that adds items to a conversation."""
+
+    items: Annotated[list[InputItemJson], Field(json_schema_extra={"minItems": 1, "maxItems": MAX_INPUT_ITEMS})]
+    """The new items, oldest first. They come after the last item of the conversation."""
+
+
 class ConversationPatch(OpenAiBody):
     """The body of a request that changes a conversation. Only the metadata can change."""
 

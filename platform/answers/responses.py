@@ -97,6 +97,13 @@ class ResponseDeleted(Answer):
     deleted: Literal[True] = True
 
 
+class InputTokens(Answer):
+    """The number of tokens in the prompt of a response."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class Conversation(Answer):
     """A conversation: a list of items, to which each response adds its input and output."""
 

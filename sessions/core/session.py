@@ -264,36 +264,39 @@ class Turn:
     """The API key that started the turn; None for turns that an older version stored, and for given history."""
 
 
-def seed_history(session: AgentSession, items: Sequence[Item]) -> tuple[Turn, Checkpoint]:
-    """Returns the first turn and the first checkpoint of a new session whose history starts with `items`.
+def given_history(
+    session: AgentSession, items: Sequence[Item], parent: Checkpoint | None, now: float
+) -> tuple[Turn, Checkpoint]:
+    """Returns a turn and its checkpoint that add `items` of a client to a session's history, without an answer.
 
-    The checkpoint has no token ids yet. The session's next turn encodes the items to token ids.
+    `parent` is the session's latest checkpoint; None is an empty history. `now` is in Unix seconds. The checkpoint has
+    no token ids: the session's next turn encodes the whole history.
     """
     turn_id, checkpoint_id = TurnId(new_id("turn")), CheckpointId(new_id("ckp"))
     turn = Turn(
         turn_id=turn_id,
         session_id=session.session_id,
         status=TurnStatus.COMPLETED,
-        parent_id=None,
-        first_seq=1,
+        parent_id=None if parent is None else parent.checkpoint_id,
+        first_seq=session.last_seq + 1,
         input=tuple(items),
-        created_at=session.created_at,
+        created_at=now,
         checkpoint_id=checkpoint_id,
-        finished_at=session.created_at,
+        finished_at=now,
     )
     checkpoint = Checkpoint(
         checkpoint_id=checkpoint_id,
         session_id=session.session_id,
-        parent_id=None,
+        parent_id=None if parent is None else parent.checkpoint_id,
         turn_id=turn_id,
-        depth=1,
-        num_items=len(items),
+        depth=1 + (0 if parent is None else parent.depth),
+        num_items=len(items) + (0 if parent is None else parent.num_items),
         num_answer_items=0,
         num_tokens=0,
         token_ids=(),
         closed=True,
         awaits_tools=False,
-        created_at=session.created_at,
+        created_at=now,
         opening=UNENCODED,
     )
     return turn, checkpoint

@@ -15,6 +15,7 @@ from graftwork.sessions.core.session import AgentSession, SessionKind
 from graftwork.sessions.responses.input import check_outputs
 from graftwork.sessions.responses.references import InputEntry, resolve_references
 from graftwork.sessions.service import NewSession, SessionService
+from graftwork.sessions.turns.running import may_be_id
 
 
 class ConversationService:
@@ -53,6 +54,31 @@ class ConversationService:
         """
         session = await self.get(principal, conversation_id)
         await self._sessions.hide(principal, session.session_id)
+
+    async def add_items(
+        self, principal: Principal, conversation_id: str, entries: Sequence[InputEntry]
+    ) -> tuple[Item, ...]:
+        """Adds items to the end of a conversation, and returns them with their ids.
+
+        The next response in the conversation encodes the whole history again.
+        Raises Conflict while a response runs, ValidationFailed if a tool call has no output, and NotFound.
+        """
+        conversation = await self.get(principal, conversation_id)
+        conversation.check_at_rest()
+        items = await resolve_references(self._sessions.store, principal.scope(), entries)
+        check_outputs(items, [call.call_id for call in conversation.ledger], "items")
+        await self._sessions.store.add_items(principal.scope(), conversation, items)
+        return items
+
+    async def item(self, principal: Principal, conversation_id: str, item_id: str) -> Item:
+        """Reads one item of a conversation. Raises NotFound if the conversation has no item with this id."""
+        conversation = await self.get(principal, conversation_id)
+        found = None
+        if may_be_id(item_id):
+            found = await self._sessions.store.find_item(principal.scope(), conversation, item_id)
+        if found is None:
+            raise NotFound(f"The conversation has no item {item_id!r}.", param="item_id", code="item_not_found")
+        return found
 
     async def items(self, principal: Principal, conversation_id: str, page: PageRequest) -> Page[Item]:
         """Reads one page of a conversation's items. Raises NotFound if the conversation does not exist."""

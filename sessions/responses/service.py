@@ -79,6 +79,23 @@ class ResponseService:
                 raise
         return self._handle(principal, record, turn)
 
+    async def count_input(self, principal: Principal, new: NewResponse) -> int:
+        """Returns the number of tokens that the prompt of a response would have. Starts nothing, and stores nothing.
+
+        Can raise InvalidRequest, ValidationFailed, NotFound or LimitExceeded.
+        """
+        settings = checked_settings(new.settings)
+        items = await resolve_references(self._sessions.store, principal.scope(), new.items)
+        await self._sessions.resolve(principal, new.model)
+        session: AgentSession | None = None
+        if new.conversation_id is not None:
+            session = await find_conversation(self._sessions, principal, new.conversation_id)
+        elif new.previous_response_id is not None:
+            record, checkpoint_id = await self._previous(principal, new.previous_response_id)
+            session = await self._sessions.loader.load_any(principal.scope(), record.session_id)
+            session = replace(session, head_id=checkpoint_id)
+        return await self._sessions.launcher.count_tokens(principal, session, items, settings)
+
     async def find(self, principal: Principal, response_id: str) -> ResponseHandle:
         """Returns access to a stored response. Raises NotFound if the response does not exist."""
         record = await self._load(principal, response_id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import BudgetSpent, NotFound, NotPermitted
+from graftwork.platform.errors import BudgetSpent, Conflict, NotFound, NotPermitted
 from graftwork.platform.ids import ItemId, SessionId, TurnId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
@@ -24,8 +24,8 @@ from graftwork.sessions.core.session import (
     SessionKind,
     SessionStatus,
     ToolOutput,
+    given_history,
     new_outputs,
-    seed_history,
 )
 from graftwork.sessions.core.transcript import Checkpoint
 from graftwork.sessions.store import deletion_rows, session_rows, tool_calls, turn_rows
@@ -61,15 +61,34 @@ class SessionStore:
         Raises BudgetSpent if the tenant would then have more than `max_sessions` open sessions. If `max_sessions` is
         None, there is no limit.
         """
-        seed = seed_history(session, items) if items else None
-        session = session if seed is None else replace(session, head_id=seed[1].checkpoint_id)
         async with self._database.write() as database:
             await self._insert(database, scope, [session], max_sessions)
-            if seed is not None:
-                turn, checkpoint = seed
-                await turn_rows.insert_turn(database, scope, turn)
-                await turn_rows.insert_checkpoint(database, scope, checkpoint, items)
-        return session
+            return await self._add(database, scope, session, None, items) if items else session
+
+    async def add_items(self, scope: TenantScope, seen: AgentSession, items: Sequence[Item]) -> None:
+        """Adds items to the end of a session's history, which the next turn encodes again.
+
+        Raises Conflict if a turn runs, or if the session has changed since the caller has read it as `seen`.
+        """
+        async with self._locked(scope, seen.session_id) as (database, session):
+            session.check_at_rest()
+            if session.epoch != seen.epoch:
+                raise Conflict("The history changed meanwhile: send the items again.", code="session_changed")
+            parent = await self._own_checkpoint(database, scope, session, session.head_id)
+            await self._add(database, scope, replace(session, epoch=session.epoch + 1, ledger=()), parent, items)
+
+    async def _add(
+        self,
+        database: WriteSession,
+        scope: TenantScope,
+        session: AgentSession,
+        parent: Checkpoint | None,
+        items: Sequence[Item],
+    ) -> AgentSession:
+        turn, checkpoint = given_history(session, items, parent, self._clock.now())
+        await turn_rows.insert_turn(database, scope, turn)
+        await turn_rows.insert_checkpoint(database, scope, checkpoint, items)
+        return await self._update(database, _resting(replace(session, head_id=checkpoint.checkpoint_id)))
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
         """Reads a session. Raises NotFound if no session has this id, or if its time to live has passed."""
@@ -101,6 +120,11 @@ class SessionStore:
         async with self._database.read() as database:
             found = await turn_rows.find_items_by_id(database, scope, item_ids)
         return {item.item_id: item for item in found}
+
+    async def find_item(self, scope: TenantScope, session: AgentSession, item_id: str) -> Item | None:
+        """Reads one item of a session's history. Returns None if the history has no item with this id."""
+        async with self._database.read() as database:
+            return await turn_rows.find_item_in(database, scope, session.head_id or "", item_id)
 
     async def head(self, scope: TenantScope, session: AgentSession) -> Checkpoint | None:
         """Reads the session's head, which is its latest checkpoint. Returns None if the history is empty."""

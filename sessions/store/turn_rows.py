@@ -226,6 +226,14 @@ async def find_items_by_id(database: ReadSession, scope: TenantScope, item_ids: 
     return tuple(item_from_body(body) for body in await database.scalars(statement))
 
 
+async def find_item_in(database: ReadSession, scope: TenantScope, head_id: str, item_id: str) -> Item | None:
+    """Finds one item of the history that ends at the checkpoint `head_id`. Returns None if it is not in there."""
+    chain = _chain(scope, head_id)
+    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).where(ItemRow.id == item_id)
+    body = await database.scalar(statement)
+    return None if body is None else item_from_body(body)
+
+
 async def find_all_items(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
     """Finds every item of the history that ends at the checkpoint `head_id`, oldest first."""
     chain = _chain(scope, head_id)

@@ -18,7 +18,7 @@ from graftwork.platform.tenancy.metering import UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import AgentSession, SessionSettings
-from graftwork.sessions.core.transcript import TurnEncoder
+from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, TurnEncoder
 from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.generator import GenerationRequest
 from graftwork.sessions.generation.usage import Charge, RequestAccount, kv_limits
@@ -68,6 +68,23 @@ class TurnLauncher:
         """
         planner = self._dependencies.planner.of(principal.tenant_id)
         return await asyncio.to_thread(planner.plan, output_constraints(settings))
+
+    async def count_tokens(
+        self, principal: Principal, session: AgentSession | None, new_items: Sequence[Item], settings: SessionSettings
+    ) -> int:
+        """Returns the number of tokens in the prompt of a turn with these settings, without starting the turn.
+
+        `session` is the session that the turn would continue; None is an empty one. Counts in the tenant's limits of
+        requests. Raises LimitExceeded.
+        """
+        self._encoder()
+        dependencies, transcript = self._dependencies, EMPTY_TRANSCRIPT
+        if session is not None:
+            transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
+        prompt = transcript.next_prompt(settings.opening, new_items)
+        async with dependencies.accounting.counted(principal.tenant_id):
+            num_new = await dependencies.encoding.count(principal.tenant_id, prompt)
+        return len(transcript.token_ids) + num_new
 
     async def _launch(
         self,

@@ -16,6 +16,7 @@ UNKNOWN = {
     "call_id": "call_0",
     "response_id": "resp_00000000000000000000000000",
     "conversation_id": "conv_00000000000000000000000000",
+    "item_id": "item_00000000000000000000000000",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/adapters/{name}/versions": {"files": adapter_upload(5)},
@@ -26,6 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/sessions/{session_id}/fork": {"json": {}},
     "POST /v1/sessions/{session_id}/rewind": {"json": {"to": UNKNOWN["checkpoint"]}},
     "POST /v1/conversations/{conversation_id}": {"json": {"metadata": {}}},
+    "POST /v1/conversations/{conversation_id}/items": {"json": {"items": [{"role": "user", "content": "x"}]}},
 }
 
 
@@ -44,8 +46,11 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     turn = (await tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"})).json()
     response = (await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})).json()
-    conversation = (await tenant.client.post("/v1/conversations", json={})).json()
+    first = {"items": [{"role": "user", "content": "x"}]}
+    conversation = (await tenant.client.post("/v1/conversations", json=first)).json()
+    items = (await tenant.client.get(f"/v1/conversations/{conversation['id']}/items")).json()
     return {
+        "item_id": items["first_id"],
         "response_id": response["id"],
         "conversation_id": conversation["id"],
         "session_id": session,

@@ -101,6 +101,7 @@ async def test_unknown_routes(gateway: Gateway, tenant: TestTenant) -> None:
         assert (answer.status_code, check_shape(answer)["type"]) == (404, "not_found_error"), path
     wrong_method = await tenant.client.put("/v1/chat/completions", json=chat())
     assert (wrong_method.status_code, check_shape(wrong_method)["code"]) == (405, "method_not_allowed")
+    assert check_shape(wrong_method)["message"].endswith(f"send {wrong_method.headers['allow'].replace(', ', ' or ')}.")
 
 
 BROKEN: list[bytes] = [

@@ -1,0 +1,122 @@
+"""Tests of items of conversations, and of the count of a response's prompt, also through the `openai` package."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from tests.api.gateway_on_port import gateway_on_port
+from tests.api.in_process_gateway import Gateway, TestTenant
+from tests.api.routes.test_responses import CALL, TOOL, ask
+
+
+@pytest.fixture
+async def client(gateway: Gateway, tenant: TestTenant) -> AsyncIterator[AsyncOpenAI]:
+    async with gateway_on_port(gateway) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=tenant.key) as client:
+        yield client
+
+
+def said(text: str, role: str = "user") -> Any:
+    return {"type": "message", "role": role, "content": text}
+
+
+async def test_items_are_added_and_read(gateway: Gateway, client: AsyncOpenAI, tenant: TestTenant) -> None:
+    """Added items have ids, are listed in order between the responses, and are in the next prompt."""
+    conversation = await client.conversations.create()
+    first = await client.conversations.items.create(conversation.id, items=[said("One"), said("Two", "assistant")])
+    await client.responses.create(model="tiny", input="Three", conversation=conversation.id)
+
+    added = await client.conversations.items.create(conversation.id, items=[said("Four")])
+    await client.responses.create(model="tiny", input="Five", conversation=conversation.id)
+
+    read = await client.conversations.items.retrieve(added.data[0].id or "", conversation_id=conversation.id)
+    listed = [item async for item in await client.conversations.items.list(conversation.id, order="asc")]
+    answer = gateway.engine.text
+    texts = [item.content[0].text for item in listed]  # type: ignore[union-attr, index]
+    assert texts == ["One", "Two", "Three", answer, "Four", "Five", answer]
+    assert [item.id for item in listed[:2]] == [item.id for item in first.data]
+    assert (read.to_dict(), listed[4].to_dict()) == (added.data[0].to_dict(),) * 2
+    whole = [
+        said("One"),
+        said("Two", "assistant"),
+        said("Three"),
+        said(answer, "assistant"),
+        said("Four"),
+        said("Five"),
+    ]
+    await ask(tenant, input=whole)
+    assert gateway.engine.requests[-1].prompt_token_ids == gateway.engine.requests[-2].prompt_token_ids
+
+
+async def test_items_that_are_not_there(client: AsyncOpenAI, tenant: TestTenant) -> None:
+    """An unknown item, and an item of another conversation, are not found."""
+    one, other = [await client.conversations.create(items=[said("Hi")]) for _ in range(2)]
+    (item,) = [item async for item in await client.conversations.items.list(other.id)]
+    assert item.id is not None
+
+    for item_id in ("msg_nobody", item.id, "msg_é"):
+        with pytest.raises(openai.NotFoundError):
+            await client.conversations.items.retrieve(item_id, conversation_id=one.id)
+
+
+async def test_items_answer_the_calls_that_wait(gateway: Gateway, tenant: TestTenant) -> None:
+    """While calls wait for their outputs, the added items must begin with these."""
+    conversation = (await tenant.client.post("/v1/conversations", json={})).json()["id"]
+    path = f"/v1/conversations/{conversation}/items"
+    gateway.engine.text = CALL
+    (call,) = (await ask(tenant, tools=[TOOL], conversation=conversation))["output"]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+
+    refused = await tenant.client.post(path, json={"items": [said("Hi")]})
+    added = await tenant.client.post(path, json={"items": [output, said("Hi")]})
+    gateway.engine.text = "Ok."
+    after = await ask(tenant, tools=[TOOL], conversation=conversation)
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "items")
+    assert [item["type"] for item in added.json()["data"]] == ["function_call_output", "message"]
+    assert after["status"] == "completed"
+
+
+async def test_no_items_while_a_response_runs(gateway: Gateway, tenant: TestTenant) -> None:
+    """A conversation in which a response runs takes no items."""
+    conversation = (await tenant.client.post("/v1/conversations", json={})).json()["id"]
+    gateway.engine.holds_after = 1
+    await ask(tenant, conversation=conversation, background=True)
+    await gateway.engine.held.wait()
+
+    refused = await tenant.client.post(f"/v1/conversations/{conversation}/items", json={"items": [said("Hi")]})
+    gateway.engine.release.set()
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "turn_running")
+
+
+async def test_the_count_is_the_prompt_s(gateway: Gateway, client: AsyncOpenAI, tenant: TestTenant) -> None:
+    """The count equals the prompt tokens of the response itself: alone, after a response and in a conversation."""
+    first = await ask(tenant)
+    conversation = (await tenant.client.post("/v1/conversations", json={"items": [said("Hi")]})).json()["id"]
+    for fields in (
+        {},
+        {"instructions": "Be brief.", "tools": [TOOL]},
+        {"previous_response_id": first["id"]},
+        {"conversation": conversation},
+    ):
+        body: dict[str, Any] = {"model": "tiny", "input": "How are you?", **fields}
+        reached = len(gateway.engine.requests)
+
+        counted = await client.responses.input_tokens.count(**body)
+
+        assert len(gateway.engine.requests) == reached
+        assert counted.object == "response.input_tokens"
+        assert counted.input_tokens == (await ask(tenant, **body))["usage"]["input_tokens"]
+
+
+async def test_a_wrong_method_says_what_to_send(tenant: TestTenant) -> None:
+    """A method that a path does not take is a 405 that names those that it takes."""
+    answer = await tenant.client.put("/v1/responses/resp_1")
+
+    error = answer.json()["error"]
+    assert answer.status_code == 405
+    assert error["message"] == "/v1/responses/resp_1 does not take PUT: send DELETE or GET."
+    assert answer.headers["allow"] == "DELETE, GET"
