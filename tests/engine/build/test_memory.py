@@ -1,7 +1,6 @@
 """Tests of the account of an engine's memory, each with an engine in a process of its own."""
 
 import json
-import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -82,13 +81,13 @@ def test_each_owner_has_what_it_was_given(models: RandomModels) -> None:
 
     assert begun["owners"]["memory_weights"] == begun["weights"]
     assert begun["owners"]["memory_adapters"] == 0
-    assert begun["owners"]["memory_host_kv"] <= 2 * mmap.PAGESIZE  # its first and last pages have neighbours
     assert one["owners"]["memory_adapters"] - one["copies"] == pytest.approx(2 * one["adapter"], rel=0.5)
     page_bytes = 2 * 2 * 16 * 2 * 8 * 4  # K and V, layers, tokens, heads, head size, fp32
-    pages = 40 * 200 // 16
-    grown = many["owners"]["memory_device_kv"] - one["owners"]["memory_device_kv"]
-    assert grown == pytest.approx(pages * page_bytes, rel=0.1)
-    assert many["owners"]["memory_host_kv"] == pytest.approx(pages * page_bytes, rel=0.1)
+    used = 40 * (200 // 16) * page_bytes
+    for tier in ("memory_device_kv", "memory_host_kv"):
+        before = begun["owners"][tier]  # memory that was freed before, and is resident already
+        assert before < used
+        assert used <= many["owners"][tier] <= before + used * 1.2
 
 
 def test_full_caches_do_not_grow(models: RandomModels) -> None:
