@@ -1,10 +1,13 @@
-"""Asks the C library to return freed memory to the system. Does nothing if the library has no such function.
+"""Asks the C library to return freed memory to the system, and the system how much memory this process has.
+
+Does nothing, or returns 0, on systems without these functions.
 
 glibc maps large blocks on their own, and returns them when they are freed. But each such free raises the size that
 counts as large, up to 32 MB. Smaller blocks stay in the heap when they are freed, so the process stays large.
 """
 
 import ctypes
+import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -29,3 +32,47 @@ def resident_bytes() -> int:
     """Returns the resident memory of this process in bytes. Returns 0 on systems without /proc."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+def resident_bytes_at(address: int, num_bytes: int) -> int:
+    """Returns how many bytes of the memory from `address` on are resident, in whole pages of the system.
+
+    The system gives a process a page of a large block when the process first writes to it. `num_bytes` must be above 0,
+    and all of this memory must belong to this process. Returns `num_bytes` on systems that cannot tell.
+    """
+    first = address - address % mmap.PAGESIZE
+    num_pages = -(-(address + num_bytes - first) // mmap.PAGESIZE)
+    states = (ctypes.c_ubyte * num_pages)()
+    mincore = getattr(ctypes.CDLL(None), "mincore", None)
+    if mincore is None or mincore(ctypes.c_void_p(first), ctypes.c_size_t(num_pages * mmap.PAGESIZE), states):
+        return num_bytes
+    return bytes(states).count(1) * mmap.PAGESIZE
+
+
+def freed_bytes() -> int:
+    """Returns the bytes that this process has freed, and that the C library keeps for later allocations."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0
+    mallinfo.restype = _Mallinfo
+    return int(mallinfo().fordblks)
+
+
+class _Mallinfo(ctypes.Structure):
+    """The struct mallinfo2 of glibc, with sizes in bytes."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )

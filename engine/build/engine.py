@@ -14,6 +14,7 @@ from graftwork.engine.build.calibration import measure
 from graftwork.engine.build.devices import choose_device, choose_dtype, keep_freed_memory, load_decoder
 from graftwork.engine.build.kv import allocate_kv_storage, build_kv_cache_manager
 from graftwork.engine.build.lora import build_lora
+from graftwork.engine.build.memory import EngineMemory
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.progress import LoopProgress
 from graftwork.engine.core.stats import EngineDescription
@@ -62,6 +63,7 @@ class Engine:
     adapters: LoraPool
     grammars: GrammarManager
     runner: ModelRunner
+    memory: EngineMemory
 
 
 SourceFor = Callable[[EngineDescription], AdapterSource]
@@ -144,6 +146,7 @@ def build_engine(
         adapters=adapters,
         grammars=grammars,
         runner=runner,
+        memory=EngineMemory(decoder.weights.num_bytes, storage.device_memory.frames, storage.host.block),
     )
 
 

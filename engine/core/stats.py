@@ -47,6 +47,14 @@ def _disk_trouble(kind: str) -> dict[str, Any]:
     return counter("kv_disk_troubles", "Troubles with KV files, by kind.", kind=kind)
 
 
+def _memory(owner: str) -> dict[str, Any]:
+    return gauge("engine_memory_bytes", "Memory of the engine by owner.", memory="host", owner=owner)
+
+
+def _gpu(owner: str) -> dict[str, Any]:
+    return gauge("engine_memory_bytes", "Memory of the engine by owner.", memory="gpu", owner=owner)
+
+
 def _drafts(result: str) -> dict[str, Any]:
     return counter("draft_tokens", "Guessed tokens by what came of them.", result=result)
 
@@ -117,6 +125,32 @@ class EngineStats(EngineCounters):
     accepted_drafts: int = field(default=0, metadata=_drafts("accepted"))
     """Accepted draft tokens that a lookup guessed."""
     rejected_drafts: int = field(default=0, metadata=_drafts("rejected"))
+    adapter_copy_bytes: int = 0
+    """Bytes of the copies of adapters that lie side by side, for products over several adapters."""
+    memory_weights: int = field(default=0, metadata=_memory("weights"))
+    """Bytes of the model's weights in host memory. This figure and the next seven add up to the resident memory of the
+    engine's process.
+    """
+    memory_device_kv: int = field(default=0, metadata=_memory("device_kv"))
+    """The touched part of the device memory for KV, if the device is the CPU."""
+    memory_host_kv: int = field(default=0, metadata=_memory("host_kv"))
+    """The touched part of the host memory for KV."""
+    memory_adapters: int = field(default=0, metadata=_memory("adapters"))
+    """Adapters in host memory, and, if the device is the CPU, those on the device."""
+    memory_grammars: int = field(default=0, metadata=_memory("grammars"))
+    """Cached compiled grammars."""
+    memory_drafts: int = field(default=0, metadata=_memory("drafts"))
+    """Earlier answers from which drafts are taken."""
+    memory_workspace: int = field(default=0, metadata=_memory("workspace"))
+    """Freed memory that the process keeps for the tensors of the next step."""
+    memory_other: int = field(default=0, metadata=_memory("other"))
+    """The rest: program code, libraries, the interpreter's objects, and the tensors of a step that runs now."""
+    gpu_weights: int = field(default=0, metadata=_gpu("weights"))
+    """As `memory_weights`, on a GPU. The memory of the CUDA context itself is in no figure."""
+    gpu_kv: int = field(default=0, metadata=_gpu("device_kv"))
+    gpu_adapters: int = field(default=0, metadata=_gpu("adapters"))
+    gpu_workspace: int = field(default=0, metadata=_gpu("workspace"))
+    """What torch holds for the tensors of steps."""
     resident_adapters: tuple[str, ...] = ()
     """Digests of the adapters on the device."""
     running_adapters: tuple[str, ...] = ()

@@ -37,6 +37,11 @@ class GrammarManager:
         self._keys: dict[RequestId, GrammarKey] = {}
         self._refusals: dict[RequestId, GraftworkError] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all cached grammars."""
+        return 0 if self._compiler is None else self._compiler.num_bytes
+
     # ---- before a request runs --------------------------------------------------------------------------------
 
     def want(self, requests: Sequence[EngineRequest]) -> None:

@@ -72,6 +72,11 @@ class LoraBackend(Protocol):
         """
         ...
 
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes on the device of all copies that were made from adapters' weights."""
+        ...
+
     def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
         """Prepares the LoRA work of one step.
 

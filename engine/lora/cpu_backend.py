@@ -192,6 +192,10 @@ class CpuLora:
         self._rest.forget(digest)
         self.tables.leave(digest)
 
+    @property
+    def copied_bytes(self) -> int:
+        return self._rest.copied_bytes
+
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
         return LoraBatch(segments, self._products, self._rest.rules, num_rows)
 

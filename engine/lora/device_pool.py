@@ -76,6 +76,11 @@ class DeviceAdapterPool:
         return digest in self._slots
 
     @property
+    def copied_bytes(self) -> int:
+        """Bytes of the copies that the LoRA backend has made of the adapters' weights, outside of the frames."""
+        return self._lora.copied_bytes
+
+    @property
     def digests(self) -> tuple[str, ...]:
         return tuple(self._slots)
 

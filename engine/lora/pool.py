@@ -77,6 +77,11 @@ class LoraPool:
         """The total size of the adapters on the device, in bytes."""
         return self._device.num_bytes
 
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the copies on the device that serve several adapters at a time."""
+        return self._device.copied_bytes
+
     # ---- asking -----------------------------------------------------------------------------------------------
 
     def want(self, groups: Sequence[Group]) -> None:

@@ -331,6 +331,10 @@ class TorchLora:
     def forget(self, digest: str) -> None:
         self._packs.forget(digest)
 
+    @property
+    def copied_bytes(self) -> int:
+        return self._packs.num_bytes
+
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
         return LoraBatch(segments, self.products, self.rules, num_rows)
 

@@ -52,6 +52,17 @@ class Linear:
         assert stored is not None
         return stored.shape[0]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight and the bias."""
+        stored = self._packed if self._weight is None else self._weight
+        assert stored is not None
+        return stored.numel() * stored.dtype.itemsize + (0 if self.bias is None else self.bias.nbytes)
+
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Returns whether the weight is `tensor` itself, in the same memory."""
+        return self._weight is not None and self._weight.data_ptr() == tensor.data_ptr()
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [num_rows, out_features] for x [num_rows, in_features]."""
         if self._packed is not None:

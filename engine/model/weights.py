@@ -64,6 +64,16 @@ class DecoderWeights:
             return self.head.out_features, self.embedding.shape[1]
         return self.target_shapes[target]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights. A head that shares the embedding's memory does not count twice."""
+        tensors = [self.embedding, self.norm]
+        for layer in self.layers:
+            tensors += [layer.attention_norm, layer.mlp_norm, *([] if layer.qk_norm is None else [layer.qk_norm])]
+        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        linears += [] if self.head.shares(self.embedding) else [self.head]
+        return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in linears)
+
     def pack(self) -> None:
         """Stores the weights of all linear layers in blocks, where that is faster (see Linear.pack).
 

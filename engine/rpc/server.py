@@ -55,6 +55,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     def __init__(self, engine: Engine) -> None:
         self._inbox = engine.loop.inbox
         self._progress = engine.loop.progress
+        self._memory = engine.memory
         self._description = engine.description
 
     async def Converse(  # noqa: N802 - gRPC's name
@@ -107,7 +108,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             event_loop.call_soon_threadsafe(_settle, answer, stats)
 
         self._inbox.put(ReadStats(settle))
-        return codec.stats_to_wire(await answer)
+        return codec.stats_to_wire(await asyncio.to_thread(self._memory.complete, await answer))
 
     async def ReadProgress(self, request: wire.ProgressRequest, context: Context) -> wire.Progress:  # noqa: N802
         return wire.Progress(stalled_s=self._progress.stalled_s)

@@ -67,6 +67,11 @@ class Speculator:
         """The number of rows and the start time of the running step; None if it is not measured."""
         self.counts = DraftCounts()
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the earlier answers from which tokens are drafted."""
+        return self._cache.num_bytes
+
     def draft(self, states: list[RequestState], spare_rows: int) -> dict[RequestId, TokenIds]:
         """Returns the draft tokens that the next step verifies for each request, at most `spare_rows` tokens in all.
 

@@ -87,6 +87,17 @@ def test_a_second_turn_recomputes_only_what_is_new(server: DemoServer) -> None:
     assert details.recomputed_tokens <= new + PAGE
 
 
+def test_metrics_account_for_the_memory_of_the_engine(server: DemoServer) -> None:
+    """The owners in `/metrics` add up to the resident memory of the engine's process, and its model is among them."""
+    prefix = 'graftwork_engine_memory_bytes{memory="host",owner="'
+
+    metrics = server.metrics()
+
+    owners = {name.removeprefix(prefix)[:-2]: value for name, value in metrics.items() if name.startswith(prefix)}
+    assert sum(owners.values()) == pytest.approx(server.engine().memory_info().rss, rel=0.05)
+    assert owners["weights"] > (DEMO / "model" / "model.safetensors").stat().st_size * 0.9
+
+
 def test_a_quota_of_kv_moves_a_session_down_and_refuses_it_nothing(server: DemoServer) -> None:
     """A tenant with a limit of two pages on the device and three on the host keeps no more there, and its next turn
     recomputes only what is new."""

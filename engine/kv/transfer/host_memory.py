@@ -17,6 +17,11 @@ class HostMemory:
         self._bytes = torch.empty((num_pages, self.page_bytes), dtype=torch.uint8, pin_memory=pinned and num_pages > 0)
         self._pages = self._bytes.view(dtype).view(num_pages, *page_shape)
 
+    @property
+    def block(self) -> torch.Tensor:
+        """The memory of all pages.  # [num_pages, page_bytes] uint8"""
+        return self._bytes
+
     def page(self, index: int) -> torch.Tensor:
         """Returns the KV page with number `index` as a tensor of shape `page_shape`. Writing to the result changes the
         page.

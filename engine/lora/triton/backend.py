@@ -61,6 +61,10 @@ class TritonLora:
         if slot is not None:
             self._fused.release(slot)
 
+    @property
+    def copied_bytes(self) -> int:
+        return self._rest.copied_bytes
+
     def step(self, segments: Sequence[Segment], num_rows: int) -> "TritonStep":
         owners: list[RowOwner | None] = [None] * num_rows
         slotless: list[Segment] = []

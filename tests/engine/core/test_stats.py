@@ -32,6 +32,11 @@ def test_the_metrics_keep_their_names() -> None:
             },
             "graftwork_kv_disk_troubles_total": {("corrupt_file",), ("foreign_file",), ("failed_operation",)},
             "graftwork_draft_tokens_total": {("forced",), ("accepted",), ("rejected",)},
+            "graftwork_engine_memory_bytes": {
+                *(("host", owner) for owner in ("weights", "device_kv", "host_kv", "adapters")),
+                *(("host", owner) for owner in ("grammars", "drafts", "workspace", "other")),
+                *(("gpu", owner) for owner in ("weights", "device_kv", "adapters", "workspace")),
+            },
         }.items()
     )
 
