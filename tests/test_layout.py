@@ -100,6 +100,7 @@ FENCES: dict[str, tuple[str, ...]] = {
 """By package: the only places in the rooms that may import it."""
 CLOCK_READERS = (
     "tests/api/server/test_serve.py",  # slow
+    "tests/chaos/*",  # slow
     "tests/end_to_end/*",  # waits for processes
     "tests/engine/grammar/schema/test_lint.py",  # a slow test of it
     "tests/engine/kv/test_isolation.py",  # a slow test of it
