@@ -65,8 +65,10 @@ from graftwork.sessions.turns.runner import TurnDependencies
 _REDIS_PREFIX = "graftwork:"
 _USAGE_FOLDER = "usage"
 """The folder of the usage journals in the data folder."""
-_LEASE_S = 30.0
-_HEARTBEAT_S = 10.0
+_RENEWALS_PER_LEASE = 10
+"""How often the leases of quota are renewed in the length of a lease. What could not be sent is sent again as often."""
+_HEARTBEATS_PER_LEASE = 3
+"""How often the lease of a session is renewed in its length, while its turn makes no events."""
 _FLUSH_S = 1.0
 _SWEEP_S = 300.0
 _ACCESS_S = 1.0
@@ -101,7 +103,10 @@ async def open_resources(
             stack.push_async_callback(inspector.close)
         resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
         backlog = resources.inference.accounting.backlog
-        stack.push_async_callback(resources.server.quotas.close)
+        quotas = resources.server.quotas
+        stack.push_async_callback(quotas.close)
+        renew_after_s = settings.lease_s / _RENEWALS_PER_LEASE
+        await stack.enter_async_context(repeating(quotas.keep_alive, renew_after_s, "renewing leases of quota"))
         stack.push_async_callback(resources.inference.encoding.close)
         stack.push_async_callback(resources.server.json.close)
         stack.callback(backlog.journal.close)
@@ -156,7 +161,7 @@ async def _assemble(
         probe=engine.probe_adapter,
         before_free=engine.forget_adapter,
     )
-    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), _LEASE_S)
+    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), settings.lease_s)
     dependencies = TurnDependencies(
         generator=served.generator,
         accounting=accounting,
@@ -167,7 +172,7 @@ async def _assemble(
         encoding=encoding,
         clock=clock,
         pepper=pepper,
-        heartbeat_s=_HEARTBEAT_S,
+        heartbeat_s=settings.lease_s / _HEARTBEATS_PER_LEASE,
         planner=served.planner,
         work=work,
     )
@@ -261,7 +266,7 @@ async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> 
     """Raises InvalidRequest for a wrong address of Redis, and Unavailable if Redis does not answer."""
     if settings.redis_url is None:
         return LocalQuotaKeeper(clock, meter)
-    keeper = RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
+    keeper = RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter, lease_s=settings.lease_s)
     try:
         await keeper.check_reachable()
     except Unavailable:
