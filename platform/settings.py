@@ -114,7 +114,7 @@ class Settings:
     max_wrong_keys: int = 20
     """Wrong API keys that one address may send at once. It may send one more each second."""
     lease_s: float = 30.0
-    """Seconds, 1 to 3600, after which others may have what a dead gateway held: places in limits, and sessions."""
+    """Seconds, 1 to 3600, after which others may have what a dead gateway held, such as places in limits."""
     max_draft_tokens: int = 16
     """The most tokens drafted for one request in one step; 0 switches drafting off. Drafting does not change answers.
     """

@@ -32,6 +32,7 @@ from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
+from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.quotas.in_flight import InFlightBound
@@ -66,7 +67,7 @@ _REDIS_PREFIX = "graftwork:"
 _USAGE_FOLDER = "usage"
 """The folder of the usage journals in the data folder."""
 _RENEWALS_PER_LEASE = 10
-"""How often the leases of quota are renewed in the length of a lease. What could not be sent is sent again as often."""
+"""How often the leases of quota and idempotency keys are renewed in the length of a lease. What could not be sent is sent again as often."""
 _HEARTBEATS_PER_LEASE = 3
 """How often the lease of a session is renewed in its length, while its turn makes no events."""
 _FLUSH_S = 1.0
@@ -92,7 +93,7 @@ async def open_resources(
     clock = clock or SystemClock()
     await asyncio.to_thread(prepare_data_folder, settings.data_dir)
     async with AsyncExitStack() as stack:
-        database = Database(settings.resolved_database_url)
+        database = Database(settings.resolved_database_url, settings.lease_s)
         stack.push_async_callback(database.close)
         await database.upgrade_to_head()
         telemetry = Telemetry()
@@ -103,10 +104,7 @@ async def open_resources(
             stack.push_async_callback(inspector.close)
         resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
         backlog = resources.inference.accounting.backlog
-        quotas = resources.server.quotas
-        stack.push_async_callback(quotas.close)
-        renew_after_s = settings.lease_s / _RENEWALS_PER_LEASE
-        await stack.enter_async_context(repeating(quotas.keep_alive, renew_after_s, "renewing leases of quota"))
+        await _keep_alive(stack, settings.lease_s, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
         stack.push_async_callback(resources.server.json.close)
         stack.callback(backlog.journal.close)
@@ -129,6 +127,19 @@ async def open_resources(
             await sweep()
             await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
         yield resources
+
+
+async def _keep_alive(stack: AsyncExitStack, lease_s: float, server: ServerResources) -> None:
+    """Renews what this gateway holds, in the quotas and in the database, until `stack` is closed."""
+    leases: dict[str, QuotaKeeper | IdempotencyStore] = {
+        "quota": server.quotas,
+        "idempotency keys": server.idempotency,
+    }
+    for name, held in leases.items():
+        await held.keep_alive()
+        stack.push_async_callback(held.close)
+        beating = repeating(held.keep_alive, lease_s / _RENEWALS_PER_LEASE, f"renewing the leases of {name}")
+        await stack.enter_async_context(beating)
 
 
 async def _assemble(
@@ -215,7 +226,7 @@ async def _assemble(
             clock=clock,
             database=database,
             gate=Authenticator(tenancy, admin_key, WrongKeyLimit(clock, settings.max_wrong_keys)),
-            idempotency=IdempotencyStore(database, clock),
+            idempotency=IdempotencyStore(database, clock, GatewayLease(settings.lease_s)),
             quotas=quotas,
             telemetry=telemetry,
             engine=engine,

@@ -1,17 +1,12 @@
 """Tests of slots as leases: a Redis that stalls or forgets, commands that come late, and requests that outlive a stall."""
 
 import asyncio
-import os
-import shutil
-import signal
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import LimitExceeded, Unavailable
@@ -19,45 +14,15 @@ from graftwork.platform.quotas.quotas import Quota, RedisQuotaKeeper
 from graftwork.platform.quotas.redis_quotas import LEASE_S
 from tests.platform.quotas.test_quotas import ACME, ListedLedger, refusal_of
 from tests.platform.quotas.test_redis_quotas import redis_keeper
+from tests.redis_process import RedisProcess, running_redis
 
 SCRIPT = Path(__file__).parents[3] / "platform" / "quotas" / "quotas.lua"
 
 
-class RedisProcess:
-    """A Redis of this test's own, which can be stopped and continued."""
-
-    def __init__(self, port: int) -> None:
-        self.url = f"redis://127.0.0.1:{port}/0"
-        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-
-    async def answers(self) -> None:
-        async with asyncio.timeout(60), Redis.from_url(self.url) as redis:
-            while True:
-                try:
-                    await redis.ping()
-                    return
-                except RedisError:
-                    await asyncio.sleep(0.01)
-
-    def stall(self) -> None:
-        os.kill(self.process.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
-
-
 @pytest.fixture
 def own_redis() -> Iterator[RedisProcess]:
-    if shutil.which("redis-server") is None:
-        pytest.skip("there is no redis-server to start")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    started = RedisProcess(port)
-    yield started
-    started.process.kill()
-    started.process.wait()
+    with running_redis() as started:
+        yield started
 
 
 async def free_places(keeper: RedisQuotaKeeper, quota: Quota) -> int:
@@ -76,7 +41,6 @@ async def free_places(keeper: RedisQuotaKeeper, quota: Quota) -> int:
 
 async def test_a_stall_leaves_no_place_taken(own_redis: RedisProcess, manual_clock: ManualClock) -> None:
     """After a stall of Redis, exactly the requests that run have places: the first renewal after it repairs the rest."""
-    await own_redis.answers()
     quota = Quota(max_concurrent_requests=8, requests_per_minute=100)
     keeper = RedisQuotaKeeper(own_redis.url, "t:", manual_clock, ListedLedger(), answer_within_s=0.1)
     running, ending = await keeper.reserve(ACME, quota, 1), await keeper.reserve(ACME, quota, 1)
@@ -148,7 +112,7 @@ async def test_late_commands_change_nothing(redis_url: str, redis_prefix: str) -
         async def run(verb: str, *arguments: str) -> object:
             return await script(keys=keys, args=[verb, "", "60000000", "30000000", *arguments])
 
-        async def counted() -> list[str | None]:
+        async def counted() -> list[Any]:
             return await redis.hmget(keys[4], ["window", "held", "answers"])
 
         for _ in range(2):
