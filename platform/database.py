@@ -54,9 +54,14 @@ class Database:
     All calls must come from the same event loop.
     """
 
-    def __init__(self, url: str) -> None:
-        """Opens no connection. Raises InvalidRequest for an address that cannot be used."""
+    def __init__(self, url: str, max_idle_s: float = 30.0) -> None:
+        """Opens no connection. Raises InvalidRequest for an address that cannot be used.
+
+        PostgreSQL rolls a transaction back if this process does nothing in it for `max_idle_s` seconds. Otherwise a
+        process that is stopped, or cut off, would keep its locks.
+        """
         self._url, self._connect_args = split_address(url)
+        self._max_idle_s = max_idle_s
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._engine = self._make_engine()
         reading = self._engine.execution_options(sqlite_begin="BEGIN")
@@ -186,7 +191,9 @@ class Database:
             engine = create_async_engine(self._url, **options)
             _prepare_sqlite(engine, foreign_keys)
             return engine
-        return create_async_engine(self._url, pool_pre_ping=True, connect_args=self._connect_args, **options)
+        engine = create_async_engine(self._url, pool_pre_ping=True, connect_args=self._connect_args, **options)
+        _limit_idle_transactions(engine, self._max_idle_s)
+        return engine
 
 
 def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
@@ -207,6 +214,17 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
     @event.listens_for(engine.sync_engine, "begin")
     def on_begin(connection: Connection) -> None:
         connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+
+
+def _limit_idle_transactions(engine: AsyncEngine, max_idle_s: float) -> None:
+    """Makes PostgreSQL end a transaction that does nothing for `max_idle_s` seconds, and its connection."""
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def on_connect(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"SET idle_in_transaction_session_timeout = {max(1, round(max_idle_s * 1000))}")
+        cursor.close()
+        connection.commit()
 
 
 async def _begin(session: AsyncSession) -> None:
@@ -232,8 +250,8 @@ def _database_errors() -> Iterator[None]:
         raise converted from error
 
 
-_CUT_STATES = ("08", "57P01", "57P02", "57P03")
-"""PostgreSQL's codes for connections that were lost, and for a server that stops or starts."""
+_CUT_STATES = ("08", "25P03", "57P01", "57P02", "57P03")
+"""PostgreSQL's codes for connections that were lost, idle transactions, and a server that stops or starts."""
 _FULL_STATES = ("53100",)
 """PostgreSQL's code for a full disk."""
 _BUSY_STATES = ("53", "25006", "58030")

@@ -213,6 +213,12 @@ class InternalFailure(GraftworkError):
     default_code = "internal_error"
 
 
+SERVER_FAULT_TYPES = frozenset(
+    error_class.type for error_class in (CapacityContended, Unavailable, DeadlineExceeded, InternalFailure)
+)
+"""The values of `type` in the bodies of errors that are not the caller's fault."""
+
+
 def error_classes() -> dict[str, type[GraftworkError]]:
     """Returns a dict that maps the name of each error class to the class. gRPC messages contain such a name."""
     found: dict[str, type[GraftworkError]] = {}

@@ -113,6 +113,8 @@ class Settings:
     """HTTP connections that one address may hold; 0 sets no limit. Addresses of this machine have no limit."""
     max_wrong_keys: int = 20
     """Wrong API keys that one address may send at once. It may send one more each second."""
+    lease_s: float = 30.0
+    """Seconds, 1 to 3600, after which others may have what a dead gateway held, such as places in limits."""
     max_draft_tokens: int = 16
     """The most tokens drafted for one request in one step; 0 switches drafting off. Drafting does not change answers.
     """
@@ -226,12 +228,12 @@ def _fraction(value: object) -> float:
     return float(str(value))
 
 
-def _seconds(maximum: float) -> Callable[[object], float]:
-    """Returns a parser of seconds from 0.1 to `maximum`."""
+def _seconds(minimum: float, maximum: float) -> Callable[[object], float]:
+    """Returns a parser of times in seconds, from `minimum` to `maximum`."""
 
     def parse(value: object) -> float:
-        if not re.fullmatch(r"\d+(\.\d+)?", str(value).strip()) or not 0.1 <= float(str(value)) <= maximum:
-            raise ValueError(f"give a number of seconds from 0.1 to {maximum:g}")
+        if not re.fullmatch(r"\d+(\.\d+)?", str(value).strip()) or not minimum <= float(str(value)) <= maximum:
+            raise ValueError(f"give a number of seconds from {minimum:g} to {maximum:g}")
         return float(str(value))
 
     return parse
@@ -275,9 +277,9 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "admin_key": _text,
     "pepper": _text,
     "engine_token": _token,
-    "engine_silence_s": _seconds(3600),
-    "step_timeout_s": _seconds(86400),
-    "request_timeout_s": _seconds(604800),
+    "engine_silence_s": _seconds(0.1, 3600),
+    "step_timeout_s": _seconds(0.1, 86400),
+    "request_timeout_s": _seconds(0.1, 604800),
     "device": _device,
     "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
     "threads": _whole(1, 1024),
@@ -297,6 +299,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "waiting_share": _fraction,
     "max_connections_per_address": _whole(0),
     "max_wrong_keys": _whole(1),
+    "lease_s": _seconds(1, 3600),
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "log_level": _one_of("debug", "info", "warning", "error"),

@@ -20,6 +20,7 @@ ROOMS = (
     "platform",
     "platform/answers",
     "platform/quotas",
+    "platform/gateways",
     "platform/tenancy",
     "engine/core",
     "engine/model",

@@ -4,7 +4,8 @@
 invalid body is 400 on OpenAI-compatible routes, and 422 on all other routes.
 A POST with an `Idempotency-Key` that arrives twice runs once, and both requests get the same answer. The server stores
 only successful answers; a request that fails frees its idempotency key. Some work continues after its client leaves.
-Such work is stored when it starts (`keep_started`), so that a client that reconnects finds it again.
+Such work is stored when it starts (`keep_begun`), so that a client that reconnects finds it again. Work that failed
+through the server's fault is not given again: a repeated request runs anew.
 Never authenticates by itself: the Authenticator does. Invariant: without a valid key, no handler runs and nothing
 parses the body.
 """
@@ -12,7 +13,7 @@ parses the body.
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,8 +28,9 @@ from graftwork.api.deps.resources import resources_of
 from graftwork.api.http.request import JSON_BODY_BYTES, UPLOAD_BODY_BYTES, BoundedRequest, client_address, presented_key
 from graftwork.api.http.streaming import EventStream
 from graftwork.api.http.validation import as_invalid_request, as_validation_failed, invalid_body
-from graftwork.platform.errors import GraftworkError, InvalidRequest, NotFound, ValidationFailed
-from graftwork.platform.tenancy.idempotency import Attempt, IdempotencyStore, StoredReply
+from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest, NotFound, ValidationFailed
+from graftwork.platform.ids import SessionId, TurnId
+from graftwork.platform.tenancy.idempotency import Attempt, IdempotencyStore, StoredReply, TurnClaim
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
 
 HEADER = "idempotency-key"
@@ -40,11 +42,18 @@ class ReplayRules:
 
     kept: Callable[[bytes], bytes]
     """Takes the body of an answer, and returns the part that the server may store, without secrets."""
-    replay: Callable[[StoredReply], Awaitable[Response]]
+    replay: Callable[[StoredReply], Awaitable[Response | None]]
+    """Makes the response to a repeated request. None if the stored work failed through the server's fault."""
+    begun_body: Callable[[SessionId, TurnId], bytes]
+    """Makes the body that the server stores when the request starts a turn. The body identifies the turn."""
 
 
 class IdempotencyClaim:
-    """The idempotency key that one running request has reserved. Stores the request's answer, or frees the key."""
+    """The idempotency key that one running request has reserved. Stores the request's answer, or frees the key.
+
+    If the request starts a turn, the turn's transaction stores the turn as the answer. `keep_begun` makes this answer
+    final.
+    """
 
     def __init__(self, store: IdempotencyStore, attempt: Attempt, kept: Callable[[bytes], bytes]) -> None:
         self._store = store
@@ -57,21 +66,23 @@ class IdempotencyClaim:
             self._is_kept = True
             await self._store.complete(self._attempt, status, self._kept(body))
 
+    def keep_begun(self) -> None:
+        self._is_kept = True
+
     async def release(self) -> None:
         if not self._is_kept:
             await self._store.abandon(self._attempt)
 
 
-async def keep_started(request: Request, status: int, body: bytes) -> None:
-    """Stores `body` as the answer to this request, before the work of the request has ended.
+def keep_begun(request: Request) -> None:
+    """Makes the turn that this request has started its answer, also if the turn fails later.
 
-    `body` identifies the work. If the client sends the request again, the route's `replay` uses `body` to find the
-    work.
-    Does nothing for a request without an idempotency key.
+    If the client sends the request again, the route's `replay` finds the turn. Does nothing for a request without an
+    idempotency key.
     """
     claimed: IdempotencyClaim | None = getattr(request.state, "claimed_key", None)
     if claimed is not None:
-        await claimed.keep(status, body)
+        claimed.keep_begun()
 
 
 async def answer_once(
@@ -83,22 +94,28 @@ async def answer_once(
 ) -> Response:
     """Calls `handle` and returns its answer.
 
-    If the server has already answered the same request, returns the stored answer instead. Two requests are the same if
-    they have the same `Idempotency-Key`, path and body, and API keys of the same `owner`.
+    If the server has already answered the same request, returns the stored answer instead, unless its work failed
+    through the server's fault. Two requests are the same if they have the same `Idempotency-Key`, path and body, and
+    API keys of the same `owner`.
     Raises Conflict if a different request used this idempotency key, or if the first request with this key still runs.
     """
     key = request.headers.get(HEADER)
     if key is None or request.method != "POST":
         return await handle()
-    claim = await store.begin(owner, key, await _digest(request))
-    if isinstance(claim, StoredReply):
-        response = await replays.replay(claim)
-        response.headers["idempotent-replayed"] = "true"
-        return response
+    digest = await _digest(request)
+    while isinstance(claim := await store.begin(owner, key, digest), StoredReply):
+        replayed = await replays.replay(claim)
+        if replayed is not None:
+            replayed.headers["idempotent-replayed"] = "true"
+            return replayed
+        await store.forget(claim)
     request.state.claimed_key = claimed = IdempotencyClaim(store, claim, replays.kept)
+    if isinstance(request.state.principal, Principal):
+        turn_claim = TurnClaim(claim, replays.begun_body)
+        request.state.principal = replace(request.state.principal, turn_claim=turn_claim)
     try:
         response = await handle()
-        if not isinstance(response, EventStream):  # only `keep_started` stores a stream
+        if not isinstance(response, EventStream):  # only `keep_begun` keeps a stream
             await claimed.keep(response.status_code, bytes(response.body))
         return response
     finally:
@@ -189,15 +206,22 @@ class AuthenticatedRoute(APIRoute):
         principal = request.state.principal
         owner = principal.tenant_id if isinstance(principal, Principal) else principal.name
         store = resources_of(request).server.idempotency
-        replays = ReplayRules(self.storable_body, lambda reply: self.replay(request, reply))
+        replays = ReplayRules(self.storable_body, lambda reply: self.replay(request, reply), self.begun_body)
         return await answer_once(request, store, owner, lambda: handle(request), replays)
 
     def storable_body(self, body: bytes) -> bytes:
         """Takes the body of an answer, and returns the part that the server may store for `Idempotency-Key`."""
         return body
 
-    async def replay(self, request: Request, reply: StoredReply) -> Response:
-        """Returns the response to a repeated request: the answer that the server stored for the first request."""
+    def begun_body(self, session_id: SessionId, turn_id: TurnId) -> bytes:
+        """Makes the body that the server stores when a request starts a turn. `replay` finds the turn by it."""
+        raise InternalFailure("This route starts a turn, but cannot find it again.")
+
+    async def replay(self, request: Request, reply: StoredReply) -> Response | None:
+        """Returns the response to a repeated request: the answer that the server stored for the first request.
+
+        Returns None if the stored work failed through the server's fault. Then the request runs again.
+        """
         return Response(reply.body, status_code=reply.status, media_type="application/json")
 
     def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:

@@ -20,7 +20,9 @@ from graftwork.api.deps.resources import resources_of
 from graftwork.api.deps.route_classes import HEADER, Handler, OpenAiRoute
 from graftwork.api.http.streaming import PING_AFTER_S, EventStream, Write, error_event, heartbeats, named_event
 from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
+from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.idempotency import StoredReply
+from graftwork.sessions.responses.record import response_of
 
 _NAMES = (
     (re.compile(r"\b(tools\[\d+\])\.(function|custom)\b"), r"\1"),
@@ -44,10 +46,12 @@ class ResponsesRoute(OpenAiRoute):
 
     def storable_body(self, body: bytes) -> bytes:
         answer = json.loads(body)
-        kept = {name: answer[name] for name in ("object", "id", "stream") if name in answer}
-        return json.dumps(kept).encode() if _is_response(answer) else body
+        return _stored_body(answer["id"]) if _is_response(answer) else body
 
-    async def replay(self, request: Request, reply: StoredReply) -> Response:
+    def begun_body(self, session_id: SessionId, turn_id: TurnId) -> bytes:
+        return _stored_body(response_of(turn_id))
+
+    async def replay(self, request: Request, reply: StoredReply) -> Response | None:
         """Answers a repeated request with the response that the first request created, in its current state.
 
         If the first request asked for a stream, answers with the response's events, from the first event.
@@ -59,7 +63,9 @@ class ResponsesRoute(OpenAiRoute):
         )
         if not _is_response(kept):
             return await super().replay(request, reply)
-        if kept.get("stream"):
+        if await responses.failed_by_server(principal, kept["id"]):
+            return None
+        if await _asks_to_stream(request):
             run = await responses.find(principal, kept["id"])
             return EventStream(partial(write_response_events, run.events()))
         return JSONResponse(await responses.get(principal, kept["id"]))
@@ -75,11 +81,23 @@ class ResponsesRoute(OpenAiRoute):
 
 
 async def _asks_to_store_nothing(request: Request) -> bool:
-    """Returns whether the body has `store: false`. Returns False for an invalid body, which the handler refuses."""
-    if not await request.body():
-        return False
-    body = await request.json()
-    return isinstance(body, dict) and body.get("store") is False
+    """Returns whether the body has `store: false`."""
+    return (await _fields(request)).get("store") is False
+
+
+async def _asks_to_stream(request: Request) -> bool:
+    return (await _fields(request)).get("stream") is True
+
+
+async def _fields(request: Request) -> dict[str, Any]:
+    """Returns the fields of the body. Returns none for an invalid body, which the handler refuses."""
+    body = await request.json() if await request.body() else None
+    return body if isinstance(body, dict) else {}
+
+
+def _stored_body(response_id: str) -> bytes:
+    """Makes the body that the server stores for a response's `Idempotency-Key`."""
+    return json.dumps({"object": "response", "id": response_id}).encode()
 
 
 def _is_response(answer: object) -> bool:

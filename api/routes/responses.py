@@ -3,16 +3,14 @@
 A background response continues without its client. Any other response ends when its client leaves.
 """
 
-import json
 from functools import partial
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from graftwork.api.deps.resources import ForSessions, InferenceKey, SessionResources
-from graftwork.api.deps.route_classes import keep_started
+from graftwork.api.deps.route_classes import keep_begun
 from graftwork.api.formats.responses import ResponsesRoute, named_tools, responses_names, write_response_events
 from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.http.request import ignored_header, unenforced_header
@@ -50,8 +48,7 @@ async def create_response(
     if not body.stream:
         return JSONResponse(await until_disconnect(request, _answer(run), release), headers=headers)
     if body.background:
-        begun = {"object": "response", "id": run.record.response_id, "stream": True}
-        await keep_started(request, HTTPStatus.OK, json.dumps(begun).encode())
+        keep_begun(request)
     else:
         await until_disconnect(request, run.admitted(), release)
     return EventStream(partial(write_response_events, run.events()), on_end=release, headers=headers)

@@ -7,43 +7,50 @@ A turn continues when its client leaves. The client can reconnect and read the t
 import asyncio
 import json
 from functools import partial
-from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from graftwork.api.deps.resources import ForSessions, InferenceKey, resources_of
-from graftwork.api.deps.route_classes import NativeRoute, keep_started
+from graftwork.api.deps.route_classes import NativeRoute, keep_begun
 from graftwork.api.http.request import unenforced_header
 from graftwork.api.http.streaming import EventStream, until_disconnect, write_session_events
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnOptions
 from graftwork.platform.answers.sessions import GivenOutputs, Turn
+from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.idempotency import StoredReply
 from graftwork.sessions.core.views import given_outputs_answer, turn_answer
 from graftwork.sessions.turns.handle import TurnHandle
 from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
 
 _BEGUN = "turn.begun"
-"""Marks a stored answer that has only the id of a turn, and whether the client asked for a stream."""
+"""Marks a stored answer that has only the id of a turn."""
 
 
 class TurnRoute(NativeRoute):
     """A route that starts a turn, and supports `Idempotency-Key`.
 
-    A repeated request gets the turn that the first request started, even if that turn still runs.
+    A repeated request gets the turn that the first request started, even if that turn still runs. If the turn failed
+    through the server's fault, the repeated request starts another one.
     """
 
-    async def replay(self, request: Request, reply: StoredReply) -> Response:
+    def begun_body(self, session_id: SessionId, turn_id: TurnId) -> bytes:
+        return json.dumps({"object": _BEGUN, "session_id": session_id, "turn_id": turn_id}).encode()
+
+    async def replay(self, request: Request, reply: StoredReply) -> Response | None:
         kept = json.loads(reply.body)
         if kept.get("object") != _BEGUN:
             return await super().replay(request, reply)
         sessions = resources_of(request).sessions.sessions
         turn = await sessions.find_turn_of(request.state.principal, kept["session_id"], kept["turn_id"])
-        if kept["stream"]:
+        if (await turn.stored()).failed_by_server:
+            return None
+        if (await request.json()).get("stream"):
             return EventStream(partial(write_session_events, turn.events()))
-        return JSONResponse(turn_answer(await until_disconnect(request, turn.result(), _leave_alone)).body())
+        ended = await until_disconnect(request, turn.result(), _leave_alone)
+        return None if ended.failed_by_server else JSONResponse(turn_answer(ended).body())
 
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=TurnRoute)
@@ -93,14 +100,12 @@ async def _answer(turn: TurnHandle, request: Request, options: TurnOptions) -> R
     Raises the engine's error if the engine refuses the turn.
     """
     stream, leave = bool(options.stream), turn.cancel if options.cancel_on_disconnect else _leave_alone
-    kept = {"object": _BEGUN, "session_id": turn.session_id, "turn_id": turn.turn_id, "stream": stream}
-    begun = json.dumps(kept).encode()
     try:
         await until_disconnect(request, turn.admitted(), leave)
     except (ClientDisconnect, asyncio.CancelledError):
-        await keep_started(request, HTTPStatus.OK, begun)
+        keep_begun(request)
         raise
-    await keep_started(request, HTTPStatus.OK, begun)
+    keep_begun(request)
     headers = {**turn.rate_limit_headers, **unenforced_header(turn.unenforced)}
     if stream:
         return EventStream(partial(write_session_events, turn.events()), on_end=leave, headers=headers)

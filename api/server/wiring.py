@@ -32,6 +32,7 @@ from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
+from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.quotas.in_flight import InFlightBound
@@ -65,8 +66,10 @@ from graftwork.sessions.turns.runner import TurnDependencies
 _REDIS_PREFIX = "graftwork:"
 _USAGE_FOLDER = "usage"
 """The folder of the usage journals in the data folder."""
-_LEASE_S = 30.0
-_HEARTBEAT_S = 10.0
+_RENEWALS_PER_LEASE = 10
+"""How often the leases of quota and idempotency keys are renewed in the length of a lease. What could not be sent is sent again as often."""
+_HEARTBEATS_PER_LEASE = 3
+"""How often the lease of a session is renewed in its length, while its turn makes no events."""
 _FLUSH_S = 1.0
 _SWEEP_S = 300.0
 _ACCESS_S = 1.0
@@ -90,7 +93,7 @@ async def open_resources(
     clock = clock or SystemClock()
     await asyncio.to_thread(prepare_data_folder, settings.data_dir)
     async with AsyncExitStack() as stack:
-        database = Database(settings.resolved_database_url)
+        database = Database(settings.resolved_database_url, settings.lease_s)
         stack.push_async_callback(database.close)
         await database.upgrade_to_head()
         telemetry = Telemetry()
@@ -101,7 +104,7 @@ async def open_resources(
             stack.push_async_callback(inspector.close)
         resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
         backlog = resources.inference.accounting.backlog
-        stack.push_async_callback(resources.server.quotas.close)
+        await _keep_alive(stack, settings.lease_s, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
         stack.push_async_callback(resources.server.json.close)
         stack.callback(backlog.journal.close)
@@ -124,6 +127,19 @@ async def open_resources(
             await sweep()
             await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
         yield resources
+
+
+async def _keep_alive(stack: AsyncExitStack, lease_s: float, server: ServerResources) -> None:
+    """Renews what this gateway holds, in the quotas and in the database, until `stack` is closed."""
+    leases: dict[str, QuotaKeeper | IdempotencyStore] = {
+        "quota": server.quotas,
+        "idempotency keys": server.idempotency,
+    }
+    for name, held in leases.items():
+        await held.keep_alive()
+        stack.push_async_callback(held.close)
+        beating = repeating(held.keep_alive, lease_s / _RENEWALS_PER_LEASE, f"renewing the leases of {name}")
+        await stack.enter_async_context(beating)
 
 
 async def _assemble(
@@ -156,7 +172,7 @@ async def _assemble(
         probe=engine.probe_adapter,
         before_free=engine.forget_adapter,
     )
-    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), _LEASE_S)
+    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), settings.lease_s)
     dependencies = TurnDependencies(
         generator=served.generator,
         accounting=accounting,
@@ -167,7 +183,7 @@ async def _assemble(
         encoding=encoding,
         clock=clock,
         pepper=pepper,
-        heartbeat_s=_HEARTBEAT_S,
+        heartbeat_s=settings.lease_s / _HEARTBEATS_PER_LEASE,
         planner=served.planner,
         work=work,
     )
@@ -210,7 +226,7 @@ async def _assemble(
             clock=clock,
             database=database,
             gate=Authenticator(tenancy, admin_key, WrongKeyLimit(clock, settings.max_wrong_keys)),
-            idempotency=IdempotencyStore(database, clock),
+            idempotency=IdempotencyStore(database, clock, GatewayLease(settings.lease_s)),
             quotas=quotas,
             telemetry=telemetry,
             engine=engine,
@@ -261,7 +277,7 @@ async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> 
     """Raises InvalidRequest for a wrong address of Redis, and Unavailable if Redis does not answer."""
     if settings.redis_url is None:
         return LocalQuotaKeeper(clock, meter)
-    keeper = RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter)
+    keeper = RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter, lease_s=settings.lease_s)
     try:
         await keeper.check_reachable()
     except Unavailable:

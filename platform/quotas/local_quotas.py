@@ -1,13 +1,15 @@
 """Counts, in the memory of this process, how much of its limits each tenant has used.
 
 The counts are exact if there is only one gateway, and are lost when the gateway ends. Owns, for each tenant, a log of
-the requests of the last minute, and the requests that run now. Invariant: between the check of a limit and the change
-of its count there is no await, so no other request can come between them.
+the requests of the last minute, and the requests that run now. A request runs until its reservation is ended, or until
+nothing refers to its reservation any more. Invariant: between the check of a limit and the change of its count there is
+no await, so no other request can come between them.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
+from weakref import WeakValueDictionary
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import TenantId, new_id
@@ -116,7 +118,7 @@ class _TenantWindow:
         raise AssertionError("an empty window holds no tokens")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class LocalReservation:
     """One request's reservation in `LocalQuotaKeeper`. Implements `Reservation`."""
 
@@ -142,6 +144,7 @@ class LocalQuotaKeeper:
         self._clock = clock
         self._budget = MonthlyBudget(ledger, clock)
         self._window_by_tenant: dict[TenantId, _TenantWindow] = {}
+        self._reservations: WeakValueDictionary[str, LocalReservation] = WeakValueDictionary()
 
     async def reserve(
         self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1
@@ -156,8 +159,16 @@ class LocalQuotaKeeper:
         entry_id = new_id("rsv")
         window.add(entry_id, now, estimated_tokens, answers)
         reservation = LocalReservation(entry_id, window, quota, window.standing(now))
+        self._reservations[entry_id] = reservation
         await self._budget.check(tenant_id, quota, window.held_tokens, reservation)
         return reservation
+
+    async def keep_alive(self) -> None:
+        """Ends the reservations that nobody refers to any more. Their estimated tokens stay counted."""
+        for window in self._window_by_tenant.values():
+            for entry_id, tokens in tuple(window.held_by_id.items()):
+                if entry_id not in self._reservations:
+                    window.finish(entry_id, tokens)
 
     async def close(self) -> None:
         """Does nothing, because this keeper has no connections."""

@@ -2,19 +2,26 @@
 --
 -- KEYS  1 log      sorted set, reservation -> when it was made: the last minute, oldest first
 --       2 tokens   hash, reservation -> its tokens in the log
---       3 running  sorted set, reservation -> when its slot lapses if nobody settles it
+--       3 running  sorted set, reservation -> when the lease of its slot ends, unless its gateway renews it
 --       4 held     hash, reservation -> the tokens it holds while it runs
 --       5 sums     hash: `window` is the sum of 2, `held` the sum of 4, `answers` the sum of 6
 --       6 answers  hash, reservation -> the answers that it generates while it runs
--- ARGV  1 verb, 2 time or '' for this server's own, 3 window, 4 life of a slot, 5 reservation, 6 tokens or '',
---       7.. for `reserve`: requests_per_minute, tokens_per_minute, max_concurrent_requests, each '' for none, and
---       the answers
+--       7 ended    sorted set, reservation -> until when a late command for it is ignored
+-- ARGV  1 verb, 2 time or '' for this server's own, 3 window, 4 length of a lease, then
+--       for `reserve`: 5 reservation, 6 tokens, 7 requests_per_minute, 8 tokens_per_minute,
+--       9 max_concurrent_requests, each '' for none, 10 answers
+--       for `settle` and `refund`: 5 reservation, 6 tokens or ''
+--       for `renew`: 5.. reservation, tokens, answers, of each reservation that runs
 --
 -- Times are whole microseconds: exact in a double, and printed by `whole`, since tostring would round them.
 -- `settle` and `refund` answer 1 when they ended the reservation, 0 when it had ended before.
+-- `renew` answers how many of the reservations had lost their slots. They run, so they get their slots back, even
+-- above the limit.
+-- A command that a stall delayed can come after the end of its reservation. It changes nothing then.
 
 local log, tokens_of, running, held_of, sums, answers_of = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local verb, window, slot, id = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local ended = KEYS[7]
+local verb, window, lease, id = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local SLOT_RETRY = 1000000
 
 local function whole(number)
@@ -51,6 +58,13 @@ local function put(set, hash, sum, member, score, tokens)
   redis.call('ZADD', set, whole(score), member)
   redis.call('HSET', hash, member, tokens)
   redis.call('HINCRBY', sums, sum, tokens)
+end
+
+-- Take a slot for each of a reservation's answers.
+local function start(member, tokens, answers)
+  put(running, held_of, 'held', member, now + lease, whole(tokens))
+  redis.call('HSET', answers_of, member, whole(answers))
+  redis.call('HINCRBY', sums, 'answers', whole(answers))
 end
 
 local function older(set, limit)
@@ -90,8 +104,8 @@ local function standing(limit, wait)
 end
 
 local function reserve(tokens, max_requests, max_tokens, max_running, answers)
-  if redis.call('ZSCORE', running, id) then
-    return standing('', 0) -- the client sends again what it got no answer for
+  if redis.call('ZSCORE', running, id) or redis.call('ZSCORE', ended, id) then
+    return standing('', 0) -- the client sends again what it got no answer for, or has undone it already
   end
   local binding, longest = '', 0
   -- A wait of nil never ends; the longest wait is the one worth telling.
@@ -113,19 +127,35 @@ local function reserve(tokens, max_requests, max_tokens, max_running, answers)
   end
   if binding == '' then
     put(log, tokens_of, 'window', id, now, whole(tokens))
-    put(running, held_of, 'held', id, now + slot, whole(tokens))
-    redis.call('HSET', answers_of, id, whole(answers))
-    redis.call('HINCRBY', sums, 'answers', whole(answers))
+    start(id, tokens, answers)
   end
   return standing(binding, longest)
 end
 
+-- Renew the lease of each reservation that has not ended.
+local function renew()
+  local lapsed = 0
+  for index = 5, #ARGV, 3 do
+    local member = ARGV[index]
+    if redis.call('ZSCORE', running, member) then
+      redis.call('ZADD', running, whole(now + lease), member)
+    elseif not redis.call('ZSCORE', ended, member) then
+      start(member, tonumber(ARGV[index + 1]), tonumber(ARGV[index + 2]))
+      lapsed = lapsed + 1
+    end
+  end
+  return lapsed
+end
+
 -- The first call ends the reservation; `actual` of nil takes it out of the log as well.
 local function finish(actual)
-  if not redis.call('ZSCORE', running, id) then
+  if redis.call('ZSCORE', ended, id) then
     return 0
   end
-  stop(id)
+  redis.call('ZADD', ended, whole(now + lease), id)
+  if redis.call('ZSCORE', running, id) then
+    stop(id)
+  end
   local made_at = redis.call('ZSCORE', log, id)
   if made_at then
     drop(log, tokens_of, 'window', id)
@@ -142,15 +172,18 @@ end
 for _, member in older(running, now) do
   stop(member)
 end
+redis.call('ZREMRANGEBYSCORE', ended, '-inf', whole(now))
 local answer
 if verb == 'reserve' then
   answer = reserve(
     tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
   )
+elseif verb == 'renew' then
+  answer = renew()
 else
   answer = finish(tonumber(ARGV[6]))
 end
 for _, key in ipairs(KEYS) do
-  redis.call('PEXPIRE', key, whole((window + slot) / 1000 + 1000))
+  redis.call('PEXPIRE', key, whole((window + lease) / 1000 + 1000))
 end
 return answer

@@ -7,6 +7,9 @@ These invariants hold for any number of simultaneous requests. In every span of 
 requests and tokens as its limits allow; a request counts with its estimated tokens until it is settled, and then with
 its actual tokens. The number of a tenant's running requests never exceeds its limit, nor do its tokens of one month. A
 refused reservation changes no count.
+
+A reservation's places are a lease that `keep_alive` renews. So no place stays taken for longer than a lease after its
+gateway has died, or after its request was lost.
 """
 
 from typing import Protocol
@@ -59,8 +62,14 @@ class QuotaKeeper(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Closes the connections. If a reservation was never ended, its request counts as running for at most
-        `SLOT_LIFE_S` seconds.
+    async def keep_alive(self) -> None:
+        """Renews the places of the requests that run. Call it several times in the length of a lease.
+
+        A reservation that nobody refers to any more is not renewed. Sends again the ends of reservations that could not
+        be sent before. If that is still not possible, logs a warning.
         """
+        ...
+
+    async def close(self) -> None:
+        """Closes the connections."""
         ...

@@ -1,15 +1,25 @@
 """Counts in Redis how much of its limits each tenant has used. The counts are exact for any number of gateways.
 
 One Lua script (quotas.lua) checks and counts in one step. It uses the time of Redis, so the clocks of the gateways do
-not matter. Each running request takes one of the slots that its tenant's limit of running requests allows. If a gateway
-dies, the slots of its requests become free after `SLOT_LIFE_S` seconds.
+not matter. Each answer of a running request takes one of the slots that its tenant's limit of running requests allows.
+
+A slot is a lease: `keep_alive` renews it while the request runs. If a gateway dies, its slots become free when their
+leases end. If Redis forgets a running request, because it stalled or was emptied, the next renewal counts it again.
+The end of a reservation is sent again until Redis confirms it. A reservation is undone in the same way if its gateway
+does not know whether Redis has made it.
 """
 
 import logging
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from weakref import WeakValueDictionary
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from graftwork.platform.clock import Clock
@@ -17,80 +27,173 @@ from graftwork.platform.errors import InvalidRequest, Unavailable
 from graftwork.platform.ids import TenantId, new_id
 from graftwork.platform.quotas.quota import WINDOW_S, MonthlyBudget, Quota, Standing, TokenLedger, limit_exceeded
 
-SLOT_LIFE_S = 900.0
-"""The seconds for which a running request keeps its slot. A longer request loses the slot, so one more request may
-start.
-"""
+LEASE_S = 30.0
+ANSWER_WITHIN_S = 5.0
 
-_KEY_NAMES = ("log", "tokens", "running", "held", "sums", "answers")
+_KEY_NAMES = ("log", "tokens", "running", "held", "sums", "answers", "ended")
 _MAX_CONNECTIONS = 32
 _CONNECTION_WAIT_S = 20.0
+_MAX_UNCONFIRMED = 10_000
+"""The most ends of reservations that are kept to be sent again. Without them, the slots become free with their leases."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """One call of quotas.lua: what it does, for which tenant, and the arguments that follow those of every call."""
+
+    verb: str
+    tenant_id: TenantId
+    arguments: tuple[str, ...]
 
 
 class _Script:
     """Runs quotas.lua for any tenant. Times are in whole microseconds."""
 
-    def __init__(self, redis: Redis, prefix: str, clock: Clock | None) -> None:
+    def __init__(self, redis: Redis, prefix: str, lease_s: float, clock: Clock | None) -> None:
         source = files("graftwork").joinpath("platform", "quotas", "quotas.lua").read_text()
+        self._redis = redis
         self._run = redis.register_script(source)
         self._prefix = prefix
+        self._lease_s = lease_s
         self._clock = clock
 
-    async def __call__(self, verb: str, tenant_id: TenantId, entry_id: str, *arguments: str) -> object:
-        """Runs `verb` on one tenant's keys. Raises Unavailable when Redis does not answer."""
-        keys = [f"{self._prefix}quota:{{{tenant_id}}}:{name}" for name in _KEY_NAMES]
-        now = "" if self._clock is None else _microseconds(self._clock.monotonic())
-        fixed = [verb, now, _microseconds(WINDOW_S), _microseconds(SLOT_LIFE_S), entry_id]
-        try:
-            answer: object = await self._run(keys=keys, args=[*fixed, *arguments])
-        except RedisError as error:
-            message = "The limits cannot be checked at present; send the request again shortly."
-            raise Unavailable(message, code="limits_unavailable", retry_after_s=1.0) from error
+    async def __call__(self, command: _Command) -> object:
+        """Runs one command. Raises Unavailable when Redis does not answer."""
+        with _redis_errors():
+            answer: object = await self._run(keys=self._keys(command), args=self._arguments(command))
         return answer
 
+    async def run_all(self, commands: Sequence[_Command]) -> None:
+        """Runs commands in their order, with few messages to Redis. Raises Unavailable when Redis does not answer."""
+        with _redis_errors():
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    await self._run(keys=self._keys(command), args=self._arguments(command), client=pipeline)
+                await pipeline.execute()
 
-@dataclass(frozen=True, slots=True)
+    def _keys(self, command: _Command) -> list[str]:
+        return [f"{self._prefix}quota:{{{command.tenant_id}}}:{name}" for name in _KEY_NAMES]
+
+    def _arguments(self, command: _Command) -> list[str]:
+        now = "" if self._clock is None else _microseconds(self._clock.monotonic())
+        return [command.verb, now, _microseconds(WINDOW_S), _microseconds(self._lease_s), *command.arguments]
+
+
+@contextmanager
+def _redis_errors() -> Iterator[None]:
+    try:
+        yield
+    except RedisError as error:
+        message = "The limits cannot be checked at present; send the request again shortly."
+        raise Unavailable(message, code="limits_unavailable", retry_after_s=1.0) from error
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class RedisReservation:
     """One request's reservation in `RedisQuotaKeeper`. Implements `Reservation`."""
 
     entry_id: str
     tenant_id: TenantId
+    tokens: int
+    answers: int
     quota: Quota
     standing: Standing
-    script: _Script
+    leases: "_Leases"
 
     def rate_limit_headers(self) -> dict[str, str]:
         return self.standing.headers(self.quota)
 
     async def settle(self, actual_tokens: int) -> None:
-        await self._finish("settle", str(actual_tokens))
+        await self.leases.end(self, _Command("settle", self.tenant_id, (self.entry_id, str(actual_tokens))))
 
     async def refund(self) -> None:
-        await self._finish("refund", "")
+        await self.leases.end(self, _Command("refund", self.tenant_id, (self.entry_id, "")))
 
-    async def _finish(self, verb: str, tokens: str) -> None:
+
+class _Leases:
+    """The reservations of this gateway that run, and the ends that Redis has not confirmed."""
+
+    def __init__(self, script: _Script) -> None:
+        self._script = script
+        self._running: WeakValueDictionary[str, RedisReservation] = WeakValueDictionary()
+        """By id. A reservation that nobody refers to any more will never be ended, so its lease is not renewed."""
+        self._unconfirmed: OrderedDict[str, _Command] = OrderedDict()
+        """By reservation, oldest first: the command that ends it."""
+
+    def begin(self, reservation: RedisReservation) -> None:
+        self._running[reservation.entry_id] = reservation
+
+    async def end(self, reservation: RedisReservation, command: _Command) -> None:
+        """Ends a reservation. If Redis does not answer, `keep_alive` sends the command again.
+
+        Does nothing if the reservation has ended before.
+        """
+        if self._running.pop(reservation.entry_id, None) is None:
+            return
+        self._remember(reservation.entry_id, command)
         try:
-            await self.script(verb, self.tenant_id, self.entry_id, tokens)
+            await self._script(command)
         except Unavailable:
-            # The request is done and must not fail now. Its slot ends by itself, and its estimate stays counted.
-            logger.warning("quota %s lost", verb, extra={"tenant_id": self.tenant_id}, exc_info=True)
+            logger.warning("quota %s waits", command.verb, extra={"tenant_id": command.tenant_id}, exc_info=True)
+        else:
+            self._unconfirmed.pop(reservation.entry_id, None)
+
+    def undo(self, entry_id: str, tenant_id: TenantId) -> None:
+        """Lets `keep_alive` end a reservation that Redis may have made. Its request is not served."""
+        self._remember(entry_id, _Command("refund", tenant_id, (entry_id, "")))
+
+    async def keep_alive(self) -> None:
+        """Renews the leases of all reservations that run, and sends the unconfirmed ends again.
+
+        Raises Unavailable when Redis does not answer.
+        """
+        ends = dict(self._unconfirmed)
+        renewals: dict[TenantId, list[str]] = defaultdict(list)
+        for entry_id, reservation in tuple(self._running.items()):
+            renewals[reservation.tenant_id] += [entry_id, str(reservation.tokens), str(reservation.answers)]
+        commands = [_Command("renew", tenant_id, tuple(entries)) for tenant_id, entries in renewals.items()]
+        if ends or commands:
+            await self._script.run_all([*commands, *ends.values()])
+        for entry_id in ends:
+            self._unconfirmed.pop(entry_id, None)
+
+    def _remember(self, entry_id: str, command: _Command) -> None:
+        self._unconfirmed[entry_id] = command
+        if len(self._unconfirmed) > _MAX_UNCONFIRMED:
+            self._unconfirmed.popitem(last=False)
 
 
 class RedisQuotaKeeper:
     """Implements `QuotaKeeper` for several gateways, which count together in one Redis."""
 
     def __init__(
-        self, redis_url: str, prefix: str, clock: Clock, ledger: TokenLedger, *, window_clock: Clock | None = None
+        self,
+        redis_url: str,
+        prefix: str,
+        clock: Clock,
+        ledger: TokenLedger,
+        *,
+        lease_s: float = LEASE_S,
+        answer_within_s: float = ANSWER_WITHIN_S,
+        window_clock: Clock | None = None,
     ) -> None:
         """`clock` determines the present month. `window_clock` replaces Redis's own time in tests.
 
-        Raises InvalidRequest if `redis_url` is no address of Redis.
+        A reservation that is not renewed for `lease_s` seconds loses its slots. A command that Redis does not answer
+        within `answer_within_s` seconds is sent once more, and then fails. Raises InvalidRequest if `redis_url` is no
+        address of Redis.
         """
         try:
             pool = BlockingConnectionPool.from_url(
-                redis_url, max_connections=_MAX_CONNECTIONS, timeout=_CONNECTION_WAIT_S, decode_responses=True
+                redis_url,
+                max_connections=_MAX_CONNECTIONS,
+                timeout=_CONNECTION_WAIT_S,
+                decode_responses=True,
+                socket_timeout=answer_within_s,
+                socket_connect_timeout=answer_within_s,
+                retry=Retry(NoBackoff(), 1),
             )
         except ValueError as error:
             raise InvalidRequest(
@@ -98,7 +201,8 @@ class RedisQuotaKeeper:
                 param="redis_url",
             ) from error
         self._redis = Redis.from_pool(pool)
-        self._script = _Script(self._redis, prefix, window_clock)
+        self._script = _Script(self._redis, prefix, lease_s, window_clock)
+        self._leases = _Leases(self._script)
         self._budget = MonthlyBudget(ledger, clock)
 
     async def check_reachable(self) -> None:
@@ -116,19 +220,32 @@ class RedisQuotaKeeper:
     ) -> RedisReservation:
         entry_id = new_id("rsv")
         limits = (quota.requests_per_minute, quota.tokens_per_minute, quota.max_concurrent_requests)
-        arguments = ["" if limit is None else str(limit) for limit in limits]
-        answer = await self._script("reserve", tenant_id, entry_id, str(estimated_tokens), *arguments, str(answers))
+        texts = ["" if limit is None else str(limit) for limit in limits]
+        command = _Command("reserve", tenant_id, (entry_id, str(estimated_tokens), *texts, str(answers)))
+        try:
+            answer = await self._script(command)
+        except BaseException:  # also when the caller is cancelled: Redis may have made the reservation
+            self._leases.undo(entry_id, tenant_id)
+            raise
         assert isinstance(answer, list)
         limit, wait, requests, window_tokens, empty_in, held_tokens = answer
         standing = Standing(int(requests), int(window_tokens), _seconds(empty_in))
         if limit:
             raise limit_exceeded(quota, limit, _seconds(wait) if wait else None, standing)
-        reservation = RedisReservation(entry_id, tenant_id, quota, standing, self._script)
+        reservation = RedisReservation(entry_id, tenant_id, estimated_tokens, answers, quota, standing, self._leases)
+        self._leases.begin(reservation)
         await self._budget.check(tenant_id, quota, int(held_tokens), reservation)
         return reservation
 
+    async def keep_alive(self) -> None:
+        try:
+            await self._leases.keep_alive()
+        except Unavailable as error:
+            logger.warning("leases of quota not renewed", extra={"reason": str(error.__cause__)})
+
     async def close(self) -> None:
-        """Closes all connections to Redis."""
+        """Sends the ends of reservations that Redis has not confirmed, and closes all connections to Redis."""
+        await self.keep_alive()
         await self._redis.aclose()
 
 

@@ -2,27 +2,58 @@
 once.
 
     begin ──► Attempt ──► complete(status, body)    a later request with the same key and body gets this answer
-      │          └──────► abandon()                 the request failed; the key is free again
+      │          │  └──► TurnClaim.record_turn      the same, with the turn that the request started
+      │          └─────► abandon()                  the request failed; the key is free again
       └─────► StoredReply                           the request was executed before
+                 └─────► forget()                   its work failed through the server's fault; the key is free again
 
 Each key belongs to an owner: a tenant's id, or `admin`. Two owners may use the same key for different requests. Answers
 are kept for a day. Never stores a secret: a route that answers with a new API key must not pass that answer to
 `complete`.
+
+An attempt is valid for as long as its gateway is alive, see `gateways/lease.py`. `keep_alive` renews this lease, and
+repeats what the database has not stored. Invariant: of all attempts with one key, at most one starts a turn, even if a
+gateway that counted as dead goes on: the transaction that stores the turn also checks the attempt.
 """
 
-from dataclasses import dataclass
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 from graftwork.platform.clock import Clock
-from graftwork.platform.database import Database
-from graftwork.platform.errors import Conflict, InvalidRequest
-from graftwork.platform.ids import new_id
+from graftwork.platform.database import Database, WriteSession
+from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
+from graftwork.platform.gateways.lease import GatewayLease
+from graftwork.platform.ids import SessionId, TurnId, new_id
 from graftwork.platform.tenancy import repository
 
 ANSWER_LIFE_S = 24 * 3600.0
-ATTEMPT_LIFE_S = 600.0
-"""The seconds after which a request without an answer counts as failed. Then its key is free again."""
 
 _MAX_KEY_CHARACTERS = 255
+_BEGUN_STATUS = 200
+_FREEING_ROUNDS = 3
+"""How often a lost attempt is deleted. A commit that a stall delayed may store it after the first time."""
+_FREED_PER_ROUND = 500
+_MAX_LOST = 10_000
+_RENEWED_WITHIN_LEASES = 1 / 3
+
+_log = logging.getLogger(__name__)
+
+
+class ClaimLost(Conflict):
+    """Raised if another request has taken over the idempotency key. The caller must not execute the request."""
+
+    default_code = "idempotency_key_lost"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server did not answer for so long that another one took over the Idempotency-Key; send the request "
+            "again to get its answer.",
+            retry_after_s=1.0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +71,29 @@ class StoredReply:
 
     status: int
     body: bytes
+    attempt: Attempt = field(compare=False)
+    """The attempt that has executed the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnClaim:
+    """An attempt at a request that starts a turn.
+
+    `body_of` makes the body to store for the ids of a session and its turn. It must identify the turn.
+    """
+
+    attempt: Attempt
+    body_of: Callable[[SessionId, TurnId], bytes]
+
+    async def record_turn(self, session: WriteSession, session_id: SessionId, turn_id: TurnId) -> None:
+        """Stores that the turn answers the request. Call this in the transaction that stores the turn.
+
+        Raises ClaimLost if another request has the key now.
+        """
+        attempt = self.attempt
+        values = {"body": self.body_of(session_id, turn_id), "gateway": None}
+        if not await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values):
+            raise ClaimLost
 
 
 class IdempotencyStore:
@@ -47,9 +101,15 @@ class IdempotencyStore:
     them.
     """
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, lease: GatewayLease) -> None:
+        """`lease` is the lease of this gateway. This store renews it."""
         self._database = database
         self._clock = clock
+        self._lease = lease
+        self._unstored: dict[Attempt, dict[str, Any]] = {}
+        """Attempts whose answers the database has not stored, with the row's values."""
+        self._lost: dict[Attempt, int] = {}
+        """Attempts that nobody pursues and that the database may hold, with the number of times to delete them."""
 
     async def begin(self, owner: str, key: str, request_digest: str) -> Attempt | StoredReply:
         """Reserves the key for this request and returns an Attempt. If the request was executed before, returns the
@@ -69,53 +129,129 @@ class IdempotencyStore:
             "owner": owner,
             "key": key,
             "claim": attempt.claim,
+            "gateway": self._lease.gateway_id,
             "request_digest": request_digest,
             "created_at": now,
         }
-        async with self._database.write() as session:
-            await repository.drop_lapsed_idempotency_key(
-                session, owner, key, answered_before=now - ANSWER_LIFE_S, begun_before=now - ATTEMPT_LIFE_S
-            )
-            if await repository.claim_idempotency_key(session, values):
-                return attempt
-            row = await repository.find_idempotency_key(session, owner, key)
-            held = (row.request_digest, row.status, row.body)
+        try:
+            async with self._database.write() as session:
+                await repository.drop_lapsed_idempotency_key(session, owner, key, now - ANSWER_LIFE_S, self._lease)
+                if await repository.claim_idempotency_key(session, values):
+                    return attempt
+                row = await repository.find_idempotency_key(session, owner, key)
+                held = (row.request_digest, Attempt(owner, key, row.claim), row.status, row.body)
+        except BaseException:  # also when the caller is cancelled: the database may have stored the attempt
+            self._note_lost(attempt)
+            raise
         return _reply(request_digest, *held)
 
     async def complete(self, attempt: Attempt, status: int, body: bytes) -> None:
-        """Stores the answer of an executed request. If the client sends the request again, `begin` returns this answer."""
-        async with self._database.write() as session:
-            values = {"status": status, "body": body}
-            await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values)
+        """Stores the answer of an executed request. If the client sends the request again, `begin` returns this answer.
+
+        If the database does not answer, `keep_alive` stores the answer later.
+        """
+        self._unstored[attempt] = {"status": status, "body": body, "gateway": None}
+        try:
+            await self._store(attempt)
+        except Unavailable:
+            _log.warning("idempotent_answer_waits", extra={"owner": attempt.owner}, exc_info=True)
 
     async def abandon(self, attempt: Attempt) -> None:
-        """Frees the key of a request that failed. The client may send the request again under the same key."""
+        """Frees the key of a request that failed. The client may send the request again under the same key.
+
+        If the database does not answer, `keep_alive` frees the key later.
+        """
+        self._note_lost(attempt)
+        try:
+            async with self._database.write() as session:
+                await repository.free_idempotency_key(session, attempt.owner, attempt.key, attempt.claim)
+        except Unavailable:
+            _log.warning("idempotency_key_waits", extra={"owner": attempt.owner}, exc_info=True)
+        else:
+            self._lost.pop(attempt, None)
+
+    async def forget(self, reply: StoredReply) -> None:
+        """Deletes a stored answer, because the work that it names failed through the server's fault."""
+        attempt = reply.attempt
         async with self._database.write() as session:
-            await repository.free_idempotency_key(session, attempt.owner, attempt.key, attempt.claim)
+            await repository.free_idempotency_key(
+                session, attempt.owner, attempt.key, attempt.claim, also_answered=True
+            )
+
+    async def keep_alive(self) -> None:
+        """Renews this gateway's lease. Then stores the answers, and frees the keys, that could not be stored or freed
+        before.
+
+        Call this several times in the length of a lease. If the database does not answer, logs a warning.
+        """
+        try:
+            async with asyncio.timeout(self._lease.lease_s * _RENEWED_WITHIN_LEASES):
+                async with self._database.write() as session:
+                    await self._lease.renew(session)
+                for attempt in tuple(self._unstored):
+                    await self._store(attempt)
+                await self._free_lost()
+        except (Unavailable, TimeoutError):
+            _log.warning("gateway_lease_not_renewed", exc_info=True)
+
+    async def close(self) -> None:
+        """Stores and frees what is left, and ends this gateway's lease."""
+        await self.keep_alive()
+        try:
+            await self._lease.end(self._database)
+        except Unavailable:
+            _log.warning("gateway_lease_not_ended", exc_info=True)
 
     async def sweep(self) -> int:
-        """Deletes all idempotency keys whose stored answer, or whose attempt without an answer, is too old.
+        """Deletes all idempotency keys whose stored answer is too old, or whose attempt has no gateway any more.
 
         Returns the number of deleted keys.
         """
-        now = self._clock.now()
         async with self._database.write() as session:
+            await self._lease.sweep(session)
             return await repository.drop_lapsed_idempotency_keys(
-                session, answered_before=now - ANSWER_LIFE_S, begun_before=now - ATTEMPT_LIFE_S
+                session, self._clock.now() - ANSWER_LIFE_S, self._lease
             )
 
+    async def _store(self, attempt: Attempt) -> None:
+        values = self._unstored.get(attempt)
+        if values is None:
+            return  # another call has stored it meanwhile
+        async with self._database.write() as session:
+            await repository.answer_idempotency_key(session, attempt.owner, attempt.key, attempt.claim, values)
+        self._unstored.pop(attempt, None)
 
-def _reply(request_digest: str, held_digest: str, status: int | None, body: bytes | None) -> StoredReply:
+    async def _free_lost(self) -> None:
+        lost = tuple(islice(self._lost, _FREED_PER_ROUND))
+        if not lost:
+            return
+        async with self._database.write() as session:
+            for attempt in lost:
+                await repository.free_idempotency_key(session, attempt.owner, attempt.key, attempt.claim)
+        for attempt in lost:
+            rounds_left = self._lost.pop(attempt, 1) - 1
+            if rounds_left:
+                self._lost[attempt] = rounds_left
+
+    def _note_lost(self, attempt: Attempt) -> None:
+        self._lost[attempt] = _FREEING_ROUNDS
+        if len(self._lost) > _MAX_LOST:
+            self._lost.pop(next(iter(self._lost)))
+
+
+def _reply(
+    request_digest: str, held_digest: str, attempt: Attempt, status: int | None, body: bytes | None
+) -> StoredReply:
     """Returns the stored answer. Raises Conflict if the request differs or still runs."""
     if held_digest != request_digest:
         raise Conflict(
             "This Idempotency-Key was used for another request; use a new key for a new request.",
             code="idempotency_key_reused",
         )
-    if status is None or body is None:
+    if body is None:
         raise Conflict(
             "The first request with this Idempotency-Key is still running; ask again shortly.",
             code="idempotency_key_in_use",
             retry_after_s=1.0,
         )
-    return StoredReply(status, body)
+    return StoredReply(_BEGUN_STATUS if status is None else status, body, attempt)

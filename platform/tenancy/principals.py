@@ -8,12 +8,13 @@ else. Never holds a secret.
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
 from graftwork.platform.errors import NotPermitted
 from graftwork.platform.ids import IsolationDomain, KeyId, TenantId
+from graftwork.platform.tenancy.idempotency import TurnClaim
 
 TenantScope = NewType("TenantScope", TenantId)
 """Permission to read and write one tenant's rows."""
@@ -47,6 +48,8 @@ class Principal:
     tier_ceiling: str
     """The highest of `SERVICE_TIERS` that this tenant's requests may ask for."""
     scopes: frozenset[str]
+    turn_claim: TurnClaim | None = field(default=None, compare=False)
+    """The idempotency key of the sender's request, which the turn that it starts records; None without a key."""
 
     def scope(self) -> TenantScope:
         """Returns the permission to read and write this tenant's rows."""

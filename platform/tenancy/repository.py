@@ -6,11 +6,13 @@ Owns the conversion between rows and the platform's own types. Never commits: th
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, delete, func, not_, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
 
 from graftwork.platform.database import Base, ReadSession, WriteSession
+from graftwork.platform.gateways import repository as gateways
+from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.quotas.quota import Quota
@@ -254,24 +256,20 @@ async def claim_idempotency_key(session: WriteSession, values: Mapping[str, Any]
 
 
 async def drop_lapsed_idempotency_key(
-    session: WriteSession, owner: str, key: str, answered_before: float, begun_before: float
+    session: WriteSession, owner: str, key: str, answered_before: float, lease: GatewayLease
 ) -> None:
-    """Deletes the row of one idempotency key if it is too old, so that the key is free again.
+    """Deletes the row of one idempotency key if it has lapsed, so that the key is free again.
 
-    A row with a stored answer is too old if it was created before `answered_before`. A row without an answer is too old
-    if it was created before `begun_before`. Both are Unix seconds.
+    A row with an answer has lapsed if it was created before `answered_before`, in Unix seconds. A row without an answer
+    has lapsed if its gateway is not alive.
     """
     mine = and_(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
-    await session.execute(delete(IdempotencyRow).where(mine, _has_lapsed(answered_before, begun_before)))
+    await session.execute(delete(IdempotencyRow).where(mine, _has_lapsed(session, answered_before, lease)))
 
 
-async def drop_lapsed_idempotency_keys(session: WriteSession, answered_before: float, begun_before: float) -> int:
-    """Deletes the rows of all idempotency keys that are too old. Returns the number of deleted rows.
-
-    A row with a stored answer is too old if it was created before `answered_before`. A row without an answer is too old
-    if it was created before `begun_before`. Both are Unix seconds.
-    """
-    lapsed = delete(IdempotencyRow).where(_has_lapsed(answered_before, begun_before))
+async def drop_lapsed_idempotency_keys(session: WriteSession, answered_before: float, lease: GatewayLease) -> int:
+    """Deletes the rows of all idempotency keys that have lapsed. Returns the number of deleted rows."""
+    lapsed = delete(IdempotencyRow).where(_has_lapsed(session, answered_before, lease))
     return cast(CursorResult[Any], await session.execute(lapsed)).rowcount
 
 
@@ -283,30 +281,37 @@ async def find_idempotency_key(session: ReadSession, owner: str, key: str) -> Id
 
 async def answer_idempotency_key(
     session: WriteSession, owner: str, key: str, claim: str, values: Mapping[str, Any]
-) -> None:
-    """Stores the answer of a request in the row of its idempotency key.
+) -> bool:
+    """Stores the answer of a request, or the work that will answer it, in the row of its idempotency key.
 
-    Changes nothing if `claim` is not the id of the attempt that has reserved the key.
+    Changes nothing and returns False if `claim` is not the id of the attempt that has reserved the key.
     """
-    await session.execute(update(IdempotencyRow).where(*_attempt(owner, key, claim)).values(**values))
+    answering = update(IdempotencyRow).where(*_attempt(owner, key, claim)).values(**values)
+    return cast(CursorResult[Any], await session.execute(answering)).rowcount == 1
 
 
-async def free_idempotency_key(session: WriteSession, owner: str, key: str, claim: str) -> None:
+async def free_idempotency_key(
+    session: WriteSession, owner: str, key: str, claim: str, *, also_answered: bool = False
+) -> None:
     """Deletes the row of an idempotency key, so that the key is free again.
 
-    Changes nothing if the row has a stored answer, or if `claim` is not the id of the attempt that has reserved the
-    key.
+    Changes nothing if the request was answered, unless `also_answered`, or if `claim` is not the id of the attempt that
+    has reserved the key.
     """
-    await session.execute(delete(IdempotencyRow).where(*_attempt(owner, key, claim), IdempotencyRow.status.is_(None)))
+    mine = _attempt(owner, key, claim)
+    if not also_answered:
+        mine = (*mine, IdempotencyRow.status.is_(None))
+    await session.execute(delete(IdempotencyRow).where(*mine))
 
 
 # What the above share
 
 
-def _has_lapsed(answered_before: float, begun_before: float) -> ColumnElement[bool]:
+def _has_lapsed(session: ReadSession, answered_before: float, lease: GatewayLease) -> ColumnElement[bool]:
+    is_alive = gateways.is_alive(session, IdempotencyRow.gateway, lease.lease_s, lease.clock)
     return or_(
-        and_(IdempotencyRow.status.is_not(None), IdempotencyRow.created_at < answered_before),
-        and_(IdempotencyRow.status.is_(None), IdempotencyRow.created_at < begun_before),
+        and_(IdempotencyRow.body.is_not(None), IdempotencyRow.created_at < answered_before),
+        and_(IdempotencyRow.body.is_(None), not_(is_alive)),
     )
 
 

@@ -103,7 +103,8 @@ class AuditRow(Base):
 class IdempotencyRow(Base):
     """An idempotency key that is in use, and the digest of the request that used it first.
 
-    The row also has the answer to this request, once the request was executed.
+    The row also has the answer to this request, once the request was executed. From the start of a turn on, `body`
+    names the turn that answers the request; `status` stays NULL until the answer is certain.
     """
 
     __tablename__ = "idempotency_keys"
@@ -113,6 +114,8 @@ class IdempotencyRow(Base):
     request_digest: Mapped[str] = mapped_column(String(64))
     claim: Mapped[str] = mapped_column(String(64))
     """The id of the attempt that has reserved the key."""
+    gateway: Mapped[str | None] = mapped_column(String(64))
+    """The gateway that executes the request. Without a body, the row is valid for as long as this gateway is alive."""
     status: Mapped[int | None] = mapped_column(Integer)
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[float] = mapped_column(Float, index=True)

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
-from graftwork.platform.errors import Conflict
+from graftwork.platform.errors import SERVER_FAULT_TYPES, Conflict
 from graftwork.platform.ids import CallId, CheckpointId, KeyId, SessionId, TenantId, TurnId, new_id
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.transcript import UNENCODED, Checkpoint, Opening, ToolDefinition
@@ -262,6 +262,11 @@ class Turn:
     """
     key_id: KeyId | None = None
     """The API key that started the turn; None for turns that an older version stored, and for given history."""
+
+    @property
+    def failed_by_server(self) -> bool:
+        """Whether the turn failed through the server's fault, so that the same turn may succeed if it is sent again."""
+        return self.error is not None and self.error["type"] in SERVER_FAULT_TYPES
 
 
 def given_history(

@@ -47,7 +47,7 @@ class ResponseRecord:
 
     @property
     def response_id(self) -> str:
-        return _RESPONSE + self.turn_id.removeprefix(_TURN)
+        return response_of(self.turn_id)
 
     @property
     def is_background(self) -> bool:
@@ -56,6 +56,11 @@ class ResponseRecord:
     @property
     def is_stored(self) -> bool:
         return bool(self.echo["store"])
+
+
+def response_of(turn_id: TurnId) -> str:
+    """Returns the id of the response that a turn makes."""
+    return _RESPONSE + turn_id.removeprefix(_TURN)
 
 
 def turn_of(response_id: str) -> TurnId:

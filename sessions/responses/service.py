@@ -7,6 +7,7 @@ Never uses HTTP types, and never writes a turn.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSt
 from graftwork.sessions.responses.conversations import find_conversation
 from graftwork.sessions.responses.handle import ResponseHandle
 from graftwork.sessions.responses.input import check_outputs
-from graftwork.sessions.responses.record import NewResponse, ResponseRecord
+from graftwork.sessions.responses.record import NewResponse, ResponseRecord, turn_of
 from graftwork.sessions.responses.references import resolve_references
 from graftwork.sessions.responses.store import ResponseStore
 from graftwork.sessions.service import NewSession, SessionService
@@ -100,6 +101,19 @@ class ResponseService:
         """Returns access to a stored response. Raises NotFound if the response does not exist."""
         record = await self._load(principal, response_id)
         return self._handle(principal, record, await self._sessions.find_turn(principal, record.turn_id))
+
+    async def failed_by_server(self, principal: Principal, response_id: str) -> bool:
+        """Returns whether the response failed through the server's fault. Returns False if it still runs, or was deleted.
+
+        The response may be one whose gateway stopped before it was stored.
+        """
+        turn = await self._sessions.reader.find(principal.scope(), turn_of(response_id))
+        if turn is None:
+            return False
+        with suppress(NotFound):
+            await self._sessions.loader.load_any(principal.scope(), turn.session_id)  # this fails an interrupted turn
+            return (await turn.stored()).failed_by_server
+        return False
 
     async def get(self, principal: Principal, response_id: str) -> dict[str, Any]:
         """Returns the JSON body of a stored response as it is now. Raises NotFound if the response does not exist."""

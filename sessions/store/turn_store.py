@@ -131,8 +131,8 @@ class TurnStore:
         """Stores a new turn of a session as running, and gives this process the lease of the session.
 
         `seen` is the session as the caller has read it. `made_with` describes how the answer is made: the sampling, and
-        the digests of the model's files.
-        Raises Conflict if the session has changed since the caller has read it.
+        the digests of the model's files. The turn becomes the answer to the request's idempotency key.
+        Raises Conflict if the session has changed since the caller has read it, or if another request has the key now.
         """
         now, scope = self._clock.now(), principal.scope()
         async with self._database.write() as database:
@@ -167,6 +167,8 @@ class TurnStore:
             )
             await session_rows.update_session(database, running)
             await turn_rows.insert_turn(database, scope, turn)
+            if principal.turn_claim is not None:
+                await principal.turn_claim.record_turn(database, session.session_id, turn_id)
             await session_rows.note_turn_of_outputs(database, scope, session.session_id, session.ledger, turn_id)
         return SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch), turn
 

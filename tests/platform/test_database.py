@@ -200,6 +200,30 @@ async def test_a_connection_that_is_cut_in_a_read(database: Database) -> None:
         await read()
 
 
+@pytest.mark.postgres
+async def test_a_stopped_process_keeps_no_lock(postgres_url: str) -> None:
+    """A transaction in which its process does nothing loses its locks and is rolled back."""
+    stopped, other = Database(postgres_url, max_idle_s=0.2), Database(postgres_url)
+    await other.upgrade_to_head()
+    async with other.write() as session:
+        await session.execute(INSERT, {"id": "ten_1", "weight": 1.0})
+    change = text("UPDATE tenants SET weight = weight + :more")
+
+    async def stop_inside() -> None:
+        async with stopped.write() as session:
+            await session.execute(change, {"more": 10})
+            async with other.write() as waiting:
+                await waiting.execute(change, {"more": 1})
+
+    with pytest.raises(Unavailable):
+        await stop_inside()
+
+    async with other.read() as reading:
+        assert await reading.scalar(text("SELECT weight FROM tenants")) == 2.0
+    await stopped.close()
+    await other.close()
+
+
 async def test_a_full_disk(sqlite_database: Database) -> None:
     """A database that cannot grow is a 503 that names the cause; once there is room, it works again."""
     async with sqlite_database.read() as session:

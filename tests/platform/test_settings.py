@@ -132,3 +132,11 @@ def test_what_is_not_served_is_no_setting(setting: str, value: object) -> None:
     """A setting that would have no effect is not offered: who gives it is told that there is none."""
     with pytest.raises(InvalidRequest, match=setting):
         Settings.from_environment({setting: value})
+
+
+@pytest.mark.parametrize("value", ["0.5", "-1", "nan", "1e3", "30s", 3601])
+def test_a_lease_has_a_length(value: object) -> None:
+    """A lease has 1 to 3600 seconds."""
+    assert Settings.from_environment({"lease_s": "2.5"}).lease_s == 2.5
+    with pytest.raises(InvalidRequest, match=r"lease_s.*1 to 3600"):
+        Settings.from_environment({"lease_s": value})

@@ -199,6 +199,9 @@ class CountingQuotas:
         self.reservations.append(CountingReservation(estimated_tokens))
         return self.reservations[-1]
 
+    async def keep_alive(self) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from graftwork.platform.errors import CapacityContended
+from graftwork.platform.errors import CapacityContended, Unavailable
 from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, session_frames
 
 KEY = {"idempotency-key": "k1"}
@@ -130,6 +130,57 @@ async def test_a_refused_turn_frees_its_key(gateway: Gateway, tenant: TestTenant
 
     assert (refused.status_code, answered.status_code) == (429, 200)
     assert answered.json()["status"] == "completed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_that_the_server_failed_runs_again(gateway: Gateway, tenant: TestTenant, stream: bool) -> None:
+    """A turn that the engine broke off is not given again: the repeated request runs, and its answer is kept."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    path, body = f"/v1/sessions/{session}/turns", {"input": "x", "stream": stream}
+    gateway.engine.breaks_after, gateway.engine.breakage = 2, Unavailable("The engine stopped.")
+    failed = await tenant.client.post(path, json=body, headers=KEY)
+    gateway.engine.breakage = None
+
+    answers = [await tenant.client.post(path, json=body, headers=KEY) for _ in range(2)]
+
+    assert "no_capacity" in failed.text
+    assert "completed" in answers[0].text
+    assert "failed" not in answers[0].text
+    assert "idempotent-replayed" not in answers[0].headers
+    assert answers[1].headers["idempotent-replayed"] == "true"
+    assert answers[1].text == answers[0].text
+    assert len(gateway.engine.requests) == 2
+
+
+async def test_a_response_that_the_server_failed_runs_again(gateway: Gateway, tenant: TestTenant) -> None:
+    """A response that the engine broke off is not given again."""
+    body = {"model": "tiny", "input": "x"}
+    gateway.engine.breaks_after, gateway.engine.breakage = 2, Unavailable("The engine stopped.")
+    failed = await tenant.client.post("/v1/responses", json=body, headers=KEY)
+    gateway.engine.breakage = None
+
+    answered = await tenant.client.post("/v1/responses", json=body, headers=KEY)
+    again = await tenant.client.post("/v1/responses", json=body, headers=KEY)
+
+    assert failed.json()["status"] == "failed"
+    assert answered.json()["status"] == "completed"
+    assert again.json()["id"] == answered.json()["id"] != failed.json()["id"]
+    assert len(gateway.engine.requests) == 2
+
+
+async def test_a_turn_that_its_client_cancelled_is_given_again(gateway: Gateway, tenant: TestTenant) -> None:
+    """A turn that ended as its client wanted is not run again."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    path, body = f"/v1/sessions/{session}/turns", {"input": "x"}
+    gateway.engine.holds_after = 2
+    first = asyncio.create_task(tenant.client.post(path, json=body, headers=KEY))
+    await gateway.engine.held.wait()
+    await tenant.client.post(f"/v1/sessions/{session}/cancel")
+
+    again = await tenant.client.post(path, json=body, headers=KEY)
+
+    assert (await first).json()["status"] == again.json()["status"] == "cancelled"
+    assert len(gateway.engine.requests) == 1
 
 
 async def test_new_keys_are_not_stored(gateway: Gateway, tenant: TestTenant) -> None:

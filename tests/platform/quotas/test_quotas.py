@@ -44,7 +44,7 @@ async def keeper(
         local.check_integrity()
         return
     redis_url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix")
-    shared = RedisQuotaKeeper(redis_url, prefix, manual_clock, ledger, window_clock=manual_clock)
+    shared = RedisQuotaKeeper(redis_url, prefix, manual_clock, ledger, lease_s=900.0, window_clock=manual_clock)
     yield shared
     await shared.close()
 
@@ -318,3 +318,33 @@ async def test_a_ledger_that_fails_leaves_no_reservation(keeper: QuotaKeeper, le
     ledger.failure = None
 
     await keeper.reserve(ACME, quota, 10)
+
+
+async def test_a_lost_reservation_frees_its_place(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
+    """The place of a reservation that nobody refers to is free after a lease; that of any other one stays taken."""
+    quota = Quota(max_concurrent_requests=2)
+    kept = await keeper.reserve(ACME, quota, 10)
+    await keeper.reserve(ACME, quota, 10)
+    for _ in range(3):
+        manual_clock.advance(400)
+        await keeper.keep_alive()
+
+    await keeper.reserve(ACME, quota, 10)
+
+    await refusal_of(keeper.reserve(ACME, quota, 10))
+    await kept.settle(10)
+    await keeper.reserve(ACME, quota, 10)
+
+
+async def test_a_renewal_keeps_the_tokens_of_the_month(keeper: QuotaKeeper, manual_clock: ManualClock) -> None:
+    """A request that runs for hours counts in the month with its reserved tokens until its end."""
+    quota = Quota(monthly_tokens=100)
+    long_one = await keeper.reserve(ACME, quota, 80)
+    for _ in range(10):
+        manual_clock.advance(800)
+        await keeper.keep_alive()
+
+    await refusal_of(keeper.reserve(ACME, quota, 21))
+
+    await long_one.settle(80)
+    await keeper.reserve(ACME, quota, 21)

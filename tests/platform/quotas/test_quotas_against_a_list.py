@@ -161,7 +161,7 @@ def test_the_redis_keeper_answers_as_the_list_does(redis_url: str, redis_prefix:
         async def live() -> None:
             clock = ManualClock()
             prefix = f"{redis_prefix}{secrets.token_hex(4)}:"
-            keeper = RedisQuotaKeeper(redis_url, prefix, clock, EmptyLedger(), window_clock=clock)
+            keeper = RedisQuotaKeeper(redis_url, prefix, clock, EmptyLedger(), lease_s=1e6, window_clock=clock)
             try:
                 await follow(keeper, clock, quota, history)
             finally:

@@ -1,0 +1,45 @@
+"""Keeps the lease of a gateway: the proof in the database that the gateway runs.
+
+    keep_alive, again and again ──► the gateway holds what is stored under its id
+    no keep_alive for `lease_s` ──► others may take what it held
+
+Owns the gateway's row. Never knows what the gateway holds. All times are the database's, so the clocks of gateways do
+not matter.
+Invariant: a gateway that lost its lease may still run. So a write of what it held must check, in the same transaction,
+that nobody has taken it meanwhile.
+"""
+
+from dataclasses import dataclass, field
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.database import Database, WriteSession
+from graftwork.platform.gateways import repository
+from graftwork.platform.ids import new_id
+
+LEASE_S = 30.0
+_FORGOTTEN_AFTER_LEASES = 100
+"""After so many lengths of a lease, the row of a dead gateway is deleted. Without a row, it counts as dead as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLease:
+    """The lease of one gateway process. Each start of a gateway makes a new one."""
+
+    lease_s: float = LEASE_S
+    """The seconds after the last `keep_alive` after which the gateway counts as dead."""
+    clock: Clock | None = None
+    """Replaces the database's own time in tests."""
+    gateway_id: str = field(default_factory=lambda: new_id("gateway"))
+
+    async def renew(self, session: WriteSession) -> None:
+        """Stores that the gateway runs now."""
+        await repository.note_seen(session, self.gateway_id, self.clock)
+
+    async def sweep(self, session: WriteSession) -> None:
+        """Deletes the rows of gateways that died long ago."""
+        await repository.forget_silent(session, _FORGOTTEN_AFTER_LEASES * self.lease_s, self.clock)
+
+    async def end(self, database: Database) -> None:
+        """Gives the lease back, so that others need not wait for its end."""
+        async with database.write() as session:
+            await repository.forget(session, self.gateway_id)
