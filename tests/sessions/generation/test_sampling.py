@@ -15,7 +15,7 @@ from graftwork.sessions.generation.sampling import (
     token_budget,
 )
 
-NOT_OF_CLIENTS = {"choice", "logprobs"}
+NOT_OF_CLIENTS = {"choice", "logprobs", "prompt_logprobs"}
 """Fields that clients do not send under these names."""
 
 
