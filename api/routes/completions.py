@@ -70,6 +70,7 @@ async def _inference_request(
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
         output=output,
+        stop_logprobs=bool(body.echo),
         expected_tokens=sum(budget.expected_tokens for budget in budgets),
     )
 

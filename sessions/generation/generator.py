@@ -89,6 +89,8 @@ class GenerationRequest:
     """The token ids of the answer that the client expects. They change the speed, never the output."""
     grammar: OutputGrammar | None = None
     """The grammar that the answer must match."""
+    stop_logprobs: bool = False
+    """Whether a stop token has log-probabilities, if the request asks for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,7 @@ class Generation:
             tool_calls=generator.tool_call_format if request.parse_tool_calls else None,
             parallel_tool_calls=request.parallel_tool_calls,
             with_logprobs=request.sampling.logprobs is not None,
+            with_stop_logprobs=request.stop_logprobs,
         )
 
     def _engine_request(self) -> EngineRequest:

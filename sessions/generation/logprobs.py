@@ -2,7 +2,8 @@
 
 Owns the log-probabilities of tokens whose text was not sent yet. Never computes a probability: the engine does that.
 Invariant: a streamed answer has the same log-probabilities as a whole one. Stop tokens, and tokens whose whole text is
-in a stop string, have no log-probabilities, because they are not part of the text.
+in a stop string, have no log-probabilities, because they are not part of the text. Only an answer after an echoed
+prompt has those of its stop token, because evaluation clients count one entry for each generated token.
 
 Also collects the log-probabilities of a prompt's own tokens, which arrive before the answer.
 """

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.api.fake_engine import END
 from tests.api.in_process_gateway import Gateway, TestTenant, chat, chunks
 from tests.sessions.tokenizer_and_templates import text_tokenizer
 
@@ -50,6 +51,18 @@ async def test_nothing_is_generated(gateway: Gateway, tenant: TestTenant) -> Non
     assert choice["logprobs"]["token_logprobs"] == [None, *map(logprob, IDS[1:])]
     assert (found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]) == (len(IDS), 0)
     assert gateway.engine.requests[0].sampling.max_tokens == 0
+
+
+async def test_a_stop_token_after_an_echo_has_an_entry(gateway: Gateway, tenant: TestTenant) -> None:
+    """After an echoed prompt each generated token has an entry, the stop token too: clients drop the last one."""
+    gateway.engine.text = ""
+
+    found = (await tenant.client.post("/v1/completions", json=body(echo=True, logprobs=1, max_tokens=1))).json()
+
+    choice = found["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (TEXT, "stop")
+    assert choice["logprobs"]["token_logprobs"] == [None, *map(logprob, IDS[1:]), logprob(END)]
+    assert choice["logprobs"]["text_offset"][-1] == len(TEXT)
 
 
 async def test_several_choices_and_prompts_share_the_figures_of_their_prompt(
