@@ -27,6 +27,7 @@ EXPOSED_HEADERS = (
     "x-graftwork-model",
     "x-graftwork-unenforced",
     "idempotent-replayed",
+    "x-graftwork-ignored",
     "www-authenticate",
 )
 """The headers of an answer that a page may read, besides those that browsers always show."""

@@ -53,8 +53,6 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
     """If true, the answer has the token ids of the prompt and of each choice."""
     add_generation_prompt: bool | None = None
     """If false, the prompt ends after the last message. By default it ends with the start of the answer."""
-    continue_final_message: bool | None = None
-    """If true, the answer continues the last message, which must be an assistant's text."""
     chat_template_kwargs: Annotated[dict[str, Any] | None, Field(max_length=64)] = None
     """Further names that the model's chat template can read, such as `enable_thinking`."""
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
