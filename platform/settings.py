@@ -16,6 +16,7 @@ from typing import Any
 from graftwork.platform.errors import InvalidRequest
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?")
+_ORIGIN = re.compile(r"https?://[a-z0-9.\-]+(:\d+)?|https?://\[[0-9a-f:.]+\](:\d+)?|[a-z][a-z0-9+.\-]*://[a-z0-9.\-]+")
 _BYTES_BY_UNIT = {
     "B": 1,
     "KiB": 2**10,
@@ -109,6 +110,11 @@ class Settings:
     """The most prompt tokens in the queue, at least 1."""
     waiting_share: float = 0.75
     """The part of the queue, from 0 to 1, that one tenant may fill. One request of each tenant may always wait."""
+    cors_origin: tuple[str, ...] = ()
+    """The origins, such as `https://chat.example.com`, whose web pages may call the gateway; `*` allows all.
+
+    The variable has them with commas between. Without any, browsers refuse the answers to pages of other origins.
+    """
     max_connections_per_address: int = 512
     """HTTP connections that one address may hold; 0 sets no limit. Addresses of this machine have no limit."""
     max_wrong_keys: int = 20
@@ -239,6 +245,15 @@ def _seconds(minimum: float, maximum: float) -> Callable[[object], float]:
     return parse
 
 
+def _origins(value: object) -> tuple[str, ...]:
+    """Parses origins: a list, or text with commas between them."""
+    origins = value if isinstance(value, list | tuple) else str(value).split(",")
+    found = tuple(str(origin).strip() for origin in origins)
+    if not all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in found):
+        raise ValueError("give origins such as https://chat.example.com or http://localhost:3000, without a path, or *")
+    return found
+
+
 def _one_of(*choices: str) -> Callable[[object], str]:
     """Returns a parser that accepts `choices`, in upper or lower case."""
 
@@ -297,6 +312,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_waiting": _whole(1),
     "max_waiting_tokens": _whole(1),
     "waiting_share": _fraction,
+    "cors_origin": _origins,
     "max_connections_per_address": _whole(0),
     "max_wrong_keys": _whole(1),
     "lease_s": _seconds(1, 3600),

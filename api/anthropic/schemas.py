@@ -210,7 +210,7 @@ class CountTokensRequest(OpenAiBody):
 class MessagesRequest(CountTokensRequest):
     """The body of a request for a message: the prompt, and the settings of the answer."""
 
-    max_tokens: Annotated[int, described_number("max_tokens")]
+    max_tokens: Annotated[int, described_number("max_tokens", ge=1)]
     stream: bool | None = None
     stop_sequences: StopStrings | None = None
     """Texts that end the answer."""

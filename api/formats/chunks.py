@@ -10,22 +10,32 @@ from typing import Any
 
 from graftwork.api.http.streaming import DONE, TextEvents, Write, data_event, error_event
 from graftwork.api.inference.job import ChoiceEvent, InferenceJob
+from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import TextDelta
+
+NO_FIELDS: Mapping[str, Any] = {}
 
 ChoiceOf = Callable[[ChoiceEvent], Mapping[str, Any] | None]
 """A function that converts an event to the choice of a chunk. Returns None if the stream does not show the event."""
 
 
 async def write_chunks(
-    job: InferenceJob, write: Write, shell: Mapping[str, Any], choice_of: ChoiceOf, *, include_usage: bool
+    job: InferenceJob,
+    write: Write,
+    shell: Mapping[str, Any],
+    choice_of: ChoiceOf,
+    *,
+    include_usage: bool,
+    prompt_fields: Mapping[str, Any] = NO_FIELDS,
 ) -> None:
     """Writes the chunks of all choices with `write`, until the job ends. A choice is one of the request's answers.
 
     `shell` has the fields that are equal in every chunk. `choice_of` converts an event to the entry in `choices`.
+    `prompt_fields` are further fields of the first chunk of each choice.
     If the job fails, the last event is an `error`. If the client leaves, the server cancels this function.
     """
-    chunks = _Chunks({**shell, "usage": None} if include_usage else shell, choice_of)
+    chunks = _Chunks({**shell, "usage": None} if include_usage else shell, choice_of, prompt_fields)
 
     async def take(item: ChoiceEvent) -> None:
         if chunk := chunks.of(item):
@@ -44,9 +54,10 @@ async def write_chunks(
 class _Chunks:
     """Encodes the chunks of one request. Chunks that differ only in text share the encoding of the other fields."""
 
-    def __init__(self, shell: Mapping[str, Any], choice_of: ChoiceOf) -> None:
+    def __init__(self, shell: Mapping[str, Any], choice_of: ChoiceOf, prompt_fields: Mapping[str, Any]) -> None:
         self._shell = shell
         self._choice_of = choice_of
+        self._prompt_fields = prompt_fields
         self._text_events: dict[int, TextEvents] = {}
         """The encoder for text events of each choice, by the choice's index."""
 
@@ -63,4 +74,7 @@ class _Chunks:
 
     def _encoded(self, item: ChoiceEvent) -> bytes:
         choice = self._choice_of(item)
-        return b"" if choice is None else data_event({**self._shell, "choices": [choice]})
+        if choice is None:
+            return b""
+        further = self._prompt_fields if isinstance(item.event, PromptAdmitted) else NO_FIELDS
+        return data_event({**self._shell, **further, "choices": [choice]})

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -43,6 +43,15 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result], 
         working.cancel()
         watching.cancel()
         await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def json_answer(build: Callable[[], Any], headers: Mapping[str, str], *, is_long: bool) -> JSONResponse:
+    """Returns the answer with the body that `build` returns. Builds and encodes a long body on another thread."""
+
+    def respond() -> JSONResponse:
+        return JSONResponse(build(), headers=headers)
+
+    return await asyncio.to_thread(respond) if is_long else respond()
 
 
 async def _disconnected(request: Request) -> None:

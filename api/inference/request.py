@@ -43,6 +43,8 @@ class InferenceRequest:
     """The constraints on the answers, and how to parse them."""
     prediction_token_ids: tuple[int, ...] = ()
     """The tokens of the answer that the client expects. They change the speed, but never the output."""
+    stop_logprobs: bool = False
+    """Whether a stop token has log-probabilities, if the request asks for any."""
     expected_tokens: int = 0
     """The expected number of tokens in one answer to each prompt, summed over the prompts.
 
@@ -93,6 +95,7 @@ class InferenceRequest:
                 kv_limits=limits,
                 prediction_token_ids=self.prediction_token_ids,
                 grammar=self.output.grammar,
+                stop_logprobs=self.stop_logprobs,
             )
             for choice, (prompt, sampling) in enumerate(pairs)
         ]

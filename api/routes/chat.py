@@ -4,13 +4,12 @@ import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from graftwork.api.deps.resources import CurrentRequestId, ForInference, InferenceKey, InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
-from graftwork.api.formats.chat import chat_completion, write_chat_chunks
+from graftwork.api.formats.chat import ChatForm, chat_completion, write_chat_chunks
 from graftwork.api.http.request import unenforced_header
-from graftwork.api.http.streaming import EventStream, until_disconnect
+from graftwork.api.http.streaming import EventStream, json_answer, until_disconnect
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.request import InferenceRequest, ResponseHead, served_tier
 from graftwork.api.openapi.declare import also
@@ -40,13 +39,17 @@ async def create_chat_completion(
         job = await start_inference(resources, inference, places)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
     head = ResponseHead.of("chatcmpl-", inference, resources)
+    form = ChatForm(
+        inference.prompts[0] if body.return_token_ids else None, body.prompt_logprobs, inference.output.calls_tools
+    )
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        source = partial(write_chat_chunks, head, job, include_usage=include_usage)
+        source = partial(write_chat_chunks, head, job, include_usage=include_usage, form=form)
         return EventStream(source, on_end=job.abandon, headers=headers)
     answers = await until_disconnect(request, job.answers(), job.abandon)
-    return JSONResponse(chat_completion(head, answers, job), headers=headers)
+    build = partial(chat_completion, head, answers, job, form)
+    return await json_answer(build, headers, is_long=form.prompt_top is not None)
 
 
 async def chat_inference(
@@ -79,7 +82,11 @@ def chat_prompt(body: ChatCompletionRequest) -> ConversationPrompt:
     """Returns the messages and tools of a chat as a prompt. Raises InvalidRequest, which names the field."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return ConversationPrompt(
-        messages_from_chat(body.messages), tools or None, continue_final_message=bool(body.continue_final_message)
+        messages_from_chat(body.messages),
+        tools or None,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        variables=body.chat_template_kwargs or None,
     )
 
 

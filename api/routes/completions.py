@@ -4,13 +4,12 @@ import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from graftwork.api.deps.resources import CurrentRequestId, ForInference, InferenceKey, InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.completions import CompletionForm, completion, write_completion_chunks
 from graftwork.api.http.request import unenforced_header
-from graftwork.api.http.streaming import EventStream, until_disconnect
+from graftwork.api.http.streaming import EventStream, json_answer, until_disconnect
 from graftwork.api.inference.job import start_inference
 from graftwork.api.inference.request import InferenceRequest, ResponseHead, served_tier
 from graftwork.api.openapi.declare import also
@@ -47,7 +46,7 @@ async def create_completion(
         source = partial(write_completion_chunks, head, form, job, include_usage=include_usage)
         return EventStream(source, on_end=job.abandon, headers=headers)
     answers = await until_disconnect(request, job.answers(), job.abandon)
-    return JSONResponse(completion(head, form, answers, job), headers=headers)
+    return await json_answer(partial(completion, head, form, answers, job), headers, is_long=form.shows_prompt)
 
 
 async def _inference_request(
@@ -71,6 +70,7 @@ async def _inference_request(
         stop=tuple(body.stop or ()),
         tier=served_tier(principal, body.service_tier),
         output=output,
+        stop_logprobs=bool(body.echo),
         expected_tokens=sum(budget.expected_tokens for budget in budgets),
     )
 
@@ -94,7 +94,14 @@ def _form(body: CompletionRequest, resources: InferenceResources, inference: Inf
     prompts = tuple(prompt for prompt in inference.prompts for _ in inference.samplings)
     texts = [_echo(prompt, resources) if body.echo else "" for prompt in body.prompt]
     echoes = tuple(text for text in texts for _ in inference.samplings)
-    return CompletionForm(prompts, echoes, with_token_ids=bool(body.return_token_ids))
+    return CompletionForm(
+        prompts,
+        echoes,
+        with_token_ids=bool(body.return_token_ids),
+        choices_per_prompt=len(inference.samplings),
+        echo_top=body.logprobs if body.echo else None,
+        prompt_top=body.prompt_logprobs,
+    )
 
 
 def _echo(prompt: Prompt, resources: InferenceResources) -> str:

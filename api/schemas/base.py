@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from graftwork.api.schemas.shapes import ResponseFormatJson
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT
-from graftwork.sessions.generation.constraints import ResponseFormatFields
+from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.sampling import SamplingFields
 from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME, tool_for_prompt
 
@@ -66,6 +65,28 @@ class FieldError(ValueError):
         self.field = field
 
 
+def check_prompt_end(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
+    """Raises FieldError if a prompt would have to end inside the last message and also with the start of an answer."""
+    if continue_final_message and add_generation_prompt:
+        raise FieldError("add_generation_prompt", "continue_final_message excludes it; set it to false")
+
+
+PromptLogprobs = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="How many likely tokens to report beside each token of the prompt, with log-probabilities.",
+    ),
+]
+
+
+def check_prompt_logprobs(asked: int | None, *, is_stream: bool) -> None:
+    """Raises FieldError for log-probabilities of the prompt in a stream, whose chunks have no place for them."""
+    if asked is not None and is_stream:
+        raise FieldError("prompt_logprobs", "not available in a stream; leave stream out")
+
+
 def _takes_integers(hint: Any) -> bool:
     """Returns whether a field of this type holds an integer or a list of integers, but no float."""
     origin = get_origin(hint)
@@ -79,24 +100,6 @@ def with_integers(value: Any) -> Any:
     if isinstance(value, list):
         return [with_integers(each) for each in value] if any(type(each) in (float, list) for each in value) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-class ResponseFormatBody(OpenAiBody):
-    """The fields that fix the format of the answer. A client may set only one of them.
-
-    A null or empty value counts as missing.
-    """
-
-    response_format: ResponseFormatJson = None
-    regex: str | None = None
-    """A regular expression that the whole answer must match."""
-    grammar: str | None = None
-    """A grammar in EBNF that the answer must follow. The start rule is `root`."""
-    structural_tag: str | dict[str, Any] | None = None
-    """Tags with JSON Schemas for parts of the answer. See engine/grammar/schema/structural_tags.py."""
-
-    def response_format_fields(self) -> ResponseFormatFields:
-        return ResponseFormatFields(self.response_format, self.regex, self.grammar, self.structural_tag)
 
 
 class MixturePart(NativeBody):
@@ -194,23 +197,12 @@ def _auto_or_none(value: Any) -> bool:
     return value in (None, "auto", "none")
 
 
-_CONSTRAINED_DECODING: dict[str, IsNeutral] = dict.fromkeys(
-    (
-        "structured_outputs",
-        "json_schema",
-        "ebnf",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "guided_decoding_backend",
-    ),
-    _empty,
+_OTHER_FORMATS: dict[str, IsNeutral] = dict.fromkeys(
+    ("json_schema", "ebnf", "guided_whitespace_pattern", "guided_json_object"), _empty
 )
 
 
 _LOGITS: dict[str, IsNeutral] = {
-    "prompt_logprobs": lambda value: value is None,  # 0 asks for the scores of the prompt's own tokens
     "length_penalty": _one,
     "bad_words": _empty,
     "allowed_token_ids": _empty,
@@ -221,7 +213,7 @@ _LOGITS: dict[str, IsNeutral] = {
 
 
 COMPLETION_UNSUPPORTED: Mapping[str, IsNeutral] = {
-    **_CONSTRAINED_DECODING,
+    **_OTHER_FORMATS,
     **_LOGITS,
     "suffix": _empty,
     "top_logprobs": _empty,
@@ -230,7 +222,7 @@ COMPLETION_UNSUPPORTED: Mapping[str, IsNeutral] = {
 
 
 CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
-    **_CONSTRAINED_DECODING,
+    **_OTHER_FORMATS,
     **_LOGITS,
     "functions": _empty,
     "function_call": _auto_or_none,
@@ -238,9 +230,7 @@ CHAT_UNSUPPORTED: Mapping[str, IsNeutral] = {
     "modalities": lambda value: value in (None, ["text"]),
     "web_search_options": lambda value: value is None,
     "echo": _empty,
-    "add_generation_prompt": lambda value: value in (None, True),
     "chat_template": _empty,
-    "chat_template_kwargs": _empty,
     "documents": _empty,
 }
 

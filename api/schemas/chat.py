@@ -10,12 +10,15 @@ from graftwork.api.schemas.base import (
     MixtureParts,
     OpenAiBody,
     Prediction,
-    ResponseFormatBody,
+    PromptLogprobs,
     SamplingBody,
     ToolList,
+    check_prompt_end,
+    check_prompt_logprobs,
     refuse_unsupported,
 )
 from graftwork.api.schemas.shapes import MessageList, ToolChoiceJson
+from graftwork.api.schemas.structured_outputs import ResponseFormatBody
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.constraints import OutputConstraints
 
@@ -45,6 +48,13 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
     """If true, the answer has the log-probability of each token."""
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
     """How many likely tokens to report beside each token, with log-probabilities. This field needs `logprobs`."""
+    prompt_logprobs: PromptLogprobs = None
+    return_token_ids: bool | None = None
+    """If true, the answer has the token ids of the prompt and of each choice."""
+    add_generation_prompt: bool | None = None
+    """If false, the prompt ends after the last message. By default it ends with the start of the answer."""
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Field(max_length=64)] = None
+    """Further names that the model's chat template can read, such as `enable_thinking`."""
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     tools: ToolList | None = None
     tool_choice: ToolChoiceJson = None
@@ -64,6 +74,20 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "set logprobs to true to get any")
         return self
+
+    @model_validator(mode="after")
+    def refuse_streamed_prompt_logprobs(self) -> Self:
+        check_prompt_logprobs(self.prompt_logprobs, is_stream=bool(self.stream))
+        return self
+
+    @model_validator(mode="after")
+    def open_or_closed(self) -> Self:
+        check_prompt_end(self.continue_final_message, self.add_generation_prompt)
+        return self
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
 
     @property
     def num_logprobs(self) -> int | None:

@@ -6,14 +6,16 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from graftwork.api.schemas.base import (
     COMPLETION_UNSUPPORTED,
-    FieldError,
     MixtureParts,
-    ResponseFormatBody,
+    PromptLogprobs,
     SamplingBody,
+    check_prompt_logprobs,
     refuse_unsupported,
 )
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
+from graftwork.api.schemas.structured_outputs import ResponseFormatBody
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
+from graftwork.sessions.generation.sampling import described_number
 
 DEFAULT_COMPLETION_TOKENS = 16
 """The default length of a completion in tokens. OpenAI's API and other engines use the same number."""
@@ -46,10 +48,13 @@ class CompletionRequest(SamplingBody, ResponseFormatBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
+    max_tokens: Annotated[int | None, described_number("max_tokens")] = None
+    """The most tokens to generate. 0 only computes the prompt, for example to get its log-probabilities."""
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
     """How many likely tokens to report beside each token, with log-probabilities."""
     echo: bool | None = None
-    """If true, the answer begins with the prompt."""
+    """If true, the answer begins with the prompt. With `logprobs`, the prompt's tokens have log-probabilities too."""
+    prompt_logprobs: PromptLogprobs = None
     return_token_ids: bool | None = None
     """If true, the answer has the token ids of the prompt and of the completion."""
     add_special_tokens: bool | None = None
@@ -83,9 +88,8 @@ class CompletionRequest(SamplingBody, ResponseFormatBody):
         return self
 
     @model_validator(mode="after")
-    def refuse_echo_with_logprobs(self) -> "CompletionRequest":
-        if self.echo and self.logprobs is not None:
-            raise FieldError("logprobs", "with echo the prompt's tokens would need scores too; leave one of them out")
+    def refuse_streamed_prompt_logprobs(self) -> "CompletionRequest":
+        check_prompt_logprobs(self.prompt_logprobs, is_stream=bool(self.stream))
         return self
 
     @property
@@ -93,5 +97,11 @@ class CompletionRequest(SamplingBody, ResponseFormatBody):
         return self.logprobs
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        echoed = self.logprobs if self.echo else None
+        asked = [number for number in (self.prompt_logprobs, echoed) if number is not None]
+        return max(asked, default=None)
+
+    @property
     def token_limit(self) -> int:
-        return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens

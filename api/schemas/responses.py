@@ -25,7 +25,21 @@ from graftwork.sessions.tools.tool_choice import qualified_name
 
 _UNSUPPORTED = {
     **COMPLETION_UNSUPPORTED,
-    **dict.fromkeys(("response_format", "regex", "grammar", "structural_tag"), lambda value: not value),
+    **dict.fromkeys(
+        (
+            "response_format",
+            "regex",
+            "grammar",
+            "structural_tag",
+            "structured_outputs",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+        ),
+        lambda value: not value,
+    ),
+    "prompt_logprobs": lambda value: value is None,
     "truncation": lambda value: value in (None, "disabled"),
     "prompt": lambda value: value is None,
     "context_management": lambda value: not value,

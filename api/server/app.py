@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 import graftwork
 from graftwork.api.deps.readiness import Readiness
 from graftwork.api.deps.resources import Resources
+from graftwork.api.http.cors import allow_origins
 from graftwork.api.http.errors import install_error_handlers
 from graftwork.api.http.middleware import RequestIdMiddleware
 from graftwork.api.openapi.document import complete
@@ -104,6 +105,7 @@ def create_app(
     install_error_handlers(app, _ROUTES)
     for router in _ROUTERS:
         app.include_router(router)
+    allow_origins(app, settings.cors_origin)
     app.add_middleware(RequestIdMiddleware)
     return app
 

@@ -1,8 +1,8 @@
 """Defines what the engine reports about a request: its admission, its new tokens, and its end.
 
 Owns the events and the figures in them. Events hold token ids, never text. Invariant: the events of a request are one
-PromptAdmitted, then any number of TokensGenerated, then one RequestFinished. If an error ends the request, no event
-follows.
+PromptAdmitted, then any number of PromptScored, then any number of TokensGenerated, then one RequestFinished. If an
+error ends the request, no event follows.
 """
 
 from collections.abc import Iterable
@@ -82,6 +82,19 @@ class TokenLogprobs:
     """The natural logarithm of the token's probability."""
     top: tuple[tuple[int, float], ...] = ()
     """Pairs (token, logprob) of the likeliest tokens, likeliest first. Equally likely tokens are sorted by token id."""
+    rank: int | None = None
+    """The token's place among all tokens in the order of `top`; 1 is the likeliest. Known only for prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The log probabilities of further tokens of the prompt, in order, if the request asked for them.
+
+    All events of a request together have one entry for each token of the prompt except the first, which follows
+    nothing.
+    """
+
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +139,7 @@ class RequestFinished:
     drafts: DraftReport = DraftReport()
 
 
-EngineEvent = PromptAdmitted | TokensGenerated | RequestFinished
+EngineEvent = PromptAdmitted | PromptScored | TokensGenerated | RequestFinished
 
 
 @dataclass(frozen=True, slots=True)

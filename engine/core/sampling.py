@@ -14,6 +14,12 @@ from graftwork.platform.errors import InvalidRequest
 MAX_TOP_LOGPROBS = 20
 """The most alternatives that can be reported for each token."""
 
+MAX_PROMPT_LOGPROBS = 1 << 17
+"""The most log probabilities that one request may ask for its prompt: tokens of the prompt times alternatives plus one.
+
+They are kept in memory until the answer is sent.
+"""
+
 _GREEDY_BELOW = 1e-5
 
 
@@ -62,7 +68,7 @@ def _described(description: str, **bounds: float) -> dict[str, Any]:
 class SamplingParams:
     """The sampling fields of one request. A new field needs one line here and the code that uses it."""
 
-    max_tokens: int = field(metadata=_described("The most tokens to generate.", ge=1))
+    max_tokens: int = field(metadata=_described("The most tokens to generate.", ge=0))
     temperature: float = field(
         default=1.0, metadata=_described("Flattens the distribution; 0 takes the likeliest token.", ge=0, le=2)
     )
@@ -106,6 +112,14 @@ class SamplingParams:
         default=None,
         metadata=_described(
             "How many likely tokens to report beside each chosen one; None reports nothing.", ge=0, le=MAX_TOP_LOGPROBS
+        ),
+    )
+    prompt_logprobs: int | None = field(
+        default=None,
+        metadata=_described(
+            "How many likely tokens to report beside each token of the prompt; None reports nothing.",
+            ge=0,
+            le=MAX_TOP_LOGPROBS,
         ),
     )
     choice: int = field(

@@ -52,6 +52,18 @@ class SampleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """The tokens of a prompt whose log probabilities a step reports. They are adjacent."""
+
+    start: int
+    """The position right before the first of these tokens: the step computes it, and it predicts this token."""
+    token_ids: tuple[int, ...]
+    """The tokens at the positions [start + 1, start + 1 + len(token_ids))."""
+    num_top: int
+    """How many likely tokens to report beside each of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSlice:
     """The tokens of one request that a step computes: those at positions [start, start + len(token_ids)).
 
@@ -70,8 +82,10 @@ class RequestSlice:
     samples: tuple[SampleSpec, ...]
     """How to sample the last known token's successor, and the successor of each draft token.
 
-    Empty if the slice ends before the last known token.
+    Empty if the slice ends before the last known token, or if the request generates nothing.
     """
+    scores: ScoreSpec | None = None
+    """The tokens of the prompt to report log probabilities of; None for none."""
 
     @property
     def end(self) -> int:
@@ -123,3 +137,5 @@ class StepResult:
 
     The value is None if the answer is complete, else the error that ends the request.
     """
+    prompt_logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    """The log probabilities of the tokens in `RequestSlice.scores`, by request."""

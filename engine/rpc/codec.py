@@ -19,6 +19,7 @@ from graftwork.engine.core.events import (
     FinishReason,
     MissReason,
     PromptAdmitted,
+    PromptScored,
     RequestFinished,
     TokenLogprobs,
     TokensGenerated,
@@ -92,6 +93,10 @@ def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -
             return wire.RequestOutput(request_id=request_id, admitted=wire.Admitted(**asdict(cache)))
         case TokensGenerated():
             return wire.RequestOutput(request_id=request_id, tokens=_tokens_to_wire(event))
+        case PromptScored(logprobs):
+            return wire.RequestOutput(
+                request_id=request_id, scored=wire.Scored(logprobs=map(_logprobs_to_wire, logprobs))
+            )
         case RequestFinished(reason, completion_tokens, drafts):
             finished = wire.Finished(
                 reason=reason, completion_tokens=completion_tokens, drafts=wire.Drafts(**asdict(drafts))
@@ -107,6 +112,8 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
             return _tokens_from_wire(output.tokens)
         case "admitted":
             return PromptAdmitted(_cache_from_wire(output.admitted))
+        case "scored":
+            return PromptScored(tuple(map(_logprobs_from_wire, output.scored.logprobs)))
         case "finished":
             return _finished_from_wire(output.finished)
         case "failed":
@@ -116,26 +123,28 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
 
 
 def _tokens_to_wire(tokens: TokensGenerated) -> wire.Tokens:
-    logprobs = [
-        wire.TokenLogprobs(
-            logprob=one.logprob,
-            top_token_ids=[token_id for token_id, _ in one.top],
-            top_logprobs=[logprob for _, logprob in one.top],
-        )
-        for one in tokens.logprobs
-    ]
-    return wire.Tokens(token_ids=tokens.token_ids, logprobs=logprobs)
+    return wire.Tokens(token_ids=tokens.token_ids, logprobs=map(_logprobs_to_wire, tokens.logprobs))
+
+
+def _logprobs_to_wire(logprobs: TokenLogprobs) -> wire.TokenLogprobs:
+    return wire.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top_token_ids=[token_id for token_id, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
+        rank=logprobs.rank,
+    )
 
 
 def _tokens_from_wire(tokens: wire.Tokens) -> TokensGenerated:
     token_ids = tuple(tokens.token_ids[:])  # a slice is a list, which is iterated twice as fast as a repeated field
     if len(tokens.logprobs) == 0:
         return TokensGenerated(token_ids)
-    logprobs = (
-        TokenLogprobs(one.logprob, tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)))
-        for one in tokens.logprobs
-    )
-    return TokensGenerated(token_ids, tuple(logprobs))
+    return TokensGenerated(token_ids, tuple(map(_logprobs_from_wire, tokens.logprobs)))
+
+
+def _logprobs_from_wire(message: wire.TokenLogprobs) -> TokenLogprobs:
+    top = tuple(zip(message.top_token_ids, message.top_logprobs, strict=True))
+    return TokenLogprobs(message.logprob, top, message.rank if message.HasField("rank") else None)
 
 
 def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:

@@ -44,10 +44,10 @@ class Decoder:
         self._on_layer = on_layer
         self._windows = tuple(dict.fromkeys(config.windows))
 
-    def logits(self, batch: BatchTensors, attention: PagedAttention, lora: StepLora) -> torch.Tensor:
-        """Computes the forward pass. Returns the logits of the sampled rows: [num_sampled, vocab] fp32.
+    def hidden(self, batch: BatchTensors, attention: PagedAttention, lora: StepLora) -> torch.Tensor:
+        """Computes the forward pass up to the last layer. Returns the hidden states: [num_tokens, hidden].
 
-        A row is one token of the step. A sampled row is one whose next token the step samples.
+        A row is one token of the step.
         """
         hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
         lora.change_embedding(hidden, batch.token_ids)
@@ -57,11 +57,18 @@ class Decoder:
             self._on_layer()
             hidden = hidden + self._attention(hidden, layer, index, step)
             hidden = hidden + self._mlp(hidden, layer, index, lora)
-        last = hidden.index_select(0, batch.sampled_rows)  # [num_sampled and repeats, hidden]
-        last = self._norm(last, self.weights.norm)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor, lora: StepLora | None) -> torch.Tensor:
+        """Returns the logits of some rows of `hidden`: [num_rows, vocab] in the model's dtype.
+
+        hidden: [num_rows, hidden]. The sampled rows of `lora` must be these rows; None applies no adapter.
+        """
+        last = self._norm(hidden, self.weights.norm)
         logits = self.weights.head(last)
-        lora.change_logits(logits, last)
-        return logits[: batch.num_sampled].float()
+        if lora is not None:
+            lora.change_logits(logits, last)
+        return logits
 
     def _attention(self, hidden: torch.Tensor, layer: LayerWeights, index: int, step: _Step) -> torch.Tensor:
         config = self.config

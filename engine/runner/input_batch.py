@@ -142,7 +142,7 @@ class BatchBuilder:
         self._page_tokens = page_tokens
         self._null_page = null_page
         self._device = device
-        self._rules = rules
+        self.rules = rules
 
     def build(self, plan: StepPlan) -> BatchTensors:
         slices = tuple(sorted(plan.slices, key=lambda piece: (piece.adapters, _num_known(piece) > 1)))
@@ -153,11 +153,9 @@ class BatchBuilder:
             num_rows += len(piece.token_ids)
         placed = list(zip(starts, slices, strict=True))
         adapted = any(piece.adapters for piece in slices)
-        padding = [0] * (padded_rows(num_rows, self._rules.min_rows, with_adapters=adapted) - num_rows)
+        padding = [0] * (padded_rows(num_rows, self.rules.min_rows, with_adapters=adapted) - num_rows)
         sampled = [row for start, piece in placed for row in _sampled_rows(start, piece)]
-        repeated = sampled[-1:] * (
-            padded_rows(len(sampled), self._rules.min_rows, with_adapters=adapted) - len(sampled)
-        )
+        repeated = sampled[-1:] * (padded_rows(len(sampled), self.rules.min_rows, with_adapters=adapted) - len(sampled))
         positions = self._tensor([position for piece in slices for position in range(piece.start, piece.end)] + padding)
         return BatchTensors(
             slices=slices,
@@ -192,7 +190,7 @@ class BatchBuilder:
 
     def _decodes(self, queries: list[_Query]) -> Iterator[DecodeRows]:
         """Groups queries whose page tables are padded to the same length."""
-        if self._rules.allows_any_shape:
+        if self.rules.allows_any_shape:
             whole = pages_for(_KEY_BLOCK, self._page_tokens)
             for group in _groups(queries):
                 most = max(query.num_pages for query in group)

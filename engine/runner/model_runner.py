@@ -5,7 +5,7 @@ forward pass and samples tokens. Keeps no state of a request between steps: the 
 
 The measurement never waits for the device. It reads the clock around each step, and uses the times of steps that sample
 tokens: for these tokens the host has waited anyway. A time is recorded only if the steps did nothing but this prefill:
-no decoding, no draft tokens, no waiting for a copy of KV pages.
+no decoding, no draft tokens, no log probabilities of the prompt, no waiting for a copy of KV pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from graftwork.engine.core.events import TokenLogprobs
+from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, StepPlan, StepResult
 from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.kv.index.cost_model import CostTracker
@@ -24,6 +25,7 @@ from graftwork.engine.lora.torch_backend import Segment
 from graftwork.engine.runner.attention import PagedAttention
 from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder, BatchTensors
+from graftwork.engine.runner.prompt_scorer import PromptScorer
 from graftwork.engine.sampling.sampler import StepLogprobs, choose_tokens
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError
@@ -72,7 +74,7 @@ class PrefillMeter:
         previous, self._previous = self._previous, plan
         begun, self._prefill = self._prefill, None
         piece = plan.slices[0]
-        if len(plan.slices) > 1 or waited or piece.num_drafts or seconds <= 0:
+        if len(plan.slices) > 1 or waited or piece.num_drafts or piece.scores is not None or seconds <= 0:
             return
         if begun is not None and begun.piece.request_id == piece.request_id and begun.piece.end == piece.start:
             prefill = _Prefill(piece, begun.start, begun.seconds + seconds)
@@ -109,6 +111,7 @@ class ModelRunner:
         self._pool = pool
         self._lora = lora
         self._masks = masks
+        self._scorer = PromptScorer(decoder, lora, builder.rules, self._mix)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -116,11 +119,11 @@ class ModelRunner:
         batch = self.batch(plan)
         specs = [spec for piece in batch.slices for spec in piece.samples]
         filling = self._masks.begin(specs)
-        logits = self.logits(batch)
+        hidden, logits = self._forward(batch)
         logprobs = StepLogprobs(logits, specs)
         ends = self._masks.apply(filling, logits)
         tokens = choose_tokens(logits, specs)
-        return _by_request(batch, tokens, logprobs.of(tokens), ends)
+        return _by_request(batch, tokens, logprobs.of(tokens), ends, self._scorer.score(batch.slices, hidden))
 
     def batch(self, plan: StepPlan) -> BatchTensors:
         """Builds the input tensors of one step on the device."""
@@ -131,13 +134,22 @@ class ModelRunner:
 
         A row is one token of the step. A sampled row is one whose next token the step samples.
         """
+        return self._forward(batch)[1]
+
+    def _forward(self, batch: BatchTensors) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the hidden states of all rows, [num_tokens, hidden], and the logits as `logits` does."""
         segments = [self._segment(run) for run in batch.adapter_runs]
         lora = self._lora.step(segments, len(batch.token_ids))
-        return self._decoder.logits(batch, self._attention, lora)
+        hidden = self._decoder.hidden(batch, self._attention, lora)
+        logits = self._decoder.logits(hidden.index_select(0, batch.sampled_rows), lora)
+        return hidden, logits[: batch.num_sampled].float()
 
     def _segment(self, run: AdapterRun) -> Segment:
-        mix = AdapterMix(tuple((self._pool.get(use.digest), use.weight) for use in run.adapters))
+        mix = self._mix(run.adapters)
         return Segment(run.start_row, run.end_row, mix, run.first_sample, run.last_sample, run.decoding)
+
+    def _mix(self, uses: Sequence[AdapterUse]) -> AdapterMix:
+        return AdapterMix(tuple((self._pool.get(use.digest), use.weight) for use in uses))
 
 
 def _by_request(
@@ -145,8 +157,9 @@ def _by_request(
     tokens: list[int],
     logprobs: Sequence[TokenLogprobs | None],
     ends: Mapping[int, GraftworkError | None],
+    prompt_logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]],
 ) -> StepResult:
-    """Returns the results of all sampled rows, grouped by request."""
+    """Returns the results of all sampled rows, grouped by request, and the log probabilities of prompts."""
     chosen: dict[RequestId, tuple[int, ...]] = {}
     scored: dict[RequestId, tuple[TokenLogprobs, ...]] = {}
     ended: dict[RequestId, dict[int, GraftworkError | None]] = {}
@@ -160,4 +173,4 @@ def _by_request(
         if rows := {row - start: ends[row] for row in range(start, end) if row in ends}:
             ended[piece.request_id] = rows
         start = end
-    return StepResult(chosen, scored, ended)
+    return StepResult(chosen, scored, ended, prompt_logprobs)

@@ -101,22 +101,24 @@ class StepLogprobs:
             return found
         chosen = torch.tensor([token_ids[row] for row in self._rows], device=self._logprobs.device)[:, None]
         logprobs = self._logprobs.gather(1, chosen).squeeze(1).tolist()
-        for row, logprob, top in zip(self._rows, logprobs, self._likeliest(), strict=True):
+        tops = likeliest(self._logprobs) if any(self._wanted) else [[] for _ in self._rows]
+        for row, logprob, top in zip(self._rows, logprobs, tops, strict=True):
             found[row] = TokenLogprobs(logprob, tuple(top[: self._wanted[row]]))
         return found
 
-    def _likeliest(self) -> list[list[tuple[int, float]]]:
-        """Returns the likeliest tokens of each row.
 
-        The number of tokens is fixed, so that the order of equal values does not depend on what other rows ask for.
-        """
-        if not any(self._wanted):
-            return [[] for _ in self._rows]
-        width = min(MAX_TOP_LOGPROBS, self._logprobs.shape[-1])
-        token_ids = self._logprobs.topk(width, dim=-1).indices.sort(dim=-1).values
-        ordered, order = self._logprobs.gather(1, token_ids).sort(dim=-1, descending=True, stable=True)
-        rows = zip(token_ids.gather(1, order).tolist(), ordered.tolist(), strict=True)
-        return [list(zip(*row, strict=True)) for row in rows]
+def likeliest(logprobs: torch.Tensor) -> list[list[tuple[int, float]]]:
+    """Returns the `MAX_TOP_LOGPROBS` likeliest tokens of each row, the likeliest first, with their log probabilities.
+
+    The number of tokens is fixed, so that the order of equal values does not depend on what other rows ask for.
+
+    logprobs: [num_rows, vocab].
+    """
+    width = min(MAX_TOP_LOGPROBS, logprobs.shape[-1])
+    token_ids = logprobs.topk(width, dim=-1).indices.sort(dim=-1).values
+    ordered, order = logprobs.gather(1, token_ids).sort(dim=-1, descending=True, stable=True)
+    rows = zip(token_ids.gather(1, order).tolist(), ordered.tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in rows]
 
 
 _BLOCK = 128

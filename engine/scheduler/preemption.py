@@ -43,7 +43,8 @@ class StepBuilder:
             start=start,
             pages=tuple(state.pages[: pages_for(known_end + len(drafted), self._page_tokens)]),
             adapters=state.request.adapters,
-            samples=self._sample_specs(state, drafted) if is_last else (),
+            samples=self._sample_specs(state, drafted) if is_last and state.generates else (),
+            scores=state.scores(known_end),
         )
 
     def _sample_specs(self, state: RequestState, drafted: tuple[int, ...]) -> tuple[SampleSpec, ...]:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from graftwork.engine.core.events import CacheReport, FinishReason, MissReason
 from graftwork.engine.core.prefix_keys import PrefixScope, TokenHistory
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.step import StepPlan
+from graftwork.engine.core.step import ScoreSpec, StepPlan
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
 from graftwork.engine.speculative.request_drafts import RequestDrafts
+from graftwork.platform.errors import InternalFailure
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 
@@ -63,6 +64,8 @@ class RequestState:
     """Whether the request's admission has been reported. This stays true when the request is preempted."""
     drafts: RequestDrafts | None = None
     """The request's drafters and their counts; None until the request first runs."""
+    num_scored: int = 0
+    """The number of prompt tokens whose log probabilities have been reported, for a request that asks for them."""
     history: TokenHistory | None = None
     """Token counts for penalties; None without penalties. The last tokens may be missing: call `updated_history`."""
 
@@ -84,9 +87,35 @@ class RequestState:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def generates(self) -> bool:
+        """Whether the request may generate a further token. False if it only asks to compute its prompt."""
+        return len(self.token_ids) < self.max_total_tokens
+
+    @property
     def num_uncomputed(self) -> int:
         """The number of known tokens whose KV is not computed yet: 1 while decoding, usually more while prefilling."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_reusable(self) -> int:
+        """The number of known tokens whose KV may come from the cache.
+
+        The last token is always computed, because its logits are needed. So are tokens that predict a token of the
+        prompt whose log probability has not been reported.
+        """
+        return self.num_scored if self._lacks_scores else len(self.token_ids) - 1
+
+    @property
+    def _lacks_scores(self) -> bool:
+        return self.request.sampling.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
+
+    def scores(self, end: int) -> ScoreSpec | None:
+        """Returns which log probabilities the next step reports, if it computes the tokens up to position `end`."""
+        num_top = self.request.sampling.prompt_logprobs
+        last = min(end, self.num_prompt - 1)
+        if num_top is None or not self._lacks_scores or last <= self.num_scored:
+            return None
+        return ScoreSpec(self.num_scored, tuple(self.token_ids[self.num_scored + 1 : last + 1]), num_top)
 
     def path(self, num_tokens: int) -> TokenPath:
         """Returns the first `num_tokens` tokens of the request as a TokenPath, for a lookup in the prefix cache."""
@@ -174,6 +203,14 @@ class LoadOutcome:
     """Requests that can be computed now, because they wait for no other load."""
     failed: list[RequestId] = field(default_factory=list)
     """Requests that steps have computed with KV that the load then failed to copy. Their last tokens are invalid."""
+
+    @property
+    def error(self) -> InternalFailure:
+        """The error with which the failed requests end."""
+        return InternalFailure(
+            "KV could not be copied from the host to the device while this request was computed; the engine's log says "
+            "why."
+        )
 
 
 class PendingLoads:

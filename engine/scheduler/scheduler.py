@@ -14,6 +14,7 @@ from random import Random
 from graftwork.engine.core.events import (
     FinishReason,
     PromptAdmitted,
+    PromptScored,
     RequestFinished,
     RequestOutput,
     TokensGenerated,
@@ -34,14 +35,11 @@ from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, n
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error, in_step_order
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import Conflict, GraftworkError, InternalFailure
+from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
 from graftwork.platform.quotas.in_flight import ThroughputEstimate
 
 _NO_GRAMMARS = NoGrammars()
-_NOT_LOADED = (
-    "KV could not be copied from the host to the device while this request was computed; the engine's log says why."
-)
 
 
 class Scheduler:
@@ -188,7 +186,7 @@ class Scheduler:
 
         Returns False if there is no room.
         """
-        path = state.path(len(state.token_ids) - 1)  # the last token is always computed, because its logits are needed
+        path = state.path(state.num_reusable)
         match = self._kv_cache.match(path)
         if self._running and not self._kv_cache.has_room(match, len(state.token_ids), len(self._running)):
             return False
@@ -219,8 +217,7 @@ class Scheduler:
         self._waiting.remove(state)
         for digest in state.request.adapter_digests:
             self._adapters.pin(digest)
-        generated = state.token_ids[state.num_prompt :]
-        self._grammars.open(state.request, state.stop_token_ids, generated)
+        self._grammars.open(state.request, state.stop_token_ids, state.token_ids[state.num_prompt :])
         self._running[state.request_id] = state
         return [] if state.pending_loads else self._report_admitted(state)
 
@@ -252,7 +249,7 @@ class Scheduler:
         Fails the requests that were computed with pages that the transfer could not read.
         """
         outcome = self.pending_loads.finish(done)
-        outputs = self.fail(outcome.failed, InternalFailure(_NOT_LOADED))
+        outputs = self.fail(outcome.failed, outcome.error)
         return outputs + [output for state in outcome.ready for output in self._report_admitted(state)]
 
     # ---- plan -------------------------------------------------------------------------------------------------
@@ -265,7 +262,7 @@ class Scheduler:
         """
         self._kv_cache.start_background_copies()
         chunks = self._chunks()
-        sampling = [state for state, num_tokens in chunks if num_tokens == state.num_uncomputed]
+        sampling = [state for state, num_tokens in chunks if num_tokens == state.num_uncomputed and state.generates]
         spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in chunks)
         drafts = self.speculator.draft(sampling, spare_rows)
         slices = [
@@ -297,8 +294,7 @@ class Scheduler:
 
     def _preempt(self, state: RequestState) -> None:
         """Offloads the computed pages of a running request to the host, and queues the request again."""
-        path = state.path(state.num_computed)
-        self._kv_cache.offload(path, state.pages, state.request.session)
+        self._kv_cache.offload(state.path(state.num_computed), state.pages, state.request.session)
         self._remove_running(state)
         state.num_computed = 0
         self._waiting.enqueue(state)
@@ -318,8 +314,13 @@ class Scheduler:
             state.num_computed = piece.known_end
             if piece.start < state.num_prompt <= piece.known_end:
                 self._cache_pages(state)
+            if logprobs := result.prompt_logprobs.get(piece.request_id):
+                state.num_scored += len(logprobs)
+                outputs.append(RequestOutput(state.request_id, PromptScored(logprobs)))
             if piece.samples:
                 outputs.extend(self._append(state, piece, result))
+            elif not state.generates and not state.num_uncomputed:
+                outputs.append(self._finish(state, FinishReason.LENGTH))
         self.counters.steps += 1
         self.counters.max_adapters_in_a_step = max(self.counters.max_adapters_in_a_step, plan.num_adapters)
         return outputs
@@ -356,8 +357,7 @@ class Scheduler:
 
     def _cache_pages(self, state: RequestState) -> None:
         """Inserts the computed pages of a request into the prefix cache. The request then uses the shared copies."""
-        path = state.path(state.num_computed)
-        nodes = self._kv_cache.insert(path, state.pages, state.request.session)
+        nodes = self._kv_cache.insert(state.path(state.num_computed), state.pages, state.request.session)
         state.pages = self._kv_cache.deduplicate(nodes, state.pages)
 
     def _finish(self, state: RequestState, reason: FinishReason) -> RequestOutput:

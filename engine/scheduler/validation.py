@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT, EngineRequest
+from graftwork.engine.core.sampling import MAX_PROMPT_LOGPROBS
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.scheduler.request_state import RequestState, history_for
 from graftwork.engine.scheduler.tenant_bounds import QueueLimits
@@ -59,11 +60,12 @@ class RequestValidator:
         prompt, limits = request.prompt_token_ids, self._limits
         if not prompt:
             raise InvalidRequest("The prompt is empty: send at least one token.", param="prompt")
-        if len(prompt) + 1 > limits.context_tokens:
+        if len(prompt) + min(1, request.sampling.max_tokens) > limits.context_tokens:
             raise ContextLengthExceeded.of_prompt(
                 len(prompt), limits.context_tokens, "prompt", max_tokens=request.sampling.max_tokens
             )
         _check_mixture(request)
+        check_prompt_logprobs(request)
         check_vocabulary(request, limits.vocab_size)
         request.sampling.check()
 
@@ -95,6 +97,17 @@ def _check_mixture(request: EngineRequest) -> None:
         raise InvalidRequest(
             f"An adapter's weight in a mixture is a number from {-MAX_MIXTURE_WEIGHT} to {MAX_MIXTURE_WEIGHT}.",
             param="adapters",
+        )
+
+
+def check_prompt_logprobs(request: EngineRequest) -> None:
+    """Raises InvalidRequest if the log probabilities of the prompt would take too much memory."""
+    num_top, num_tokens = request.sampling.prompt_logprobs, len(request.prompt_token_ids)
+    if num_top is not None and num_tokens * (num_top + 1) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"Log probabilities of {num_tokens} prompt tokens with {num_top} alternatives each are more than "
+            f"{MAX_PROMPT_LOGPROBS} numbers: ask for fewer alternatives, or send a shorter prompt.",
+            param="prompt_logprobs",
         )
 
 

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from graftwork.platform.answers.base import Answer, absent
+from graftwork.platform.answers.completions import PromptLogprobs
 from graftwork.platform.answers.usage import Usage
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -63,6 +64,8 @@ class Choice(Answer):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    token_ids: tuple[int, ...] | None = absent()
+    """The tokens that the model generated, stop tokens included. Present only with `return_token_ids`."""
 
 
 class ChatCompletion(Answer):
@@ -76,6 +79,10 @@ class ChatCompletion(Answer):
     system_fingerprint: str
     choices: tuple[Choice, ...]
     usage: Usage
+    prompt_token_ids: tuple[int, ...] | None = absent()
+    """Present only if the request set `return_token_ids`."""
+    prompt_logprobs: PromptLogprobs | None = absent()
+    """Present only if the request set `prompt_logprobs`."""
 
     @property
     def text(self) -> str:
@@ -120,6 +127,8 @@ class ChunkChoice(Answer):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: tuple[int, ...] | None = absent()
+    """All tokens of the choice, in its last chunk. Present only with `return_token_ids`."""
 
 
 class ChatCompletionChunk(Answer):
@@ -136,6 +145,8 @@ class ChatCompletionChunk(Answer):
     system_fingerprint: str
     usage: Usage | None = absent()
     choices: tuple[ChunkChoice, ...]
+    prompt_token_ids: tuple[int, ...] | None = absent()
+    """Present in the first chunk of each choice if the request set `return_token_ids`."""
 
     @property
     def text(self) -> str:

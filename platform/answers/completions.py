@@ -7,13 +7,31 @@ from graftwork.platform.answers.usage import Usage
 
 
 class CompletionLogprobs(Answer):
-    """The log-probabilities of a completion. Each list has one entry for each token of the completion."""
+    """The log-probabilities of a completion. Each list has one entry for each token of the completion.
+
+    With `echo`, entries for the tokens of the prompt come first. The first token of a prompt has null.
+    """
 
     tokens: tuple[str, ...]
-    token_logprobs: tuple[float, ...]
-    top_logprobs: tuple[dict[str, float], ...]
+    token_logprobs: tuple[float | None, ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
     text_offset: tuple[int, ...]
     """The position of each token in the completion's text, in characters."""
+
+
+class PromptLogprob(Answer):
+    """The log-probability of one token at a position of the prompt. `rank` 1 is the likeliest token there."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
+"""One object for each token of the prompt, by token id: the prompt's own token, then the likeliest tokens.
+
+The first token of a prompt has null.
+"""
 
 
 class TextChoice(Answer):
@@ -28,6 +46,8 @@ class TextChoice(Answer):
     finish_reason: Literal["stop", "length"] | None
     prompt_token_ids: tuple[int, ...] | None = absent()
     token_ids: tuple[int, ...] | None = absent()
+    prompt_logprobs: PromptLogprobs | None = absent()
+    """Present only if the request set `prompt_logprobs`."""
 
 
 class TextCompletion(Answer):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from graftwork.platform.answers.base import Answer
+from graftwork.platform.answers.base import Answer, absent
 
 
 class Model(Answer):
@@ -54,6 +54,8 @@ class TokenizedPrompt(Answer):
     tokens: tuple[int, ...]
     count: int
     max_model_len: int
+    token_strs: tuple[str, ...] | None = absent()
+    """The spelling of each token in the vocabulary. Present only if the request set `return_token_strs`."""
 
 
 class DetokenizedPrompt(Answer):

@@ -12,7 +12,7 @@ Never compiles a grammar: the engine does that.
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from threading import Lock
@@ -60,6 +60,19 @@ class ResponseFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedFormat:
+    """A format that a field with another name asks for, such as `guided_json`."""
+
+    param: str
+    """The path of the field in the request."""
+    kind: GrammarKind
+    text: str = ""
+    """The grammar's text; empty for a JSON schema."""
+    schema: Any = None
+    """The JSON schema; None for other kinds."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseFormatFields:
     """The fields of a request that can ask for an output format, as the client sent them.
 
@@ -70,22 +83,29 @@ class ResponseFormatFields:
     regex: str | None = None
     grammar: str | None = None
     structural_tag: str | Mapping[str, Any] | None = None
+    others: tuple[AskedFormat, ...] = ()
+    """The formats that fields with other names ask for."""
 
     def read(self) -> ResponseFormat | None:
         """Reads these fields. Returns the format that they ask for, or None for free text.
 
         Raises InvalidRequest for wrong values, or if two fields ask for a format.
         """
-        found = read_response_format(self.response_format)
+        found = list(self._found())
+        if len(found) > 1:
+            first, second = (one.param.partition(".")[0] for one in found[:2])
+            raise InvalidRequest(f"{first} and {second} exclude each other: leave one of them out.", param=second)
+        return found[0] if found else None
+
+    def _found(self) -> Iterator[ResponseFormat]:
+        """Yields the format of each field that asks for one."""
+        if (given := read_response_format(self.response_format)) is not None:
+            yield given
         for name, kind in _FIELDS.items():
-            if not (value := getattr(self, name)):
-                continue
-            if found is not None:
-                raise InvalidRequest(
-                    f"{found.param.partition('.')[0]} and {name} exclude each other: leave one of them out.", param=name
-                )
-            found = ResponseFormat(kind, name, value if isinstance(value, str) else json.dumps(value))
-        return found
+            if value := getattr(self, name):
+                yield ResponseFormat(kind, name, value if isinstance(value, str) else json.dumps(value))
+        for other in self.others:
+            yield ResponseFormat(other.kind, other.param, other.text, other.schema)
 
 
 FREE_FORMAT = ResponseFormatFields()

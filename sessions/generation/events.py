@@ -1,6 +1,7 @@
 """Defines the events of one generation, after its tokens have become text and tool calls.
 
-The first event is PromptAdmitted. Text deltas and tool calls follow in any number, and GenerationFinished is the last.
+The first event is PromptAdmitted. PromptReported follows if the request asked for the log-probabilities of its prompt.
+Text deltas and tool calls follow in any number, and GenerationFinished is the last.
 A tool call is ToolCallStarted, then any number of ToolCallArgumentsDelta, then ToolCallFinished. Calls never overlap.
 An error can end the events at any point.
 """
@@ -10,10 +11,17 @@ from typing import Literal
 
 from graftwork.engine.core.events import CacheReport, PromptAdmitted
 from graftwork.platform.ids import CallId
-from graftwork.sessions.generation.logprobs import OutputTokenLogprobs
+from graftwork.sessions.generation.logprobs import OutputTokenLogprobs, PromptTokenLogprobs
 from graftwork.sessions.text.messages import Message, ToolCall
 
 StopReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReported:
+    """The log-probabilities of the prompt's tokens, one entry for each token."""
+
+    tokens: tuple[PromptTokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,8 @@ class GenerationFinished:
     """How many entries of `logprobs` were sent in text deltas."""
     stop_string: str | None = None
     """The stop string that ended the answer. It is not part of the text."""
+    prompt_logprobs: tuple[PromptTokenLogprobs, ...] | None = None
+    """One entry for each token of the prompt; None if the request did not ask for them."""
 
     @property
     def unsent_logprobs(self) -> tuple[OutputTokenLogprobs, ...]:
@@ -97,4 +107,4 @@ class GenerationFinished:
 
 
 OutputEvent = TextDelta | ToolCallStarted | ToolCallArgumentsDelta | ToolCallFinished
-GenerationEvent = PromptAdmitted | OutputEvent | GenerationFinished
+GenerationEvent = PromptAdmitted | PromptReported | OutputEvent | GenerationFinished

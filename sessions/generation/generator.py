@@ -10,7 +10,7 @@ Invariant: a token is counted when the engine sends it, even if the caller never
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.client import EngineClient
@@ -34,12 +34,14 @@ from graftwork.sessions.generation.events import (
     GenerationEvent,
     GenerationFinished,
     OutputEvent,
+    PromptReported,
     StopReason,
     TextDelta,
     ToolCallArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
+from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
 from graftwork.sessions.generation.usage import Usage
 from graftwork.sessions.text.prompt_encoder import NO_PUBLIC_PREFIXES, PublicPrefixes
@@ -54,6 +56,7 @@ __all__ = [
     "Generator",
     "OutputEvent",
     "PromptAdmitted",
+    "PromptReported",
     "StopReason",
     "TextDelta",
     "ToolCallArgumentsDelta",
@@ -86,6 +89,8 @@ class GenerationRequest:
     """The token ids of the answer that the client expects. They change the speed, never the output."""
     grammar: OutputGrammar | None = None
     """The grammar that the answer must match."""
+    stop_logprobs: bool = False
+    """Whether a stop token has log-probabilities, if the request asks for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +150,15 @@ class Generation:
         """
         try:
             parser = OutputParser(self._generator.tokenizer, self._rules())
+            prompt = self._prompt_collector()
+            reported: PromptReported | None = None
             reason: FinishReason | None = None
             self._started_at = self._now()
             async with aclosing(self._generator.engine.generate(self._engine_request())) as engine_events:
                 async for event in engine_events:
+                    if prompt is not None and (tokens := prompt.take(event)) is not None:
+                        prompt, reported = None, PromptReported(tokens)
+                        yield reported
                     if isinstance(event, TokensGenerated):
                         self._count_tokens(len(event.token_ids))
                         for output in parser.push(event.token_ids, event.logprobs):
@@ -158,7 +168,7 @@ class Generation:
                     elif isinstance(event, PromptAdmitted):
                         self._count_prompt(event)
                         yield event
-                    else:
+                    elif isinstance(event, RequestFinished):
                         self._count_end(event)
                         reason = event.reason
         except InvalidRequest as error:
@@ -170,7 +180,8 @@ class Generation:
         for output in parser.finish():
             yield output
         self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are not charged
-        yield parser.finished(reason, self.cache or CacheReport())
+        finished = parser.finished(reason, self.cache or CacheReport())
+        yield finished if reported is None else replace(finished, prompt_logprobs=reported.tokens)
 
     def _count_prompt(self, event: PromptAdmitted) -> None:
         self.cache = event.cache
@@ -192,6 +203,12 @@ class Generation:
         self.drafts = event.drafts
         self._telemetry.e2e.observe(self._now() - self._started_at)
 
+    def _prompt_collector(self) -> PromptLogprobCollector | None:
+        request = self.request
+        if request.sampling.prompt_logprobs is None:
+            return None
+        return PromptLogprobCollector(self._generator.tokenizer, request.prompt_token_ids)
+
     def _rules(self) -> OutputRules:
         request, generator = self.request, self._generator
         own_stops = () if request.sampling.ignore_eos else generator.description.eos_token_ids
@@ -202,6 +219,7 @@ class Generation:
             tool_calls=generator.tool_call_format if request.parse_tool_calls else None,
             parallel_tool_calls=request.parallel_tool_calls,
             with_logprobs=request.sampling.logprobs is not None,
+            with_stop_logprobs=request.stop_logprobs,
         )
 
     def _engine_request(self) -> EngineRequest:

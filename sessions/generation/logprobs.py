@@ -2,13 +2,17 @@
 
 Owns the log-probabilities of tokens whose text was not sent yet. Never computes a probability: the engine does that.
 Invariant: a streamed answer has the same log-probabilities as a whole one. Stop tokens, and tokens whose whole text is
-in a stop string, have no log-probabilities, because they are not part of the text.
+in a stop string, have no log-probabilities, because they are not part of the text. Only an answer after an echoed
+prompt has those of its stop token, because evaluation clients count one entry for each generated token.
+
+Also collects the log-probabilities of a prompt's own tokens, which arrive before the answer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graftwork.engine.core.events import TokenLogprobs
-from graftwork.sessions.text.tokenizer import TextTokenizer
+from graftwork.engine.core.events import EngineEvent, PromptAdmitted, PromptScored, TokenLogprobs
+from graftwork.sessions.text.tokenizer import Detokenizer, TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,51 @@ class OutputTokenLogprobs:
     """The likeliest tokens at this position, the likeliest first."""
     offset: int
     """Where the token's text begins in the answer, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokenLogprobs:
+    """One token of a prompt, and the likeliest tokens at its position."""
+
+    token_id: int
+    spelling: bytes
+    offset: int
+    """Where the token's text begins in the text of the whole prompt, in characters. Control tokens have text too."""
+    logprob: float | None = None
+    """The natural logarithm of the token's probability. None for the first token, which follows nothing."""
+    rank: int | None = None
+    """The token's place among all tokens, 1 is the likeliest. None for the first token."""
+    top: tuple[TokenLogprob, ...] = ()
+    """The likeliest tokens at this position, the likeliest first."""
+
+
+class PromptLogprobCollector:
+    """Collects the log-probabilities of the tokens of one prompt, in the order in which the engine reports them."""
+
+    def __init__(self, tokenizer: TextTokenizer, token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids = token_ids
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+        self._num_characters = 0
+        self._tokens: list[PromptTokenLogprobs] = []
+        self._add(None)
+
+    def take(self, event: EngineEvent) -> tuple[PromptTokenLogprobs, ...] | None:
+        """Reads the next event of the request. Returns all tokens of the prompt at the first event after the prompt."""
+        if isinstance(event, PromptScored):
+            for logprobs in event.logprobs:
+                self._add(logprobs)
+        return None if isinstance(event, PromptAdmitted | PromptScored) else tuple(self._tokens)
+
+    def _add(self, logprobs: TokenLogprobs | None) -> None:
+        token_id = self._token_ids[len(self._tokens)]
+        spelling = self._tokenizer.token_bytes(token_id)
+        token = PromptTokenLogprobs(token_id, spelling, self._num_characters)
+        if logprobs is not None:
+            top = tuple(TokenLogprob(one, value, self._tokenizer.token_bytes(one)) for one, value in logprobs.top)
+            token = PromptTokenLogprobs(token_id, spelling, self._num_characters, logprobs.logprob, logprobs.rank, top)
+        self._tokens.append(token)
+        self._num_characters += len(self._detokenizer.push(token_id))
 
 
 class LogprobCollector:

@@ -46,6 +46,8 @@ class OutputRules:
     """Whether several calls are allowed. If False, the answer ends with its first call."""
     with_logprobs: bool = False
     """Whether text deltas and the final event contain log-probabilities."""
+    with_stop_logprobs: bool = False
+    """Whether stop tokens have log-probabilities too, although they are not part of the text."""
 
 
 class OutputParser:
@@ -80,10 +82,11 @@ class OutputParser:
             if self.is_over:
                 break
             self.token_ids.append(token_id)
-            if token_id in self._rules.stop_token_ids:
-                continue
-            if self._logprobs is not None:
+            is_stop = token_id in self._rules.stop_token_ids
+            if self._logprobs is not None and (not is_stop or self._rules.with_stop_logprobs):
                 self._logprobs.add(token_id, logprobs[place], self._next_offset())
+            if is_stop:
+                continue
             text = self._detokenizer.push(token_id)
             self._num_characters += len(text)
             if not self._is_plain:

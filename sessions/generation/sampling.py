@@ -84,7 +84,7 @@ class SamplingFields(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    max_tokens: Annotated[int | None, described_number("max_tokens")] = None
+    max_tokens: Annotated[int | None, described_number("max_tokens", ge=1)] = None
     temperature: Annotated[float | None, described_number("temperature")] = None
     top_p: Annotated[float | None, described_number("top_p")] = None
     top_k: Annotated[
@@ -137,6 +137,11 @@ class SamplingFields(BaseModel):
         return None
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to report at each position of the prompt; None for no log-probabilities."""
+        return None
+
+    @property
     def token_limit(self) -> int | None:
         """The most tokens that the answer may have; None if the request sets no limit."""
         return self.max_tokens
@@ -144,7 +149,8 @@ class SamplingFields(BaseModel):
     def sampling_params(self, max_tokens: int, choice: int = 0) -> SamplingParams:
         """Converts the fields to the engine's parameters. `max_tokens` is the most tokens that the answer may have.
 
-        `choice` is the index of the answer if one prompt gets several answers, from 0.
+        `choice` is the index of the answer if one prompt gets several answers, from 0. Only the first answer reports
+        the log-probabilities of the prompt.
         """
         given = {name: value for name in _SPELLED_ALIKE if (value := getattr(self, name)) is not None}
         return SamplingParams(
@@ -154,6 +160,7 @@ class SamplingFields(BaseModel):
             min_tokens=min(self.min_tokens or 0, max_tokens),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logprobs=self.num_logprobs,
+            prompt_logprobs=self.num_prompt_logprobs if choice == 0 else None,
             choice=choice,
             **given,
         )
@@ -169,6 +176,7 @@ _SPELLED_ALIKE = {field.name for field in fields(SamplingParams)} & set(Sampling
     "seed",
     "min_tokens",
     "stop_token_ids",
+    "prompt_logprobs",
 }
 """Fields whose value is passed to the engine unchanged."""
 
@@ -190,7 +198,7 @@ class SessionSampling(SamplingFields):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_with_neutral_values)
 
-    max_completion_tokens: Annotated[int | None, described_number("max_tokens")] = None
+    max_completion_tokens: Annotated[int | None, described_number("max_tokens", ge=1)] = None
 
     @property
     def token_limit(self) -> int | None:
@@ -215,7 +223,7 @@ def token_budget(prompt_tokens: int, asked: int | None, context_tokens: int, par
     `param`.
     """
     left = context_tokens - prompt_tokens
-    if left < 1:
+    if left < (1 if asked is None else min(asked, 1)):
         raise ContextLengthExceeded.of_prompt(prompt_tokens, context_tokens, param, max_tokens=asked)
     if asked is None:
         return TokenBudget(left, min(left, ASSUMED_TOKENS))

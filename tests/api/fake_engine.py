@@ -10,6 +10,7 @@ from graftwork.engine.core.events import (
     EngineEvent,
     FinishReason,
     PromptAdmitted,
+    PromptScored,
     RequestFinished,
     TokensGenerated,
 )
@@ -104,6 +105,13 @@ class FakeEngine:
         cached = min(self.cached_tokens, len(request.prompt_token_ids))
         recomputed = len(request.prompt_token_ids) - cached
         yield PromptAdmitted(CacheReport(device_tokens=cached, recomputed_tokens=recomputed))
+        if (num_top := request.sampling.prompt_logprobs) is not None:
+            yield PromptScored(
+                tuple(
+                    replace(one, rank=place)
+                    for place, one in enumerate(logprobs_of(request.prompt_token_ids[1:], num_top), start=1)
+                )
+            )
         answer = (*text_tokenizer().encode(self.answer_to(request), allow_special=True), END)
         tokens = answer[: request.sampling.max_tokens]
         for made, token in enumerate(tokens):

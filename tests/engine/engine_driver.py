@@ -13,6 +13,7 @@ from graftwork.engine.core.events import (
     DraftReport,
     FinishReason,
     PromptAdmitted,
+    PromptScored,
     RequestFinished,
     RequestOutput,
     TokenLogprobs,
@@ -43,6 +44,7 @@ class Outcome:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cache: CacheReport | None = None
     finish: FinishReason | None = None
     drafts: DraftReport = field(default_factory=DraftReport)
@@ -172,6 +174,9 @@ class EngineDriver:
             match output.event:
                 case PromptAdmitted(cache):
                     outcome.cache = cache
+                case PromptScored(prompt_logprobs):
+                    assert not outcome.token_ids
+                    outcome.prompt_logprobs.extend(prompt_logprobs)
                 case TokensGenerated(token_ids, logprobs):
                     outcome.token_ids.extend(token_ids)
                     outcome.logprobs.extend(logprobs)

@@ -49,6 +49,8 @@ def test_the_command_line_goes_before_the_environment(monkeypatch: pytest.Monkey
         ("GRAFTWORK_THREADS", "1000000"),
         ("GRAFTWORK_DTYPE", "fp8"),
         ("GRAFTWORK_LORA_KERNELS", "cuda"),
+        ("GRAFTWORK_CORS_ORIGIN", "chat.example.com"),
+        ("GRAFTWORK_CORS_ORIGIN", "https://chat.example.com/page"),
     ],
 )
 def test_a_value_that_cannot_be_read_names_its_variable(

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from graftwork.api.cli.console.flags import (
+    CorsOrigin,
     DatabaseUrl,
     DataDir,
     Demo,
@@ -39,6 +40,7 @@ def serve(
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
+    cors_origin: CorsOrigin = None,
     tool_call_form: ToolForm = None,
     device: Device = None,
     device_bytes: DeviceBytes = None,
@@ -69,6 +71,7 @@ def gateway(
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
+    cors_origin: CorsOrigin = None,
     tool_call_form: ToolForm = None,
 ) -> None:
     """Run a gateway alone, for production. Any number of gateways may share PostgreSQL and Redis.
@@ -110,4 +113,4 @@ def engine(
 
 def _settings(flags: dict[str, object]) -> Settings:
     """Returns the settings for a command's flags. If a flag is missing, its environment variable decides."""
-    return Settings.from_environment({name: None if value is False else value for name, value in flags.items()})
+    return Settings.from_environment({name: None if value in (False, []) else value for name, value in flags.items()})

@@ -59,6 +59,13 @@ KvDir = Annotated[
         metavar="DIR", help="Where the cache on disk lies, of one engine alone (default: kv in the data dir)."
     ),
 ]
+CorsOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN",
+        help="An origin whose web pages may call the server, e.g. https://chat.example.com; may be repeated (default: none).",
+    ),
+]
 MaxDraftTokens = Annotated[
     int | None, typer.Option(help="Tokens guessed for a request in one step; 0: no speculation (default: 16).")
 ]

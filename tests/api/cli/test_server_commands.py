@@ -46,6 +46,22 @@ def test_serve_reads_flags_then_variables(
     assert (settings.device_bytes, settings.data_dir) == (512 * 2**20, Path("there"))
 
 
+def test_origins_of_web_pages_may_be_repeated(
+    graftwork: Graftwork, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--cors-origin` may be given several times; the variable has commas; without both there is none."""
+    graftwork("serve", "--demo")
+    graftwork("gateway", "--cors-origin", "https://a.example", "--cors-origin", "http://localhost:3000")
+    monkeypatch.setenv("GRAFTWORK_CORS_ORIGIN", "https://b.example, https://c.example")
+    graftwork("serve", "--demo")
+
+    assert [settings.cors_origin for (settings,) in started] == [
+        (),
+        ("https://a.example", "http://localhost:3000"),
+        ("https://b.example", "https://c.example"),
+    ]
+
+
 def test_a_switch_that_is_off_leaves_the_variable(
     graftwork: Graftwork, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError
+from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionTokenLogprob
 
 from tests.api.gateway_on_port import gateway_on_port
@@ -86,12 +86,16 @@ async def test_completion(client: AsyncOpenAI) -> None:
         assert all(token in top and len(top) == 2 for token, top in pairs)
 
 
-async def test_echoed_prompts_are_not_scored(client: AsyncOpenAI) -> None:
-    """A request for the logprobs of an echoed prompt is refused, because they are not computed."""
-    with pytest.raises(BadRequestError) as refused:
-        await client.completions.create(model="tiny", prompt="ab", logprobs=2, echo=True)
+async def test_echoed_prompts_have_figures_too(client: AsyncOpenAI) -> None:
+    """With echo, each token stands in the text at its offset, prompt and answer alike."""
+    found = await client.completions.create(model="tiny", prompt="ab cd", logprobs=2, echo=True)
 
-    assert refused.value.param == "logprobs"
+    (choice,) = found.choices
+    assert choice.logprobs is not None
+    tokens, offsets = choice.logprobs.tokens or [], choice.logprobs.text_offset or []
+    assert len(tokens) > len(IDS)
+    for token, offset in zip(tokens, offsets, strict=True):
+        assert choice.text[offset:].startswith(token) or token.startswith("bytes:\\x")
 
 
 async def test_streamed_completion(client: AsyncOpenAI) -> None:

@@ -26,11 +26,11 @@ async def test_unknown_fields_are_ignored(tenant: TestTenant) -> None:
 UNSERVED: list[tuple[str, Any]] = [
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-    ("prompt_logprobs", 0),
+    ("prompt_logprobs", -1),
     ("best_of", 2),
-    ("structured_outputs", {"regex": "a+"}),
+    ("structured_outputs.whitespace_pattern", {"json": {}, "whitespace_pattern": " ?"}),
+    ("guided_whitespace_pattern", " ?"),
     ("functions", [{"name": "f"}]),
-    ("guided_json", {"type": "object"}),
 ]
 INVALID: list[tuple[str, Any]] = [
     ("temperature", -0.1),

@@ -103,8 +103,7 @@ async def test_bad_values(gateway: Gateway, tenant: TestTenant) -> None:
         ("prompt", [1 << 80]),
         ("prompt", {"text": "x"}),
         ("prompt", ["x"] * 129),
-        ("max_tokens", 0),
-        ("guided_json", {"type": "object"}),
+        ("guided_json", "{"),
         ("prompt", [0] * (CONTEXT_TOKENS + 1)),
     ]
     for field, value in bad:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.platform.errors import InvalidRequest
 from tests.api.gateway_on_port import gateway_on_port
-from tests.api.in_process_gateway import Gateway, TestTenant, chat
+from tests.api.in_process_gateway import Gateway, TestTenant, chat, chunks
 
 HEADER = "x-graftwork-unenforced"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}  # fmt: skip
@@ -268,3 +268,19 @@ async def test_strict_is_not_shown_to_the_model(gateway: Gateway, tenant: TestTe
         await tenant.client.post("/v1/chat/completions", json=chat(tools=[tool(**fields)]))
 
     assert len({request.prompt_token_ids for request in gateway.engine.requests}) == 1
+
+
+async def test_a_streamed_call_has_no_empty_text_before_it(gateway: Gateway, tenant: TestTenant) -> None:
+    """In a stream with tools the first delta has null content, as OpenAI's, so that no text stands before the call."""
+    tools = [{"type": "function", "function": {"name": "get_weather"}}]
+    gateway.engine.text = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
+
+    called = chunks((await tenant.client.post("/v1/chat/completions", json=chat(tools=tools, stream=True))).text)
+    gateway.engine.text = "Sunny."
+    plain = chunks((await tenant.client.post("/v1/chat/completions", json=chat(stream=True))).text)
+
+    deltas = [chunk["choices"][0]["delta"] for chunk in called]
+    assert deltas[0] == {"role": "assistant", "content": None}
+    assert not any("content" in delta for delta in deltas[1:])
+    assert deltas[1]["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert plain[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}

@@ -8,7 +8,7 @@ from graftwork.engine.core.sampling import DESCRIPTIONS, RANGES, SamplingParams
 from graftwork.platform.errors import InvalidRequest
 
 OUTSIDE: dict[str, tuple[Any, ...]] = {
-    "max_tokens": (0,),
+    "max_tokens": (-1,),
     "temperature": (-0.1, 2.1, float("nan")),
     "top_k": (0,),
     "top_p": (0.0, 1.1),
@@ -20,10 +20,11 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (-2.1, 2.1, float("inf")),
     "repetition_penalty": (0.0, 101),
     "logprobs": (-1, 21),
+    "prompt_logprobs": (-1, 21),
     "choice": (-1,),
 }
 INSIDE: dict[str, tuple[Any, ...]] = {
-    "max_tokens": (1,),
+    "max_tokens": (0, 1),
     "temperature": (0, 2),
     "top_k": (1, None),
     "top_p": (1, 0.001),
@@ -33,6 +34,7 @@ INSIDE: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (-2, 2),
     "repetition_penalty": (0.01, 100),
     "logprobs": (0, 20, None),
+    "prompt_logprobs": (0, 20, None),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.core.events import TokenLogprobs, TokensGenerated
+from graftwork.engine.core.events import PromptScored, TokenLogprobs, TokensGenerated
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.stats import EngineStats
@@ -93,5 +93,13 @@ def test_a_figure_of_another_version_is_ignored() -> None:
 def test_tokens_arrive_with_their_logprobs(scored: list[tuple[int, TokenLogprobs]]) -> None:
     """Each token arrives with its own log probability and alternatives."""
     sent = TokensGenerated(tuple(token for token, _ in scored), tuple(score for _, score in scored))
+
+    assert codec.event_from_wire(codec.output_to_wire(RequestId("req_1"), sent)) == sent
+
+
+@given(st.lists(st.builds(TokenLogprobs, numbers, st.just(((3, -1.5),)), st.integers(1, 2**31 - 1))))
+def test_the_figures_of_a_prompt_arrive_with_their_ranks(scored: list[TokenLogprobs]) -> None:
+    """Each prompt token arrives with its log probability, its alternatives and its rank."""
+    sent = PromptScored(tuple(scored))
 
     assert codec.event_from_wire(codec.output_to_wire(RequestId("req_1"), sent)) == sent
