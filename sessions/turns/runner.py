@@ -47,6 +47,7 @@ from graftwork.sessions.generation.generator import (
     Generator,
     OutputEvent,
     PromptAdmitted,
+    PromptReported,
     TextDelta,
     ToolCallArgumentsDelta,
     ToolCallStarted,
@@ -229,6 +230,8 @@ class TurnRunner:
             async for event in events:
                 if isinstance(event, GenerationFinished):
                     return event
+                if isinstance(event, PromptReported):
+                    continue  # a session's events have no log-probabilities
                 if isinstance(event, PromptAdmitted):
                     self.is_admitted = True
                     self._settled.set()

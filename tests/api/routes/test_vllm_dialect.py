@@ -113,7 +113,7 @@ async def test_what_cannot_be_kept_is_refused(tenant: TestTenant, fields: dict[s
 
 async def test_hints_for_another_backend_change_nothing(gateway: Gateway, tenant: TestTenant) -> None:
     """A field that only chooses vLLM's backend, and empty fields, are ignored."""
-    fields = {
+    fields: dict[str, Any] = {
         "guided_decoding_backend": "outlines",
         "guided_json": None,
         "guided_regex": "",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graftwork.engine.core.events import FinishReason
-from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.core.requests import AdapterUse, ServiceTier
 from tests.engine.adapter_kinds import AdapterKinds, make_adapter_kinds
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import EngineDriver, Outcome
@@ -98,12 +98,12 @@ def test_a_preempted_request_reports_each_token_once(models: RandomModels, host_
     """A request that is preempted in the middle of its prompt goes on where it was: no token twice, none left out."""
     driver = models.engine(max_batch_tokens=16, max_running=1, host_kv_bytes=host_kv_bytes)
     prompt = random_prompt(5, 150)
-    wanted = driver.submit(prompt, prompt_logprobs=1, max_tokens=4, tier="flex")
+    wanted = driver.submit(prompt, prompt_logprobs=1, max_tokens=4, tier=ServiceTier.FLEX)
     for _ in range(4):
         driver.step()
     begun = len(wanted.prompt_logprobs)
 
-    urgent = driver.submit(random_prompt(6, 30), max_tokens=5, tier="priority", domain=b"other")
+    urgent = driver.submit(random_prompt(6, 30), max_tokens=5, tier=ServiceTier.PRIORITY, domain=b"other")
     driver.finish()
 
     assert 0 < begun < len(prompt) - 1
