@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from graftwork.sessions.generation.generator import GenerationEvent, GenerationFinished, TextDelta
-from graftwork.sessions.generation.logprobs import OutputTokenLogprobs, PromptTokenLogprobs, TokenLogprob
-
-_IMPOSSIBLE = -9999.0
-"""OpenAI's log-probability for a token that cannot occur. JSON has no number for minus infinity."""
+from graftwork.sessions.generation.logprobs import (
+    OutputTokenLogprobs,
+    PromptTokenLogprobs,
+    TokenLogprob,
+    finite_logprob,
+    token_scores,
+)
 
 
 def new_logprobs(event: GenerationEvent) -> Sequence[OutputTokenLogprobs]:
@@ -28,8 +31,7 @@ def chat_logprobs(scores: Sequence[OutputTokenLogprobs]) -> dict[str, Any]:
 
     The `bytes` of all tokens together are the answer's text. The bytes of one token may be only a part of a character.
     """
-    content = [_entry(score.token) | {"top_logprobs": [_entry(one) for one in score.top]} for score in scores]
-    return {"content": content, "refusal": None}
+    return {"content": [token_scores(score) for score in scores], "refusal": None}
 
 
 def completion_logprobs(scores: Sequence[OutputTokenLogprobs], start: int = 0) -> dict[str, Any]:
@@ -41,8 +43,8 @@ def completion_logprobs(scores: Sequence[OutputTokenLogprobs], start: int = 0) -
     """
     return {
         "tokens": [_key(score.token) for score in scores],
-        "token_logprobs": [_finite(score.token) for score in scores],
-        "top_logprobs": [{_key(one): _finite(one) for one in (*score.top, score.token)} for score in scores],
+        "token_logprobs": [finite_logprob(score.token) for score in scores],
+        "top_logprobs": [{_key(one): finite_logprob(one) for one in (*score.top, score.token)} for score in scores],
         "text_offset": [start + score.offset for score in scores],
     }
 
@@ -57,9 +59,9 @@ def echo_logprobs(prompt: Sequence[PromptTokenLogprobs], echo: str, num_top: int
     added = _added_before(prompt, echo)
     for one in prompt:
         token = None if one.logprob is None else TokenLogprob(one.token_id, one.logprob, one.spelling)
-        top = None if token is None else {_key(each): _finite(each) for each in (*one.top[:num_top], token)}
+        top = None if token is None else {_key(each): finite_logprob(each) for each in (*one.top[:num_top], token)}
         lists["tokens"].append(_key(one))
-        lists["token_logprobs"].append(None if token is None else _finite(token))
+        lists["token_logprobs"].append(None if token is None else finite_logprob(token))
         lists["top_logprobs"].append(top)
         lists["text_offset"].append(min(max(one.offset - added, 0), len(echo)))
     return lists
@@ -84,17 +86,12 @@ def _by_token_id(one: PromptTokenLogprobs, logprob: float, num_top: int) -> dict
     ranked = [(one.rank, own), *enumerate(one.top[:num_top], start=1)]
     return {
         str(token.token_id): {
-            "logprob": _finite(token),
+            "logprob": finite_logprob(token),
             "rank": rank,
             "decoded_token": token.spelling.decode(errors="replace"),
         }
         for rank, token in ranked
     }
-
-
-def _entry(token: TokenLogprob) -> dict[str, Any]:
-    text = token.spelling.decode(errors="replace")
-    return {"token": text, "logprob": _finite(token), "bytes": list(token.spelling)}
 
 
 def _key(token: TokenLogprob | PromptTokenLogprobs) -> str:
@@ -106,7 +103,3 @@ def _key(token: TokenLogprob | PromptTokenLogprobs) -> str:
         return token.spelling.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.spelling)
-
-
-def _finite(token: TokenLogprob) -> float:
-    return max(_IMPOSSIBLE, token.logprob)  # in this order also for NaN

@@ -16,6 +16,7 @@ from graftwork.api.schemas.input_items import InputItemJson
 from graftwork.api.schemas.response_tools import ResponseTools
 from graftwork.api.schemas.sessions import Metadata
 from graftwork.api.schemas.shapes import ResponseToolChoiceJson, TextFormatJson
+from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.responses.input import MAX_INPUT_ITEMS, ignored_items, read_input
 from graftwork.sessions.responses.record import NewResponse
@@ -24,7 +25,7 @@ from graftwork.sessions.responses.tools import PlacedTool, ignored_tools, is_hos
 from graftwork.sessions.tools.tool_choice import qualified_name
 
 _UNSUPPORTED = {
-    **COMPLETION_UNSUPPORTED,
+    **{field: is_neutral for field, is_neutral in COMPLETION_UNSUPPORTED.items() if field != "top_logprobs"},
     **dict.fromkeys(
         (
             "response_format",
@@ -43,10 +44,10 @@ _UNSUPPORTED = {
     "truncation": lambda value: value in (None, "disabled"),
     "prompt": lambda value: value is None,
     "context_management": lambda value: not value,
-    "include": lambda value: not (isinstance(value, list) and "message.output_text.logprobs" in value),
 }
 
 
+_LOGPROBS = "message.output_text.logprobs"
 _NAMED_TYPES = ("function", "custom")
 """The types of a `tool_choice` that names one tool."""
 
@@ -100,6 +101,10 @@ class ResponseRequest(SamplingBody):
     tool_choice: ResponseToolChoiceJson = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
+    include: list[str] | None = None
+    """`message.output_text.logprobs` adds log-probabilities to the text. The server ignores other values."""
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    """How many likely tokens to report beside each token, if `include` asks for log-probabilities."""
     metadata: Metadata | None = None
 
     @model_validator(mode="before")
@@ -125,6 +130,8 @@ class ResponseRequest(SamplingBody):
 
     @model_validator(mode="after")
     def check_combinations(self) -> "ResponseRequest":
+        if self.top_logprobs and self.num_logprobs is None:
+            raise FieldError("top_logprobs", f"add {_LOGPROBS!r} to `include` to get any")
         if self.conversation is not None and self.previous_response_id is not None:
             raise FieldError("previous_response_id", "a response goes on from a response or in a conversation")
         if self.store is False and self.background:
@@ -132,6 +139,11 @@ class ResponseRequest(SamplingBody):
         if self.store is False and self.conversation is not None:
             raise FieldError("conversation", "a conversation keeps its responses: leave `store` out")
         return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likely tokens to report beside each token; None reports no log-probabilities."""
+        return (self.top_logprobs or 0) if _LOGPROBS in (self.include or ()) else None
 
     @property
     def conversation_id(self) -> str | None:
@@ -172,6 +184,7 @@ class ResponseRequest(SamplingBody):
             parallel_tool_calls=self.parallel_tool_calls is not False,
             response_format=None if self.text is None else self.text.chat_form(),
             sampling=sampling,
+            num_logprobs=self.num_logprobs,
         )
 
     def _echo(self, service_tier: str) -> dict[str, Any]:
@@ -194,7 +207,7 @@ class ResponseRequest(SamplingBody):
             "text": {"format": text_format or {"type": "text"}},
             "tool_choice": self.tool_choice or "auto",
             "tools": [echo for tool in self.tools or () if (echo := tool.echo()) is not None],
-            "top_logprobs": 0,
+            "top_logprobs": self.top_logprobs or 0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "truncation": "disabled",
         }

@@ -88,6 +88,8 @@ class ContentPart(Answer):
     type: Literal["input_text", "output_text"]
     text: str
     annotations: tuple[dict[str, Any], ...] | None = absent()
+    logprobs: tuple[dict[str, Any], ...] | None = absent()
+    """The log-probabilities of the text's tokens, if the request asked for them."""
 
 
 class Item(Answer):

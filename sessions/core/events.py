@@ -81,8 +81,10 @@ def turn_created(cache: Mapping[str, Any] | None) -> EventDraft:
     return EventDraft(EventType.TURN_CREATED, {"cache": cache})
 
 
-def output_text_delta(delta: str) -> EventDraft:
-    return EventDraft(EventType.OUTPUT_TEXT_DELTA, {"delta": delta})
+def output_text_delta(delta: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> EventDraft:
+    """Returns a piece of the answer's text, with the log-probabilities of its tokens if the request asked for them."""
+    scores = {"logprobs": list(logprobs)} if logprobs else {}
+    return EventDraft(EventType.OUTPUT_TEXT_DELTA, {"delta": delta, **scores})
 
 
 def tool_call_started(call_id: CallId, name: str) -> EventDraft:
@@ -120,7 +122,9 @@ def add_draft(drafts: list[EventDraft], draft: EventDraft, num_fixed: int = 0) -
     """
     if len(drafts) > num_fixed and _continues(drafts[-1], draft):
         delta = drafts[-1].fields["delta"] + draft.fields["delta"]
-        drafts[-1] = replace(draft, fields={**draft.fields, "delta": delta})
+        scores = [*drafts[-1].fields.get("logprobs", ()), *draft.fields.get("logprobs", ())]
+        joined = {"delta": delta, **({"logprobs": scores} if scores else {})}
+        drafts[-1] = replace(draft, fields={**draft.fields, **joined})
     else:
         drafts.append(draft)
 

@@ -76,6 +76,8 @@ class SessionSettings:
     parallel_tool_calls: bool = True
     response_format: Mapping[str, Any] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    num_logprobs: int | None = None
+    """How many likely tokens to report beside each token of an answer, from 0; None reports no log-probabilities."""
 
     @property
     def opening(self) -> Opening:

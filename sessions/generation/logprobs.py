@@ -10,6 +10,7 @@ Also collects the log-probabilities of a prompt's own tokens, which arrive befor
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from graftwork.engine.core.events import EngineEvent, PromptAdmitted, PromptScored, TokenLogprobs
 from graftwork.sessions.text.tokenizer import Detokenizer, TextTokenizer
@@ -35,6 +36,25 @@ class OutputTokenLogprobs:
     """The likeliest tokens at this position, the likeliest first."""
     offset: int
     """Where the token's text begins in the answer, in characters."""
+
+
+_IMPOSSIBLE = -9999.0
+"""OpenAI's log-probability for a token that cannot occur. JSON has no number for minus infinity."""
+
+
+def finite_logprob(token: TokenLogprob) -> float:
+    """Returns the log-probability of a token as a number that JSON has."""
+    return max(_IMPOSSIBLE, token.logprob)  # in this order also for NaN
+
+
+def token_scores(score: OutputTokenLogprobs) -> dict[str, Any]:
+    """Returns the log-probabilities at one position in the form of OpenAI's chat completions and Responses API."""
+    return _scored(score.token) | {"top_logprobs": [_scored(one) for one in score.top]}
+
+
+def _scored(token: TokenLogprob) -> dict[str, Any]:
+    text = token.spelling.decode(errors="replace")
+    return {"token": text, "logprob": finite_logprob(token), "bytes": list(token.spelling)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ Invariant: an item is closed before the next item is opened, and all items are c
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -63,7 +63,7 @@ class ResponseEvents:
             case EventType.TURN_CREATED:
                 return [self._lifecycle("response.in_progress", IN_PROGRESS)]
             case EventType.OUTPUT_TEXT_DELTA:
-                return list(self._say(fields["delta"]))
+                return list(self._say(fields["delta"], fields.get("logprobs", ())))
             case EventType.TOOL_CALL_STARTED:
                 return list(self._open_call(fields["call_id"], fields["name"]))
             case EventType.TOOL_CALL_ARGUMENTS_DELTA:
@@ -84,7 +84,7 @@ class ResponseEvents:
         name = "incomplete" if status == "cancelled" else status  # the API has no event for a cancelled response
         return [*events, self._event(f"response.{name}", response=body)]
 
-    def _say(self, delta: str) -> Iterator[Event]:
+    def _say(self, delta: str, logprobs: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
         if not self._speaks:
             delta = self._space + delta
             if self.output and not delta.strip():
@@ -93,7 +93,10 @@ class ResponseEvents:
             yield from self._open_message()
         part = self.output[-1]["content"][0]
         part["text"] += delta
-        yield self._event("response.output_text.delta", **self._at(), content_index=0, delta=delta, logprobs=[])
+        if logprobs:
+            part["logprobs"] = [*part.get("logprobs", ()), *logprobs]
+        at = {**self._at(), "content_index": 0}
+        yield self._event("response.output_text.delta", **at, delta=delta, logprobs=list(logprobs))
 
     @property
     def _speaks(self) -> bool:
@@ -162,7 +165,7 @@ class ResponseEvents:
         item["status"] = status
         if item["type"] == "message":
             at, part = {**self._at(), "content_index": 0}, self._part()
-            yield self._event("response.output_text.done", **at, text=part["text"], logprobs=[])
+            yield self._event("response.output_text.done", **at, text=part["text"], logprobs=part.get("logprobs", []))
             yield self._event("response.content_part.done", **at, part=part)
         yield self._event("response.output_item.done", output_index=len(self.output) - 1, item=deepcopy(item))
 

@@ -141,7 +141,7 @@ class TurnLauncher:
             message = f"{error.message} Or rewind to an earlier checkpoint."
             raise ContextLengthExceeded(message, param=error.param, details=error.details) from None
         fields = read_sampling(settings.sampling)
-        sampling = fields.sampling_params(budget.max_tokens)
+        sampling = replace(fields.sampling_params(budget.max_tokens), logprobs=settings.num_logprobs)
         check_vocabulary(sampling, description.vocab_size)
         isolation = principal.isolation(dependencies.pepper)
         request = GenerationRequest(

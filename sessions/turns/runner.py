@@ -52,6 +52,7 @@ from graftwork.sessions.generation.generator import (
     ToolCallArgumentsDelta,
     ToolCallStarted,
 )
+from graftwork.sessions.generation.logprobs import token_scores
 from graftwork.sessions.generation.usage import Accounting, RequestAccount, Usage
 from graftwork.sessions.store.event_log import RETRY_AFTER_S, EventLog
 from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore, failure_event
@@ -346,7 +347,7 @@ def _draft(event: PromptAdmitted | OutputEvent) -> EventDraft:
     if isinstance(event, PromptAdmitted):
         return turn_created(cache_body(event.cache))
     if isinstance(event, TextDelta):
-        return output_text_delta(event.text)
+        return output_text_delta(event.text, [token_scores(score) for score in event.logprobs])
     if isinstance(event, ToolCallStarted):
         return tool_call_started(event.call_id, event.name)
     if isinstance(event, ToolCallArgumentsDelta):
