@@ -275,10 +275,18 @@ async def test_a_worker_ends_with_its_parent(small: AdapterInspector) -> None:
         await small.identify(config_bytes(), GOOD, DESCRIPTION)
 
 
+def start(command: tuple[str, ...]) -> None:
+    worker = InspectionProcess(command)
+    try:
+        worker.prepare()
+    finally:
+        worker.kill()
+
+
 @pytest.mark.parametrize("command", [("/nonexistent",), ("false",), ("echo",)])
 def test_a_worker_that_cannot_start_is_absent_capacity(command: tuple[str, ...]) -> None:
     """A worker program that is missing, fails or is not a worker gives the error for absent capacity."""
     with pytest.raises(Unavailable) as caught:
-        InspectionProcess(command)
+        start(command)
 
     assert caught.value.code == "inspection_unavailable"
