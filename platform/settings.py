@@ -113,6 +113,10 @@ class Settings:
     """HTTP connections that one address may hold; 0 sets no limit. Addresses of this machine have no limit."""
     max_wrong_keys: int = 20
     """Wrong API keys that one address may send at once. It may send one more each second."""
+    max_uploads: int = 8
+    """Uploads of adapters that the gateway receives at the same time, at least 1. Each needs up to 512 MiB of disk."""
+    max_tenant_uploads: int = 4
+    """Uploads of one tenant at the same time, at least 1."""
     max_draft_tokens: int = 16
     """The most tokens drafted for one request in one step; 0 switches drafting off. Drafting does not change answers.
     """
@@ -297,6 +301,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "waiting_share": _fraction,
     "max_connections_per_address": _whole(0),
     "max_wrong_keys": _whole(1),
+    "max_uploads": _whole(1),
+    "max_tenant_uploads": _whole(1),
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "log_level": _one_of("debug", "info", "warning", "error"),

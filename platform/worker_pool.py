@@ -97,13 +97,10 @@ class WorkerPool:
             self._forget_job(owner)
             loop.call_later(pause_s, turn.release)
 
-        try:
-            running = self._slots.submit(lambda: self._run(job))
-        except BaseException:
-            end()
-            raise
-        running.add_done_callback(lambda _: loop.call_soon_threadsafe(end))
-        return await asyncio.wrap_future(running)
+        def ended() -> None:
+            loop.call_soon_threadsafe(end)
+
+        return await self._slots.run(lambda: self._run(job), ended)
 
     async def close(self) -> None:
         """Kills the workers. A running job raises Unavailable. May be called more than once."""

@@ -4,7 +4,7 @@ Owns the threads that talk to the workers, the set of running workers, and what 
 as threads; each slot holds one worker, or none before its first job. Never knows what a worker is asked.
 Invariant: after `close`, no worker runs, also none that was just starting.
 
-    submit(job) ──► thread: with take() as worker: worker.ask(…)      an error in the block ends this worker
+    run(job) ──► thread: with take() as worker: worker.ask(…)      an error in the block ends this worker
 """
 
 import asyncio
@@ -105,17 +105,19 @@ class WorkerSlots(Generic[W]):
         if self._is_closed:
             raise self._closed()
 
-    def submit(self, job: Callable[[], T]) -> "Future[T]":
-        """Runs a job on one of the threads. Raises Unavailable after `close`."""
-        with self._lock:
-            self.check_open()
-            return self._threads.submit(job)
+    async def run(self, job: Callable[[], T], ended: Callable[[], None]) -> T:
+        """Runs a job on one of the threads. Raises Unavailable after `close`.
+
+        Calls `ended` once, also after an error, when no thread runs the job any more. This may be on another thread, and
+        long after the caller was cancelled.
+        """
+        return await asyncio.wrap_future(self._submitted(job, ended))  # a variable would close a cycle with the error
 
     @contextmanager
     def take(self) -> Generator[W]:
         """Waits for a free slot, and lends its worker for the `with` block. Starts the worker if the slot has none.
 
-        An error in the block ends the worker; the next job gets another. Call this only on a thread of `submit`. Raises
+        An error in the block ends the worker; the next job gets another. Call this only on a thread of `run`. Raises
         Unavailable if the worker does not start, and after `close`.
         """
         worker = self._slots.get()
@@ -139,6 +141,17 @@ class WorkerSlots(Generic[W]):
         await asyncio.to_thread(self._threads.shutdown)
         for worker in self._running():
             self._discard(worker)
+
+    def _submitted(self, job: Callable[[], T], ended: Callable[[], None]) -> "Future[T]":
+        try:
+            with self._lock:
+                self.check_open()
+                future = self._threads.submit(job)
+        except BaseException:
+            ended()
+            raise
+        future.add_done_callback(lambda _: ended())
+        return future
 
     def _running(self) -> list[W]:
         with self._lock:

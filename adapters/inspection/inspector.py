@@ -1,11 +1,10 @@
 """Inspects uploaded adapters in separate worker processes, so that a harmful file cannot break the gateway.
 
-Owns what the workers are asked, and the limits for the inspection of one file: address space, processor time and elapsed
-time. A worker gets only the content of the uploaded files and the description of the model (such as its shapes). A
+Owns what the workers are asked, and the limits for the inspection of one file: address space, processor time and
+elapsed time. A worker gets only the content of the uploaded files and the description of the model (such as its shapes). A
 worker that exceeds a limit is killed, and a new worker replaces it. Never blocks the gateway's event loop.
 """
 
-import asyncio
 import os
 import tempfile
 from collections.abc import Generator
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.inspection.process import InspectionProcess, WorkerEnded, WorkerTooSlow
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import Unavailable, ValidationFailed
@@ -64,30 +64,37 @@ class AdapterInspector:
     def worker_pids(self) -> tuple[int, ...]:
         return self._slots.worker_pids
 
-    async def identify(self, config: bytes, weights: bytes, description: EngineDescription) -> IdentifiedAdapter:
+    async def identify(self, files: AdapterFiles, description: EngineDescription) -> IdentifiedAdapter:
         """Validates the two files of an uploaded adapter, and returns the adapter's digest and ranks.
 
         Raises ValidationFailed if a file is wrong, or if the inspection exceeds a limit. Raises Unavailable if no
-        worker process can be started, or after `close`.
+        worker process can be started, or after `close`. The caller may close the file even while a cancelled inspection
+        still runs.
         """
-        return await asyncio.wrap_future(self._slots.submit(lambda: self._identify(config, weights, description)))
+        self._slots.check_open()
+        weights = os.dup(files.weights.fileno())
+        return await self._slots.run(
+            lambda: self._identify(files.config, weights, description), lambda: os.close(weights)
+        )
 
     async def close(self) -> None:
         """Stops all workers. Inspections that are still running fail. A second call does nothing."""
         await self._slots.close()
 
-    def _identify(self, config: bytes, weights: bytes, description: EngineDescription) -> IdentifiedAdapter:
+    def _identify(self, config: bytes, weights: int, description: EngineDescription) -> IdentifiedAdapter:
+        """Asks a worker. `weights` is the descriptor of the open file."""
+        weights_bytes = os.fstat(weights).st_size
         order = {
             "config_bytes": len(config),
-            "weights_bytes": len(weights),
+            "weights_bytes": weights_bytes,
             "cpu_s": self._limits.cpu_s,
-            "memory_bytes": self._limits.memory_bytes + len(weights),
+            "memory_bytes": self._limits.memory_bytes + weights_bytes,
             "description": asdict(description),
         }
-        with _as_file(config, weights) as descriptor:
+        with _as_file(config) as config_file:
             for attempt in range(_ATTEMPTS):
                 try:
-                    return self._ask(order, descriptor)
+                    return self._ask(order, (config_file, weights))
                 except WorkerTooSlow:
                     self._refuse(f"took longer than {self._limits.deadline_s:g} s, or {self._limits.cpu_s:g} s of work")
                 except WorkerEnded as ended:
@@ -95,10 +102,10 @@ class AdapterInspector:
                         self._refuse(f"ended the process that read them, twice ({ended.reason})")
         raise AssertionError("every attempt returns or raises")
 
-    def _ask(self, order: dict[str, Any], descriptor: int) -> IdentifiedAdapter:
+    def _ask(self, order: dict[str, Any], descriptors: tuple[int, int]) -> IdentifiedAdapter:
         """Sends the order to a worker, and reads the worker's answer. A worker that exceeded its memory is replaced."""
         with self._slots.take() as worker:
-            answer = worker.ask(order, descriptor, self._limits.deadline_s)
+            answer = worker.ask(order, descriptors, self._limits.deadline_s)
             if answer == {"exceeded": "memory"}:
                 self._refuse(f"need more than {self._limits.memory_bytes} bytes of memory beside themselves")
         return self._read(answer)
@@ -129,18 +136,17 @@ def _closing() -> Unavailable:
 
 
 @contextmanager
-def _as_file(config: bytes, weights: bytes) -> Generator[int]:
-    """Writes both contents, one after the other, to an unnamed file, and yields its descriptor.
+def _as_file(content: bytes) -> Generator[int]:
+    """Writes `content` to an unnamed file, and yields its descriptor.
 
     The file is in memory if the system supports that.
     """
     if hasattr(os, "memfd_create"):
-        opened = os.fdopen(os.memfd_create("adapter-upload"), "wb", buffering=0)
+        opened = os.fdopen(os.memfd_create("adapter-config"), "wb", buffering=0)
     else:
         opened = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed below, as the other is
     with opened as file:
-        for content in (config, weights):
-            view = memoryview(content)
-            while view:
-                view = view[file.write(view) :]
+        view = memoryview(content)
+        while view:
+            view = view[file.write(view) :]
         yield file.fileno()

@@ -48,18 +48,18 @@ class InspectionProcess(WorkerProcess):
         except (WorkerEnded, WorkerTooSlow) as error:
             raise _absent(str(error) or "it took too long") from error
 
-    def ask(self, order: dict[str, Any], descriptor: int, within_s: float) -> dict[str, Any]:
+    def ask(self, order: dict[str, Any], descriptors: tuple[int, int], within_s: float) -> dict[str, Any]:
         """Sends the worker one upload, and returns the worker's answer.
 
-        `order` has the limits, the lengths of the two files and the description of the model. `descriptor` is an open
-        file that contains both files. `within_s` is the most time in seconds that the worker may take.
+        `order` has the limits, the lengths of the two files and the description of the model. `descriptors`
+        are the two open files. `within_s` is the most time in seconds that the worker may take.
         Raises WorkerEnded if the worker dies, and WorkerTooSlow if it takes too long. After an error, call `kill` and
         do not use this worker again.
         """
         deadline = time.monotonic() + within_s
         self.connection.settimeout(within_s)
         try:
-            send(self.connection, order, descriptor)
+            send(self.connection, order, descriptors)
         except TimeoutError:
             raise WorkerTooSlow from None
         except OSError:

@@ -36,6 +36,7 @@ from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
+from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
@@ -183,7 +184,9 @@ async def _assemble(
             conversations=ConversationService(sessions),
             tasks=tasks,
         ),
-        account=AccountResources(clock, tenancy, meter, registry, description),
+        account=AccountResources(
+            clock, tenancy, meter, registry, description, UploadBound(settings.max_uploads, settings.max_tenant_uploads)
+        ),
         admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine, description),
         server=ServerResources(
             settings=settings,
