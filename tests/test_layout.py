@@ -94,6 +94,10 @@ FENCES: dict[str, tuple[str, ...]] = {
     "starlette": ("api/*",),
     "grpc": ("engine/rpc/*",),
     "prometheus_client": ("platform/*",),
+    "pickle": (),
+    "shelve": (),
+    "multiprocessing": (),
+    "marshal": ("platform/worker_pool.py",),
 }
 """By package: the only places in the rooms that may import it."""
 CLOCK_READERS = (
