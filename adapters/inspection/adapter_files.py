@@ -8,10 +8,8 @@ import os
 from dataclasses import dataclass
 from typing import BinaryIO, Self
 
+from graftwork.adapters.format.lora_config import MAX_CONFIG_BYTES
 from graftwork.platform.errors import ValidationFailed
-
-MAX_CONFIG_BYTES = 256 * 1024
-"""The largest configuration. PEFT writes less than 10 KB, also for an adapter with a pattern for each module."""
 
 
 @dataclass(frozen=True, slots=True)

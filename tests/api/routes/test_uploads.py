@@ -140,8 +140,8 @@ async def test_uploads_in_flight_are_bounded(gateway: Gateway, tenant: TestTenan
 
 
 async def test_a_long_config_is_refused(tenant: TestTenant) -> None:
-    """A configuration of more than 256 KiB is a 422 that names it."""
-    files = adapter_upload() | {"config": ("adapter_config.json", b" " * 300_000 + config_bytes())}
+    """A configuration of more than 1 MiB is a 422 that names it."""
+    files = adapter_upload() | {"config": ("adapter_config.json", b" " * (1 << 20) + config_bytes())}
 
     answer = await tenant.client.post("/v1/adapters", data={"name": "a"}, files=files)
 
