@@ -134,59 +134,36 @@ async def _assemble(
     tenancy = Tenancy(database, pepper, clock)
     meter = UsageMeter(database)
     quotas = await _quota_keeper(settings, clock, meter)
-    journal = UsageJournal(settings.data_dir / _USAGE_FOLDER)
-    backlog, description = UsageBacklog(meter, journal), served.generator.description
+    description = served.generator.description
+    backlog = UsageBacklog(meter, UsageJournal(settings.data_dir / _USAGE_FOLDER))
     in_flight = InFlightBound(clock, description.max_requests, description.max_domain_requests)
     accounting = Accounting(tenancy.get_quota, quotas, backlog, telemetry, clock, in_flight)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
     registry = AdapterRegistry(
-        database,
-        artifacts,
-        inspector,
-        clock=clock,
-        probe=engine.probe_adapter,
-        before_free=engine.forget_adapter,
+        database, artifacts, inspector, clock=clock, probe=engine.probe_adapter, before_free=engine.forget_adapter
     )
-    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), _LEASE_S)
-    dependencies = TurnDependencies(
-        generator=served.generator,
-        accounting=accounting,
-        store=turns,
-        log=EventLog(turns.append, clock, asyncio.sleep),
-        kv=SessionKvClient(engine, pepper, served.generator.public_prefixes),
-        encoder=served.prompts,
-        encoding=encoding,
+    uploads = UploadBound(settings.max_uploads, settings.max_tenant_uploads)
+    inference = InferenceResources(
         clock=clock,
         pepper=pepper,
-        heartbeat_s=_HEARTBEAT_S,
+        registry=registry,
+        generator=served.generator,
+        accounting=accounting,
+        description=description,
+        folder=served.folder,
+        encoding=encoding,
         planner=served.planner,
+        tasks=ServerTasks(),
     )
-    sessions = SessionService(database, registry, dependencies)
-    tasks = ServerTasks()
+    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), _LEASE_S)
+    sessions = SessionService(database, registry, _turn_dependencies(inference, turns, engine, served.prompts))
+    responses, conversations = ResponseService(database, sessions, clock), ConversationService(sessions)
     return Resources(
-        inference=InferenceResources(
-            clock=clock,
-            pepper=pepper,
-            registry=registry,
-            generator=served.generator,
-            accounting=accounting,
-            description=description,
-            folder=served.folder,
-            encoding=encoding,
-            planner=served.planner,
-            tasks=tasks,
-        ),
+        inference=inference,
         sessions=SessionResources(
-            clock=clock,
-            base_name=description.model_name,
-            sessions=sessions,
-            responses=ResponseService(database, sessions, clock),
-            conversations=ConversationService(sessions),
-            tasks=tasks,
+            clock, description.model_name, sessions, responses, conversations, tasks=inference.tasks
         ),
-        account=AccountResources(
-            clock, tenancy, meter, registry, description, UploadBound(settings.max_uploads, settings.max_tenant_uploads)
-        ),
+        account=AccountResources(clock, tenancy, meter, registry, description, uploads),
         admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine, description),
         server=ServerResources(
             settings=settings,
@@ -199,6 +176,24 @@ async def _assemble(
             engine=engine,
             json=JsonParsing(),
         ),
+    )
+
+
+def _turn_dependencies(
+    inference: InferenceResources, turns: TurnStore, engine: EngineClient, prompts: PromptEncoder | None
+) -> TurnDependencies:
+    return TurnDependencies(
+        generator=inference.generator,
+        accounting=inference.accounting,
+        store=turns,
+        log=EventLog(turns.append, inference.clock, asyncio.sleep),
+        kv=SessionKvClient(engine, inference.pepper, inference.generator.public_prefixes),
+        encoder=prompts,
+        encoding=inference.encoding,
+        clock=inference.clock,
+        pepper=inference.pepper,
+        heartbeat_s=_HEARTBEAT_S,
+        planner=inference.planner,
     )
 
 
