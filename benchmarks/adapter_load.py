@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from graftwork.adapters.format.identity import identify_adapter
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
 from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.engine.build.devices import keep_freed_memory
@@ -128,7 +129,8 @@ def measure(dtype: torch.dtype) -> dict[str, Any]:
         make_adapter(folder, dtype)
         config, weights = (folder / CONFIG_NAME).read_bytes(), (folder / WEIGHTS_NAME).read_bytes()
         _, digest = identify_adapter(config, weights, DESCRIPTION)
-        store.put(digest, config, weights)
+        with (folder / WEIGHTS_NAME).open("rb") as file:
+            store.put(digest, AdapterFiles(config, file))
         source = ArtifactAdapterSource(Path(root) / "artifacts", DESCRIPTION)
         check(source.load(digest), folder)
         model = PeftModel.from_pretrained(base_model(), folder)

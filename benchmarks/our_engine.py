@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from graftwork.adapters.format.identity import identify_adapter
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
 from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.engine.build.engine import Engine, build_engine
@@ -31,7 +32,8 @@ class YardstickArtifacts:
         for folder in self._folders:
             config, weights = (folder / CONFIG_NAME).read_bytes(), (folder / WEIGHTS_NAME).read_bytes()
             _, digest = identify_adapter(config, weights, description)
-            store.put(digest, config, weights)
+            with (folder / WEIGHTS_NAME).open("rb") as file:
+                store.put(digest, AdapterFiles(config, file))
             self.digests.append(digest)
         return ArtifactAdapterSource(self._root, description)
 

@@ -121,6 +121,10 @@ class Settings:
     """Wrong API keys that one address may send at once. It may send one more each second."""
     lease_s: float = 30.0
     """Seconds, 1 to 3600, after which others may have what a dead gateway held, such as places in limits."""
+    max_uploads: int = 8
+    """Uploads of adapters that the gateway receives at the same time, at least 1. Each needs up to 512 MiB of disk."""
+    max_tenant_uploads: int = 4
+    """Uploads of one tenant at the same time, at least 1."""
     max_draft_tokens: int = 16
     """The most tokens drafted for one request in one step; 0 switches drafting off. Drafting does not change answers.
     """
@@ -316,6 +320,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_connections_per_address": _whole(0),
     "max_wrong_keys": _whole(1),
     "lease_s": _seconds(1, 3600),
+    "max_uploads": _whole(1),
+    "max_tenant_uploads": _whole(1),
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "log_level": _one_of("debug", "info", "warning", "error"),

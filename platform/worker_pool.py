@@ -1,7 +1,7 @@
 """Runs jobs in worker processes, so that long jobs neither block the event loop nor enlarge this process.
 
-Owns the processes, their sockets and their time limit. Runs one job of an owner (a tenant) at a time. Never runs a job
-in this process, and never starts a process before the first job.
+Owns the form of a message, the time limit of a job and the turns of owners (tenants): one job of an owner at a time.
+`worker_slots.py` owns the processes. Never runs a job in this process, and never starts a process before the first job.
 Invariant: a worker that has much more memory after a job than at its start ends, and the pool replaces it.
 
     length: u64 LE ‖ kind: u8 ‖ marshal, or bytes as they are       both ways, on a socket pair; the first is the setup
@@ -16,24 +16,19 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from queue import SimpleQueue
-from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
-import graftwork
 from graftwork.platform.errors import CapacityContended, GraftworkError, PayloadTooLarge, Unavailable, error_classes
 from graftwork.platform.memory import free_large_blocks_at_once, give_memory_back, resident_bytes
 from graftwork.platform.settings import time_zone
+from graftwork.platform.worker_slots import WorkerProcess, WorkerSlots, python_command
 
 _HEAD = struct.Struct("<QB")
 _PLAIN, _RAW = 0, 1
@@ -64,143 +59,95 @@ class WorkerPool:
 
         `deadline_s` is the most seconds of one job. `most_waiting` is the most unfinished jobs of one owner.
         """
-        self._module = module
-        self._setup = setup
         self._deadline_s = deadline_s
         self._most_waiting = most_waiting
-        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix=module.rpartition(".")[2])
-        self._slots: SimpleQueue[_Worker | None] = SimpleQueue()
-        for _ in range(num_workers):
-            self._slots.put(None)
-        self._lock = Lock()
-        self._live: set[_Worker] = set()
-        self._is_closed = False
+        self._slots = WorkerSlots(
+            lambda: _Worker(module, _Frame.of(setup())), _closing, num_workers, module.rpartition(".")[2]
+        )
         self._num_jobs_by_owner: Counter[str] = Counter()
         self._turn_by_owner: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """The ids of the processes that run now, in ascending order."""
-        with self._lock:
-            return tuple(sorted(worker.pid for worker in self._live))
+        return self._slots.worker_pids
 
     async def run(self, owner: str, job: Any, *, pause_s: float = 0.0) -> Any:
         """Runs a job, which is plain data, and returns the worker's answer.
 
-        The owner's next job starts at least `pause_s` seconds after the end of this job.
+        The owner's next job starts at least `pause_s` seconds after the end of this job. If the caller is cancelled
+        while a worker runs the job, the next one still waits for that end.
         Raises the worker's GraftworkError. Raises CapacityContended if the owner has too many unfinished jobs,
         PayloadTooLarge after the deadline, and Unavailable if no worker can run the job.
         """
-        if self._is_closed:
-            raise _closing()
+        self._slots.check_open()
         if self._num_jobs_by_owner[owner] >= self._most_waiting:
             message = f"{self._most_waiting} of your long requests wait to be read: try again shortly."
             raise CapacityContended(message, retry_after_s=1.0)
+        loop = asyncio.get_running_loop()
         self._num_jobs_by_owner[owner] += 1
         turn = self._turn_by_owner.setdefault(owner, asyncio.Lock())
         try:
             await turn.acquire()
-            try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
-            finally:
-                asyncio.get_running_loop().call_later(pause_s, turn.release)
-        finally:
-            self._num_jobs_by_owner[owner] -= 1
-            if not self._num_jobs_by_owner[owner]:
-                del self._num_jobs_by_owner[owner]
+        except BaseException:
+            self._forget_job(owner)
+            raise
+
+        def end() -> None:
+            self._forget_job(owner)
+            loop.call_later(pause_s, turn.release)
+
+        def ended() -> None:
+            loop.call_soon_threadsafe(end)
+
+        return await self._slots.run(lambda: self._run(job), ended)
 
     async def close(self) -> None:
         """Kills the workers. A running job raises Unavailable. May be called more than once."""
-        with self._lock:
-            self._is_closed = True
-            live = list(self._live)
-        for worker in live:
-            worker.interrupt()
-        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
-        for worker in live:
-            self._discard(worker)
+        await self._slots.close()
+
+    def _forget_job(self, owner: str) -> None:
+        self._num_jobs_by_owner[owner] -= 1
+        if not self._num_jobs_by_owner[owner]:
+            del self._num_jobs_by_owner[owner]
 
     def _run(self, job: Any) -> Any:
         """Runs a job on one of the pool's threads. There are as many workers as threads."""
         message = _Frame.of(job)
         for _ in range(_ATTEMPTS):
-            worker = self._slots.get()
-            kept: _Worker | None = None
             try:
-                worker = worker or self._start()
-                answer = worker.ask(message, self._deadline_s)
-                kept = worker
-                return _value(answer)
+                with self._slots.take() as worker:
+                    answer = worker.ask(message, self._deadline_s)
             except TimeoutError:
                 too_slow = f"Reading this request took longer than {self._deadline_s:g} s: send less."
                 raise PayloadTooLarge(too_slow) from None
             except OSError:  # the worker has ended; the next attempt starts another
-                if self._is_closed:
-                    raise _closing() from None
-            finally:
-                if worker is not None and kept is None:
-                    self._discard(worker)
-                self._slots.put(kept)
+                continue
+            return _value(answer)
         raise Unavailable("The process that reads long requests ended: send this one again.", retry_after_s=1.0)
 
-    def _start(self) -> "_Worker":
-        with self._lock:
-            if self._is_closed:
-                raise _closing()
-        worker = _Worker(self._module, _Frame.of(self._setup()))
-        with self._lock:
-            self._live.add(worker)
-        return worker
 
-    def _discard(self, worker: "_Worker") -> None:
-        with self._lock:
-            self._live.discard(worker)
-        worker.kill()
-
-
-class _Worker:
-    """One worker process, as the pool sees it. Its methods block their thread."""
+class _Worker(WorkerProcess):
+    """One worker process, as the pool sees it."""
 
     def __init__(self, module: str, setup: "_Frame") -> None:
-        """Starts the process and waits until it is ready. Raises Unavailable if that fails."""
-        self._connection, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-m", module, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env=_environment(),
-                start_new_session=True,  # a Ctrl-C at the terminal is for the gateway
-            )
+        super().__init__(python_command(module), time_zone() | {"TOKENIZERS_PARALLELISM": "false"})
+        self._setup = setup
+
+    def prepare(self) -> None:
+        """Sends the setup and waits until the worker is ready. Raises Unavailable if that fails."""
         try:
-            self.ask(setup, _STARTED_WITHIN_S)
+            self.ask(self._setup, _STARTED_WITHIN_S)
         except OSError as error:
-            self.kill()
             message = f"The process that reads long requests did not start ({error})."
             raise Unavailable(message, retry_after_s=5.0) from error
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def ask(self, message: "_Frame", within_s: float) -> Any:
         """Sends one frame and returns the answer. Raises TimeoutError or OSError; after either, the worker is unusable."""
         deadline = time.monotonic() + within_s
-        self._connection.settimeout(within_s)
-        _send(self._connection, message)
-        return _receive(self._connection, deadline)
-
-    def interrupt(self) -> None:
-        """Ends the process. A thread that waits for its answer gets an OSError."""
-        self._process.kill()
-
-    def kill(self) -> None:
-        """Ends the process and closes its socket. May be called more than once."""
-        self._process.kill()
-        self._process.wait()
-        self._connection.close()
+        self.connection.settimeout(within_s)
+        _send(self.connection, message)
+        return _receive(self.connection, deadline)
 
 
 def serve(prepare: Callable[[Any], Callable[[Any], Any]]) -> None:
@@ -275,12 +222,6 @@ def _read(connection: socket.socket, length: int, deadline: float | None) -> byt
             raise ConnectionResetError("the other side has ended")
         view = view[num_bytes:]
     return content
-
-
-def _environment() -> dict[str, str]:
-    """Returns a worker's environment: the path of the code and the time zone, but nothing else of this process's."""
-    path = str(Path(graftwork.__file__).parent.parent)
-    return time_zone() | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _closing() -> Unavailable:

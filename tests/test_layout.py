@@ -24,6 +24,7 @@ ROOMS = (
     "platform/tenancy",
     "engine/core",
     "engine/model",
+    "engine/grammar/patterns",
     "engine/grammar/schema",
     "engine/grammar/matching",
     "engine/grammar/compile",
@@ -74,6 +75,10 @@ ROOMS = (
 """Every room from the ground up: a module may import its own room and the rooms that stand before it in this list."""
 MAX_MODULES = 20
 """Of one room. A room that needs more has two subjects."""
+MAX_LINES = 400
+"""Of one file. A file that needs more has two subjects."""
+MAX_FUNCTION_LINES = 60
+"""Of one function, with its docstring. A longer one has a part that wants a name."""
 
 FENCES: dict[str, tuple[str, ...]] = {
     "torch": ("engine/*", "adapters/registry/weights.py"),
@@ -97,6 +102,10 @@ FENCES: dict[str, tuple[str, ...]] = {
     "starlette": ("api/*",),
     "grpc": ("engine/rpc/*",),
     "prometheus_client": ("platform/*",),
+    "pickle": (),
+    "shelve": (),
+    "multiprocessing": (),
+    "marshal": ("platform/worker_pool.py",),
 }
 """By package: the only places in the rooms that may import it."""
 CLOCK_READERS = (
@@ -249,6 +258,36 @@ def test_no_room_is_too_large() -> None:
     sizes = Counter(room_of(path) for path in modules(*HOUSE))
 
     assert {room: size for room, size in sizes.items() if size > MAX_MODULES} == {}
+
+
+CODE = (*HOUSE, "demo", "benchmarks", "tests")
+"""The folders whose files and functions have a length limit. A migration is a list of columns that never changes."""
+
+
+def is_one_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether Triton compiles the function into one program of a GPU, which keeps its values in registers."""
+    return any(ast.unparse(decorator).startswith("triton.") for decorator in function.decorator_list)
+
+
+def test_no_file_is_too_long() -> None:
+    """A file of code has at most 400 lines."""
+    lengths = {str(path): len((ROOT / path).read_text().splitlines()) for path in modules(*CODE)}
+
+    assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_no_function_is_too_long() -> None:
+    """A function has at most 60 lines, unless it is one GPU kernel."""
+    wrong = [
+        f"{path}:{node.lineno} {node.name}"
+        for path in modules(*CODE)
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
+        and not is_one_kernel(node)
+    ]
+
+    assert wrong == []
 
 
 def test_the_architecture_page_describes_every_room() -> None:

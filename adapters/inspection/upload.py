@@ -7,6 +7,7 @@ anything: the caller passes the number and size of the tenant's present adapters
 from dataclasses import dataclass
 
 from graftwork.adapters.format.specs import Adapter, AdapterVersion
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.inspection.inspector import IdentifiedAdapter
 from graftwork.platform.errors import BudgetSpent, ValidationFailed
 from graftwork.platform.quotas.quota import Quota
@@ -25,8 +26,7 @@ class Upload:
     """An uploaded adapter that was validated, but is not stored yet."""
 
     name: str
-    config: bytes
-    weights: bytes
+    files: AdapterFiles
     identified: IdentifiedAdapter
     base_fingerprint: str
 
@@ -47,10 +47,10 @@ def check_limits(usage: AdapterUsage, upload: Upload, limits: Quota, *, is_new: 
     if is_new and limits.max_adapters is not None and usage.adapters + 1 > limits.max_adapters:
         message = f"Your limit max_adapters of {limits.max_adapters} is reached: delete an adapter, or ask for more."
         raise BudgetSpent(message, param="name", code="max_adapters_exceeded")
-    after = usage.stored_bytes + len(upload.weights)
+    after = usage.stored_bytes + upload.files.weights_bytes
     if limits.max_adapter_bytes is not None and after > limits.max_adapter_bytes:
         message = (
-            f"With these {len(upload.weights)} bytes you would hold {after}, above your limit max_adapter_bytes of "
+            f"With these {upload.files.weights_bytes} bytes you would hold {after}, above your limit max_adapter_bytes of "
             f"{limits.max_adapter_bytes}: delete versions, or ask for more."
         )
         raise BudgetSpent(message, param="weights", code="max_adapter_bytes_exceeded")
@@ -64,6 +64,6 @@ def version_of(upload: Upload, adapter: Adapter, number: int, now: float) -> Ada
         digest=upload.digest,
         rank=upload.identified.rank,
         target_modules=upload.identified.target_modules,
-        size_bytes=len(upload.weights),
+        size_bytes=upload.files.weights_bytes,
         created_at=now,
     )

@@ -1,9 +1,9 @@
 """Validates uploaded adapters in a process of its own: `python -m graftwork.adapters.inspection.worker <socket>`.
 
-    {"ready"}  →  {limits, lengths, description} + file  →  {"identified"} or {"refused"} or {"exceeded"}  →  …
+    {"ready"}  →  {limits, lengths, description} + files  →  {"identified"} or {"refused"} or {"exceeded"}  →  …
 
 For each upload, the parent process sends one message: the limits, the lengths of the two uploaded files, a description
-of the model, and an open file that contains both files. The worker has no torch, no database, no keys, and no
+of the model, and the two open files. The worker has no torch, no database, no keys, and no
 connection except the socket to its parent. It sets its own limits of address space and processor time for each upload,
 and ends when its parent ends. If an upload breaks the worker, the parent kills it and starts a new one.
 """
@@ -34,25 +34,28 @@ def main() -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         send(connection, {"ready": os.getpid()})
         while True:
-            order, descriptor = receive(connection)
-            assert descriptor is not None, "an order without its file"
+            order, descriptors = receive(connection)
             try:
-                send(connection, _inspect(order, descriptor))
+                config, weights = descriptors
+                send(connection, _inspect(order, config, weights))
             finally:
-                os.close(descriptor)
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
 
-def _inspect(order: dict[str, Any], descriptor: int) -> dict[str, Any]:
-    config_bytes, weights_bytes = order["config_bytes"], order["weights_bytes"]
+def _inspect(order: dict[str, Any], config_file: int, weights_file: int) -> dict[str, Any]:
+    weights_bytes = order["weights_bytes"]
     signal.setitimer(signal.ITIMER_PROF, order["cpu_s"])  # without a handler the signal ends the process
     try:
         _limit(resource.RLIMIT_AS, order["memory_bytes"])
-        if config_bytes + weights_bytes == 0:  # nothing can be mapped
-            return _identify(b"", memoryview(b""), _description(order["description"]))
-        with mmap.mmap(descriptor, config_bytes + weights_bytes, access=mmap.ACCESS_READ) as content:
-            view = memoryview(content)
-            with view, view[config_bytes:] as weights:
-                return _identify(bytes(view[:config_bytes]), weights, _description(order["description"]))
+        config, description = os.pread(config_file, order["config_bytes"], 0), _description(order["description"])
+        if weights_bytes == 0:  # nothing can be mapped
+            return _identify(config, memoryview(b""), description)
+        with (
+            mmap.mmap(weights_file, weights_bytes, access=mmap.ACCESS_READ) as content,
+            memoryview(content) as weights,
+        ):
+            return _identify(config, weights, description)
     except MemoryError:
         return {"exceeded": "memory"}
     except OSError as error:

@@ -96,9 +96,7 @@ class ArtifactKeeper:
 
         A caller that is cancelled still waits until they are written, so that every file has a row.
         """
-        writing = asyncio.ensure_future(
-            asyncio.to_thread(self._artifacts.put, upload.digest, upload.config, upload.weights)
-        )
+        writing = asyncio.ensure_future(asyncio.to_thread(self._artifacts.put, upload.digest, upload.files))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:

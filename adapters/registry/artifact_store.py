@@ -8,17 +8,19 @@ write.
 
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from graftwork.adapters.format.identity import is_digest
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.platform.errors import NotFound, Unavailable
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
+_PIECE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class ArtifactStore(Protocol):
     raises Unavailable if the storage fails.
     """
 
-    def put(self, digest: str, config: bytes, weights: bytes) -> None:
+    def put(self, digest: str, files: AdapterFiles) -> None:
         """Stores the two files so that they survive a crash. If files are stored under this digest already, changes
         nothing.
         """
@@ -63,15 +65,15 @@ class LocalArtifacts:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def put(self, digest: str, config: bytes, weights: bytes) -> None:
+    def put(self, digest: str, files: AdapterFiles) -> None:
         folder = self._folder(digest)
         if folder.is_dir():
             return
         with _storage_errors(), self._passing() as passing:
             staged = passing / "artifact"
             staged.mkdir()
-            _write_durably(staged / CONFIG_NAME, config)
-            _write_durably(staged / WEIGHTS_NAME, weights)
+            _write_durably(staged / CONFIG_NAME, (files.config,))
+            _write_durably(staged / WEIGHTS_NAME, _pieces(files.weights.fileno()))
             _sync_folder(staged)
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -131,9 +133,18 @@ def _storage_errors() -> Generator[None]:
         raise Unavailable(message, code="artifact_store_unavailable") from error
 
 
-def _write_durably(path: Path, content: bytes) -> None:
+def _pieces(descriptor: int) -> Iterator[bytes]:
+    """Yields the content of an open file piece by piece, so that memory holds one piece."""
+    offset = 0
+    while piece := os.pread(descriptor, _PIECE_BYTES, offset):
+        yield piece
+        offset += len(piece)
+
+
+def _write_durably(path: Path, pieces: Iterable[bytes]) -> None:
     with path.open("xb") as file:
-        file.write(content)
+        for piece in pieces:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
 

@@ -22,6 +22,7 @@ from graftwork.adapters.format.specs import (
     unknown_adapter,
     unknown_model,
 )
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.inspection.upload import Upload, check_limits, check_rank, version_of
 from graftwork.adapters.registry.artifact_ledger import ArtifactKeeper
@@ -73,8 +74,7 @@ class AdapterRegistry:
         self,
         scope: TenantScope,
         name: str,
-        config: bytes,
-        weights: bytes,
+        files: AdapterFiles,
         description: EngineDescription,
         limits: Quota,
     ) -> Adapter:
@@ -88,9 +88,9 @@ class AdapterRegistry:
         engine or the storage does not answer. After an error, the upload is not stored.
         """
         check_adapter_name(name, description.model_name)
-        identified = await self._inspector.identify(config, weights, description)
+        identified = await self._inspector.identify(files, description)
         check_rank(identified, limits)
-        upload = Upload(name, config, weights, identified, description.fingerprint)
+        upload = Upload(name, files, identified, description.fingerprint)
         async with self._database.read() as session:
             reader = AdapterReader(session, scope)
             existing = await reader.find(name)

@@ -24,6 +24,7 @@ from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.quotas.quotas import QuotaKeeper
+from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.erasure import TenantErasure
@@ -128,6 +129,8 @@ class AccountResources:
     meter: UsageMeter
     registry: AdapterRegistry
     description: EngineDescription
+    uploads: UploadBound
+    """Limits the uploads that this process receives at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ Never authenticates by itself: the Authenticator does. Invariant: without a vali
 parses the body.
 """
 
-import hashlib
 import json
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -20,12 +19,11 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from python_multipart.multipart import parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from graftwork.api.deps.resources import resources_of
-from graftwork.api.http.request import JSON_BODY_BYTES, UPLOAD_BODY_BYTES, BoundedRequest, client_address, presented_key
+from graftwork.api.http.request import BoundedRequest, JsonRequest, UploadRequest, client_address, presented_key
 from graftwork.api.http.streaming import EventStream
 from graftwork.api.http.validation import as_invalid_request, as_validation_failed, invalid_body
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest, NotFound, ValidationFailed
@@ -86,7 +84,7 @@ def keep_begun(request: Request) -> None:
 
 
 async def answer_once(
-    request: Request,
+    request: BoundedRequest,
     store: IdempotencyStore,
     owner: str,
     handle: Callable[[], Awaitable[Response]],
@@ -102,7 +100,7 @@ async def answer_once(
     key = request.headers.get(HEADER)
     if key is None or request.method != "POST":
         return await handle()
-    digest = await _digest(request)
+    digest = await request.digest()
     while isinstance(claim := await store.begin(owner, key, digest), StoredReply):
         replayed = await replays.replay(claim)
         if replayed is not None:
@@ -122,17 +120,6 @@ async def answer_once(
         await claimed.release()
 
 
-async def _digest(request: Request) -> str:
-    """Hashes the method, path and body. Leaves out a multipart boundary, because clients choose a new one each time."""
-    body = await request.body()
-    _, options = parse_options_header(request.headers.get("content-type"))
-    if boundary := options.get(b"boundary"):
-        body = body.replace(boundary, b"")
-    digest = hashlib.sha256(f"{request.method} {request.url.path}\n".encode())
-    digest.update(body)
-    return digest.hexdigest()
-
-
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -142,7 +129,6 @@ class AuthenticatedRoute(APIRoute):
     It also limits the size of the body, and converts FastAPI's errors to errors of Graftwork.
     """
 
-    takes_files = False
     is_idempotent = True
     """Whether the route's POSTs support `Idempotency-Key`."""
 
@@ -153,7 +139,7 @@ class AuthenticatedRoute(APIRoute):
             # This function deletes its variables for errors before it raises them. An error refers to this frame by its
             # traceback, so a variable would close a cycle that keeps the body in memory until the next collection.
             request.state.principal = await self.authenticate(request)
-            bounded = self._bounded(request)
+            bounded = self.bounded(request)
             try:
                 _refuse_null_characters(request)
                 return await self.run(bounded, handle)
@@ -177,17 +163,10 @@ class AuthenticatedRoute(APIRoute):
 
         return guarded
 
-    def _bounded(self, request: Request) -> BoundedRequest:
-        limit_bytes = UPLOAD_BODY_BYTES if self.takes_files else JSON_BODY_BYTES
-        principal = request.state.principal
-        owner = principal.tenant_id if isinstance(principal, Principal) else principal.name
-        return BoundedRequest(
-            request.scope,
-            request.receive,
-            limit_bytes=limit_bytes,
-            wants_json=not self.takes_files,
-            parse_long=partial(resources_of(request).server.json.parse, owner),
-        )
+    def bounded(self, request: Request) -> BoundedRequest:
+        """Returns the same request with the limits for the bodies of this class."""
+        parse = resources_of(request).server.json.parse
+        return JsonRequest(request.scope, request.receive, partial(parse, _owner(request)))
 
     async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
         """Returns the principal that owns the request's key. Raises NotAuthenticated without a valid key.
@@ -196,18 +175,16 @@ class AuthenticatedRoute(APIRoute):
         """
         raise NotImplementedError
 
-    async def run(self, request: Request, handle: Handler) -> Response:
+    async def run(self, request: BoundedRequest, handle: Handler) -> Response:
         """Runs the handler and returns its answer.
 
         If the server has already answered a request with this `Idempotency-Key`, returns the stored answer instead.
         """
         if not self.is_idempotent:
             return await handle(request)
-        principal = request.state.principal
-        owner = principal.tenant_id if isinstance(principal, Principal) else principal.name
         store = resources_of(request).server.idempotency
         replays = ReplayRules(self.storable_body, lambda reply: self.replay(request, reply), self.begun_body)
-        return await answer_once(request, store, owner, lambda: handle(request), replays)
+        return await answer_once(request, store, _owner(request), lambda: handle(request), replays)
 
     def storable_body(self, body: bytes) -> bytes:
         """Takes the body of an answer, and returns the part that the server may store for `Idempotency-Key`."""
@@ -246,9 +223,22 @@ class NativeRoute(AuthenticatedRoute):
 
 
 class UploadRoute(NativeRoute):
-    """A tenant's route that receives files. Its bodies may be larger than JSON bodies."""
+    """A tenant's route that receives files. Its bodies may be larger than JSON bodies, and go to disk.
 
-    takes_files = True
+    Refuses an upload before it reads the body if too many uploads are in flight.
+    """
+
+    def bounded(self, request: Request) -> BoundedRequest:
+        return UploadRequest(request.scope, request.receive)
+
+    async def run(self, request: BoundedRequest, handle: Handler) -> Response:
+        assert isinstance(request, UploadRequest)
+        with resources_of(request).account.uploads.place(request.state.principal.tenant_id):
+            try:
+                await request.read_form()
+                return await super().run(request, handle)
+            finally:
+                await request.close()
 
 
 class OpenAiRoute(NativeRoute):
@@ -274,6 +264,12 @@ class SecretRoute(AdminRoute):
 
     def storable_body(self, body: bytes) -> bytes:
         return json.dumps(json.loads(body) | {"key": None}).encode()
+
+
+def _owner(request: Request) -> str:
+    """Returns the tenant of the request's key, or the operator's name."""
+    principal = request.state.principal
+    return principal.tenant_id if isinstance(principal, Principal) else str(principal.name)
 
 
 def _refuse_null_characters(request: Request) -> None:

@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse
 
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.deps.route_classes import HEADER, Handler, OpenAiRoute
+from graftwork.api.http.request import BoundedRequest
 from graftwork.api.http.streaming import PING_AFTER_S, EventStream, Write, error_event, heartbeats, named_event
 from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
 from graftwork.platform.ids import SessionId, TurnId
@@ -39,7 +40,7 @@ class ResponsesRoute(OpenAiRoute):
 
     is_idempotent = True
 
-    async def run(self, request: Request, handle: Handler) -> Response:
+    async def run(self, request: BoundedRequest, handle: Handler) -> Response:
         if HEADER in request.headers and await _asks_to_store_nothing(request):
             return await handle(request)
         return await super().run(request, handle)

@@ -2,7 +2,7 @@
 
 Owns the limit of the body in bytes. Counts the bytes as they arrive, so a false `content-length` has no effect.
 Passes a long JSON body to the function `parse_long` of the route, which parses the body in another process. Never
-checks a schema.
+checks a schema, and never holds an uploaded file in memory.
 
 A client sends JSON Schemas in fields such as `tools`. Each part of a schema that the server does not enforce is written
 as the field's name and a JSON pointer into the schema. A header of at most 2000 characters, which every client and
@@ -16,11 +16,13 @@ cannot serve them and the answer can do without them. Each part is its path in t
     x-graftwork-ignored: tools[2] (web_search), input[4] (reasoning)
 """
 
+import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request
+from python_multipart.multipart import parse_options_header
 from starlette.types import Receive, Scope
 
 from graftwork.platform.errors import InvalidRequest, NotAuthenticated, PayloadTooLarge
@@ -79,21 +81,17 @@ UPLOAD_BODY_BYTES = 256 * 1024 * 1024
 LONG_JSON_BYTES = 64 * 1024
 """A longer JSON body is parsed in another process, because Python's parser blocks all threads until it ends."""
 
+_MOST_PARTS = 8
+"""The most files of a form, and the most other fields. Each may take a megabyte of memory before it goes to disk."""
+
 ParseLong = Callable[[bytes], Awaitable[Any]]
 """Parses a long body off the event loop. Raises InvalidRequest with the reason."""
 
 
 class BoundedRequest(Request):
-    """A request whose body may have at most `limit_bytes` bytes. `wants_json` is False for uploads of files."""
+    """A request whose body may have at most `limit_bytes` bytes."""
 
-    def __init__(
-        self, scope: Scope, receive: Receive, *, limit_bytes: int, wants_json: bool, parse_long: ParseLong
-    ) -> None:
-        super().__init__(scope, receive)
-        self._limit_bytes = limit_bytes
-        self._wants_json = wants_json
-        self._parse_long = parse_long
-        self._parsed: list[Any] = []
+    limit_bytes = JSON_BODY_BYTES
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yields the body in chunks. Raises PayloadTooLarge when the body exceeds the limit."""
@@ -101,15 +99,43 @@ class BoundedRequest(Request):
         received_bytes = 0
         async for chunk in super().stream():
             received_bytes += len(chunk)
-            if received_bytes > self._limit_bytes:
+            if received_bytes > self.limit_bytes:
                 raise self._too_large()
             yield chunk
 
+    async def digest(self) -> str:
+        """Returns the SHA-256 of method, path and body, in hex. Reads the whole body."""
+        raise NotImplementedError
+
+    def _refuse_declared_length(self) -> None:
+        if "content-encoding" in self.headers and self.headers["content-encoding"].lower() != "identity":
+            raise InvalidRequest(
+                "Compressed bodies are not accepted: send the body as it is.", param="content-encoding"
+            )
+        declared = self.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self.limit_bytes:
+            raise self._too_large()
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"The body is larger than the {self.limit_bytes} bytes that this route takes.")
+
+    def _begin_digest(self) -> "hashlib._Hash":
+        return hashlib.sha256(f"{self.method} {self.url.path}\n".encode())
+
+
+class JsonRequest(BoundedRequest):
+    """A request whose body is JSON, or empty. Memory holds the body."""
+
+    def __init__(self, scope: Scope, receive: Receive, parse_long: ParseLong) -> None:
+        super().__init__(scope, receive)
+        self._parse_long = parse_long
+        self._parsed: list[Any] = []
+
     async def body(self) -> bytes:
-        """Reads the whole body. Raises InvalidRequest if the route expects JSON and the content type is not JSON."""
+        """Reads the whole body. Raises InvalidRequest if the content type is not JSON."""
         body = await super().body()
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if body and self._wants_json and kind != "application/json" and not kind.endswith("+json"):
+        if body and kind != "application/json" and not kind.endswith("+json"):
             raise InvalidRequest("Send the body as JSON, with `content-type: application/json`.", param="content-type")
         return body
 
@@ -120,17 +146,57 @@ class BoundedRequest(Request):
             self._parsed.append(await self._parse_long(body) if len(body) > LONG_JSON_BYTES else parse_json(body))
         return self._parsed[0]
 
-    def _refuse_declared_length(self) -> None:
-        if "content-encoding" in self.headers and self.headers["content-encoding"].lower() != "identity":
-            raise InvalidRequest(
-                "Compressed bodies are not accepted: send the body as it is.", param="content-encoding"
-            )
-        declared = self.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > self._limit_bytes:
-            raise self._too_large()
+    async def digest(self) -> str:
+        digest = self._begin_digest()
+        digest.update(await self.body())
+        return digest.hexdigest()
 
-    def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"The body is larger than the {self._limit_bytes} bytes that this route takes.")
+
+class UploadRequest(BoundedRequest):
+    """A request whose body is a form with files. Memory holds a few chunks; the files go to disk while they arrive."""
+
+    limit_bytes = UPLOAD_BODY_BYTES
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        _, options = parse_options_header(self.headers.get("content-type"))
+        self._boundary = options.get(b"boundary", b"")
+        self._digest = self._begin_digest()
+        self._unread = b""
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yields the body in chunks, and computes its digest."""
+        async for chunk in super().stream():
+            self._add_to_digest(chunk)
+            yield chunk
+
+    async def read_form(self) -> None:
+        """Receives the whole form. The handler of the route then gets it without waiting.
+
+        Raises HTTPException if the form cannot be read, or has too many parts.
+        """
+        await self.form(max_files=_MOST_PARTS, max_fields=_MOST_PARTS)
+
+    async def digest(self) -> str:
+        """Leaves out the boundary between the parts, because clients choose a new one each time."""
+        await self.read_form()
+        digest = self._digest.copy()
+        digest.update(self._unread)
+        return digest.hexdigest()
+
+    def _add_to_digest(self, chunk: bytes) -> None:
+        """Adds everything but the boundary. Keeps the last bytes until the next chunk, because a boundary may begin in
+        them.
+        """
+        if not self._boundary:
+            self._digest.update(chunk)
+            return
+        *whole, last = (self._unread + chunk).split(self._boundary)
+        for piece in whole:
+            self._digest.update(piece)
+        kept = min(len(self._boundary) - 1, len(last))
+        self._digest.update(last[: len(last) - kept])
+        self._unread = last[len(last) - kept :]
 
 
 def presented_key(request: Request) -> str:

@@ -1,9 +1,11 @@
 """Defines the routes for a tenant's adapters and their aliases."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, File, Form, Path, UploadFile
 
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.api.deps.resources import AccountResources, AdapterKey, AnyTenantKey, ForAccounts
 from graftwork.api.deps.route_classes import NativeRoute, UploadRoute
 from graftwork.api.http.pagination import PageQuery, page_answer
@@ -13,7 +15,8 @@ from graftwork.platform.answers.adapters import Adapter, AdapterDeleted, AliasCh
 from graftwork.platform.answers.base import Page
 from graftwork.platform.tenancy.principals import Principal
 
-router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=UploadRoute)
+router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=NativeRoute)
+uploads_router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=UploadRoute)
 
 
 VersionPath = Annotated[int, Path(ge=1, lt=10**9)]
@@ -21,7 +24,7 @@ AliasPath = Annotated[str, Path(json_schema_extra={"pattern": r"^(?![0-9]+$)[a-z
 """An alias in a path. The pattern is only for the OpenAPI document, because the registry checks aliases itself."""
 
 
-@router.post("", status_code=201, responses=also(429))
+@uploads_router.post("", status_code=201, responses=also(429))
 async def create_adapter(
     name: Annotated[str, Form(description="The adapter's name.")],
     config: Annotated[UploadFile, File(description="adapter_config.json")],
@@ -33,7 +36,7 @@ async def create_adapter(
     return await _publish(name, config, weights, resources, principal)
 
 
-@router.post("/{name}/versions", status_code=201, responses=also(429))
+@uploads_router.post("/{name}/versions", status_code=201, responses=also(429))
 async def create_version(
     name: str,
     config: Annotated[UploadFile, File(description="adapter_config.json")],
@@ -77,9 +80,8 @@ async def _publish(
 ) -> Adapter:
     """Publishes the files as a version of the adapter. The file names in the upload have no effect."""
     quota = await resources.tenancy.get_quota(principal.tenant_id)
-    adapter = await resources.registry.publish(
-        principal.scope(), name, await config.read(), await weights.read(), resources.description, quota
-    )
+    files = await asyncio.to_thread(AdapterFiles.read, config.file, weights.file)
+    adapter = await resources.registry.publish(principal.scope(), name, files, resources.description, quota)
     return adapter_answer(adapter)
 
 

@@ -48,6 +48,7 @@ _ROUTERS = (
     responses.router,
     conversations.router,
     tokenization.router,
+    adapters.uploads_router,
     adapters.router,
     adapters.aliases_router,
     sessions.router,

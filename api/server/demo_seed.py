@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME
 from graftwork.api.deps.resources import AdminResources
 from graftwork.api.server.served_model import demo_folder
@@ -72,10 +73,10 @@ async def _push_adapter(resources: AdminResources, principal: Principal, adapter
     folder = demo_folder() / "adapters" / adapter
     if not await asyncio.to_thread(folder.is_dir) or resources.settings.model is not None:
         return None
-    config = await asyncio.to_thread((folder / CONFIG_NAME).read_bytes)
-    weights = await asyncio.to_thread((folder / WEIGHTS_NAME).read_bytes)
-    scope = principal.scope()
-    await resources.registry.publish(scope, adapter, config, weights, await resources.engine.describe(), Quota())
+    description = await resources.engine.describe()
+    with (folder / CONFIG_NAME).open("rb") as config, (folder / WEIGHTS_NAME).open("rb") as weights:
+        files = AdapterFiles.read(config, weights)
+        await resources.registry.publish(principal.scope(), adapter, files, description, Quota())
     return adapter
 
 

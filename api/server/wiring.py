@@ -37,6 +37,7 @@ from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
+from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.erasure import TenantErasure
@@ -159,68 +160,42 @@ async def _assemble(
     tenancy = Tenancy(database, pepper, clock, work)
     meter = UsageMeter(database)
     quotas = await _quota_keeper(settings, clock, meter)
-    journal = UsageJournal(settings.data_dir / _USAGE_FOLDER)
-    backlog, description = UsageBacklog(meter, journal), served.generator.description
+    description = served.generator.description
+    backlog = UsageBacklog(meter, UsageJournal(settings.data_dir / _USAGE_FOLDER))
     in_flight = InFlightBound(clock, description.max_requests, description.max_domain_requests)
     accounting = Accounting(tenancy.limits_of_active, quotas, backlog, telemetry, clock, in_flight)
     artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
     registry = AdapterRegistry(
-        database,
-        artifacts,
-        inspector,
-        clock=clock,
-        probe=engine.probe_adapter,
-        before_free=engine.forget_adapter,
+        database, artifacts, inspector, clock=clock, probe=engine.probe_adapter, before_free=engine.forget_adapter
     )
-    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), settings.lease_s)
-    dependencies = TurnDependencies(
-        generator=served.generator,
-        accounting=accounting,
-        store=turns,
-        log=EventLog(turns.append, clock, asyncio.sleep),
-        kv=SessionKvClient(engine, pepper, served.generator.public_prefixes),
-        encoder=served.prompts,
-        encoding=encoding,
+    uploads = UploadBound(settings.max_uploads, settings.max_tenant_uploads)
+    inference = InferenceResources(
         clock=clock,
         pepper=pepper,
-        heartbeat_s=settings.lease_s / _HEARTBEATS_PER_LEASE,
+        registry=registry,
+        generator=served.generator,
+        accounting=accounting,
+        description=description,
+        folder=served.folder,
+        encoding=encoding,
         planner=served.planner,
+        tasks=ServerTasks(),
         work=work,
     )
+    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), settings.lease_s)
+    dependencies = _turn_dependencies(inference, turns, engine, served.prompts, settings.lease_s)
     sessions = SessionService(database, registry, dependencies)
-    tasks = ServerTasks()
-
-    async def forget(scope: TenantScope) -> bool:
-        await engine.forget_domain(isolation_of(scope, pepper))
-        return True
-
-    erasure = TenantErasure(
-        database, clock, {"sessions": sessions.eraser.erase, "adapters": registry.erase, "kv": forget}
-    )
+    responses, conversations = ResponseService(database, sessions, clock), ConversationService(sessions)
+    erasure = _tenant_erasure(inference, database, engine, sessions)
     return Resources(
-        inference=InferenceResources(
-            clock=clock,
-            pepper=pepper,
-            registry=registry,
-            generator=served.generator,
-            accounting=accounting,
-            description=description,
-            folder=served.folder,
-            encoding=encoding,
-            planner=served.planner,
-            tasks=tasks,
-            work=work,
-        ),
+        inference=inference,
         sessions=SessionResources(
-            clock=clock,
-            base_name=description.model_name,
-            sessions=sessions,
-            responses=ResponseService(database, sessions, clock),
-            conversations=ConversationService(sessions),
-            tasks=tasks,
+            clock, description.model_name, sessions, responses, conversations, tasks=inference.tasks
         ),
-        account=AccountResources(clock, tenancy, meter, registry, description),
-        admin=AdminResources(settings, clock, pepper, tenancy, meter, registry, engine, description, erasure, tasks),
+        account=AccountResources(clock, tenancy, meter, registry, description, uploads),
+        admin=AdminResources(
+            settings, clock, pepper, tenancy, meter, registry, engine, description, erasure, inference.tasks
+        ),
         server=ServerResources(
             settings=settings,
             clock=clock,
@@ -232,6 +207,39 @@ async def _assemble(
             engine=engine,
             json=JsonParsing(),
         ),
+    )
+
+
+def _tenant_erasure(
+    inference: InferenceResources, database: Database, engine: EngineClient, sessions: SessionService
+) -> TenantErasure:
+    async def forget(scope: TenantScope) -> bool:
+        await engine.forget_domain(isolation_of(scope, inference.pepper))
+        return True
+
+    return TenantErasure(
+        database,
+        inference.clock,
+        {"sessions": sessions.eraser.erase, "adapters": inference.registry.erase, "kv": forget},
+    )
+
+
+def _turn_dependencies(
+    inference: InferenceResources, turns: TurnStore, engine: EngineClient, prompts: PromptEncoder | None, lease_s: float
+) -> TurnDependencies:
+    return TurnDependencies(
+        generator=inference.generator,
+        accounting=inference.accounting,
+        store=turns,
+        log=EventLog(turns.append, inference.clock, asyncio.sleep),
+        kv=SessionKvClient(engine, inference.pepper, inference.generator.public_prefixes),
+        encoder=prompts,
+        encoding=inference.encoding,
+        clock=inference.clock,
+        pepper=inference.pepper,
+        heartbeat_s=lease_s / _HEARTBEATS_PER_LEASE,
+        planner=inference.planner,
+        work=inference.work,
     )
 
 

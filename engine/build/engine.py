@@ -87,8 +87,7 @@ def build_engine(
     """
     torch.set_num_threads(config.threads)
     keep_freed_memory()
-    model = read_model_config(config.model)
-    device = choose_device(config.device)
+    model, device = read_model_config(config.model), choose_device(config.device)
     dtype = choose_dtype(config.dtype, model, device)
     clock = clock or SystemClock()
     inbox: SimpleQueue[Message] = SimpleQueue()
@@ -101,40 +100,24 @@ def build_engine(
     kv_cache, copier = build_kv_cache_manager(config, storage, tracker, inbox.put, clock)
     on_device = DeviceAdapterPool(storage.device_memory, kv_cache.page_store, lora, config.lora_pool_bytes)
     kv_cache.page_store.frame_users[Tier.DEVICE] = on_device
-    adapters = LoraPool(
-        AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put),
-        LoraPoolLimits(config.lora_host_bytes),
-        on_device,
-        clock,
-    )
+    loader = AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put)
+    adapters = LoraPool(loader, LoraPoolLimits(config.lora_host_bytes), on_device, clock)
     grammars = _grammars(config, model, inbox, clock)
     builder = BatchBuilder(config.page_tokens, storage.device_memory.null_frame, device, BatchInvariance.of(dtype))
-    runner = ModelRunner(
-        decoder, PagedAttention(model, storage.cache), builder, adapters, lora, MaskFiller(model.vocab_size)
-    )
+    attention = PagedAttention(model, storage.cache)
+    runner = ModelRunner(decoder, attention, builder, adapters, lora, MaskFiller(model.vocab_size))
+    limits = _limits(config, model)
     if costs is None:
-        tracker.start_from(measure(storage, runner.run, _limits(config, model)))
+        tracker.start_from(measure(storage, runner.run, limits))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
+    sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
+    speculator, seeds = _speculator(config, grammars, clock), seeds or Random()
     scheduler = Scheduler(
-        _limits(config, model),
-        kv_cache,
-        SessionCache(kv_cache, scopes, ToolLatencyModel(), clock),
-        adapters,
-        scopes,
-        clock=clock,
-        seeds=seeds or Random(),
-        grammars=grammars,
-        speculator=Speculator(
-            DraftLimits(config.max_draft_tokens, config.draft_cache_bytes),
-            clock,
-            lambda state: grammars.constraint(state.request_id),
-        ),
+        limits, kv_cache, sessions, adapters, scopes, clock=clock, seeds=seeds, grammars=grammars, speculator=speculator
     )
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
-    prefills = PrefillMeter(tracker, clock)
-    loop = EngineLoop(
-        inbox, scheduler, adapters, grammars, kv_cache, copier, storage.cache.gates, runner, prefills, progress
-    )
+    gates, prefills = storage.cache.gates, PrefillMeter(tracker, clock)
+    loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copier, gates, runner, prefills, progress)
     progress.rest()  # the trial steps of this function advanced it
     return Engine(
         loop=loop,
@@ -148,6 +131,11 @@ def build_engine(
         runner=runner,
         memory=EngineMemory(decoder.weights.num_bytes, storage.device_memory.frames, storage.host.block),
     )
+
+
+def _speculator(config: EngineConfig, grammars: GrammarManager, clock: Clock) -> Speculator:
+    limits = DraftLimits(config.max_draft_tokens, config.draft_cache_bytes)
+    return Speculator(limits, clock, lambda state: grammars.constraint(state.request_id))
 
 
 def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:

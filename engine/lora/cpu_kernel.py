@@ -38,10 +38,7 @@ A_ADDRESS, SCALES_ADDRESS, NUM_RANKS, FIRST_SLICE = range(4)
 and the number of ranks. The fields below follow, once for each slice of the group."""
 B_ADDRESS, RANK_START, SLICE_RANKS = range(3)
 """Fields of one slice in an adapter's entry: the address of B [ranks, columns], and the ranks of A that B is multiplied
-with.
-
-If there are no ranks, the adapter does not change the slice.
-"""
+with. If there are no ranks, the adapter does not change the slice."""
 SLICE_FIELDS = 3
 
 FIRST_ROW, SECOND_ROW, FIRST_PART, END_PART = range(4)
@@ -49,14 +46,12 @@ FIRST_ROW, SECOND_ROW, FIRST_PART, END_PART = range(4)
 
 X, V, SUMS = 0, 2, 4
 """Rows of the scratch memory. Each name stands for two rows, one for each row of a pair: X holds x, V holds x @ A.T of
-all parts, and SUMS holds y of one slice.
-"""
+all parts, and SUMS holds y of one slice."""
 SCRATCH_ROWS = 6
 
 Matrix = tuple[int, int, int]
 """A matrix in memory: its address, the number of elements from one row to the next, and the number of columns. The
-elements of a row are adjacent.
-"""
+elements of a row are adjacent."""
 Group = tuple[Integers, Integers]
 """A group of projections in one layer: the entries of all adapters [slots, FIRST_SLICE + slices * SLICE_FIELDS], and
 the first and end column of each slice [slices, 2]."""
@@ -70,10 +65,7 @@ _TURN = 2 * _LANES
 """The elements of a row that one iteration of a loop reads. In bf16 they fill one cache line."""
 _LINE_BYTES = 64
 _AHEAD_BYTES = 12288
-"""The number of bytes by which prefetch is ahead of the multiplication.
-
-Without prefetch a core reads memory at a fraction of its possible rate.
-"""
+"""The bytes by which prefetch is ahead of the multiplication. Without it a core reads at a fraction of its rate."""
 
 
 def _compiled(function: Compiled) -> Compiled:
@@ -88,8 +80,6 @@ def _compiled_and_kept(function: Compiled) -> Compiled:
     except RuntimeError:
         return _compiled(function)
 
-
-# ---- instructions ---------------------------------------------------------------------------------------------------
 
 _INT16, _INT32, _INT64, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INT32, _LANES)
@@ -273,8 +263,6 @@ narrowed = cast(Callable[[np.float32, Any], Any], intrinsic(_narrowed))
 prefetch = cast(Callable[[int], None], intrinsic(_prefetch))
 array_at = cast(Callable[[Any, int], Elements], numba.carray)
 
-# ---- rows of memory -------------------------------------------------------------------------------------------------
-
 
 @_compiled
 def elements_at(address: int, count: int, like: Any) -> Elements:
@@ -302,9 +290,6 @@ def narrow(source: Floats, target: Elements) -> None:
     """Fills `target` with the first elements of `source`, rounded from fp32 to the type of `target`."""
     for k in range(len(target)):
         target[k] = narrowed(source[k], target[k])
-
-
-# ---- one adapter ----------------------------------------------------------------------------------------------------
 
 
 @_compiled
@@ -351,9 +336,6 @@ def _expand(part: Integers, at: int, scratch: Floats, columns: int, like: Any) -
         for rank in range(num_ranks):
             for k in range(whole, columns):
                 total[k] += v_row[rank] * widened(B[rank * columns + k])
-
-
-# ---- pairs of rows --------------------------------------------------------------------------------------------------
 
 
 @_compiled

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.text.chat_template import CANDIDATES
+from graftwork.sessions.text.control_tokens import CANDIDATES
 from graftwork.sessions.text.messages import Message
 
 

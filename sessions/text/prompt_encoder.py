@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.text.chat_template import ChatTemplate, ControlTokenEscaper, ControlTokenTexts
+from graftwork.sessions.text.chat_template import ChatTemplate
+from graftwork.sessions.text.control_tokens import ControlTokenEscaper, ControlTokenTexts
 from graftwork.sessions.text.final_message import OpenMessage
 from graftwork.sessions.text.messages import Message
 from graftwork.sessions.text.tokenizer import TextTokenizer

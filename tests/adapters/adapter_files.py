@@ -1,12 +1,17 @@
 """Adapter files made byte by byte: the safetensors container, its header and its names."""
 
+import io
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
+from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.engine.core.stats import EngineDescription
 
 DESCRIPTION = EngineDescription(
@@ -48,6 +53,19 @@ def config_bytes(**changes: Any) -> bytes:
         "base_model_name_or_path": "somewhere/else",
     }
     return json.dumps(config | changes).encode()
+
+
+@contextmanager
+def open_files(config: bytes, weights: bytes) -> Generator[AdapterFiles]:
+    """Yields the two files of an upload as the server holds them."""
+    with tempfile.TemporaryFile() as file:
+        file.write(weights)
+        yield AdapterFiles.read(io.BytesIO(config), file)
+
+
+def store_files(store: LocalArtifacts, digest: str, config: bytes, weights: bytes) -> None:
+    with open_files(config, weights) as files:
+        store.put(digest, files)
 
 
 def tensors(seed: int = 0, rank: int = 4, targets: tuple[str, ...] = ("q_proj", "v_proj", "down_proj")) -> Tensors:

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from graftwork.adapters.format.identity import identify_adapter
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
 from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.demo.tasks import held_out_cases
@@ -48,7 +49,8 @@ class DemoEngines:
             folder = DEMO / "adapters" / job
             config, weights = (folder / CONFIG_NAME).read_bytes(), (folder / WEIGHTS_NAME).read_bytes()
             _, digest = identify_adapter(config, weights, description)
-            store.put(digest, config, weights)
+            with (folder / WEIGHTS_NAME).open("rb") as file:
+                store.put(digest, AdapterFiles(config, file))
             self.digests[job] = digest
         return ArtifactAdapterSource(self.root, description)
 

@@ -130,7 +130,7 @@ class CompileClient:
                 if any(time.monotonic() > due for due in self._due.copy().values()):
                     _kill(process)
                 continue
-            answer = receive(stream)
+            answer = _answer(stream)
             if answer is None:
                 return
             with self._lock:
@@ -152,6 +152,16 @@ class CompileClient:
             _log.error("grammar_compile_server_died", extra={"returncode": process.returncode, "jobs": len(lost)})
         for number in lost:
             self._deliver(_died(number, process.returncode))
+
+
+def _answer(stream: int) -> CompileAnswer | None:
+    """Reads the next answer. Returns None if the server has ended, or wrote what is no answer."""
+    try:
+        message = receive(stream)
+    except ValueError as error:
+        _log.error("grammar_answer_unreadable", extra={"reason": str(error)})
+        return None
+    return message if isinstance(message, CompileAnswer) else None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

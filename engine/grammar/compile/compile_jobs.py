@@ -1,19 +1,23 @@
 """Defines the messages between the engine and its compile server, and writes and reads them.
 
-A message is its length in 4 bytes, then its content as a pickle. Unpickling is safe here, because only this program's
-own processes write to these pipes.
+    lengths of the three parts: 3 x u32 LE ‖ JSON ‖ payload ‖ compact
+
+The JSON is `{"job": {…}}` or `{"answer": {…}}`. The two compiled forms of an answer follow as they are; a job has none.
+To read a message runs no code of its sender: a process that compiles hostile grammars cannot make the engine do more
+than fail.
 """
 
+import json
 import os
-import pickle
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from graftwork.engine.core.requests import GrammarSource
+from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.schema.lint import GrammarEngine
 
-_HEADER = struct.Struct("!I")
+_HEADER = struct.Struct("<III")
 BUSY = "compile_server_busy"
 """The code of an answer if the machine was too busy to compile in time. The grammar itself may be valid."""
 CHILDREN = 2
@@ -51,8 +55,14 @@ class CompileAnswer:
 
 def send(stream: int, message: CompileJob | CompileAnswer) -> None:
     """Encodes a message and writes it to a file descriptor. Returns when everything is written."""
-    content = pickle.dumps(message)
-    forward(stream, _HEADER.pack(len(content)) + content)
+    payload, compact = b"", b""
+    if isinstance(message, CompileJob):
+        head = {"job": asdict(message)}
+    else:
+        payload, compact = message.payload, message.compact
+        head = {"answer": asdict(replace(message, payload=b"", compact=b"")) | {"payload": None, "compact": None}}
+    text = json.dumps(head).encode()
+    forward(stream, _HEADER.pack(len(text), len(payload), len(compact)) + text + payload + compact)
 
 
 def forward(stream: int, content: bytes) -> None:
@@ -62,11 +72,28 @@ def forward(stream: int, content: bytes) -> None:
         view = view[os.write(stream, view) :]
 
 
-def receive(stream: int) -> Any:
-    """Reads one message from a file descriptor, and unpickles it. Returns None at the end of the stream."""
+def receive(stream: int) -> CompileJob | CompileAnswer | None:
+    """Reads one message from a file descriptor. Returns None at the end of the stream.
+
+    Raises ValueError if it is not a message of this module.
+    """
     header = _read(stream, _HEADER.size)
-    content = _read(stream, _HEADER.unpack(header)[0]) if header else b""
-    return pickle.loads(content) if content else None
+    if not header:
+        return None
+    text, payload, compact = (_read(stream, size) for size in _HEADER.unpack(header))
+    try:
+        return _message(json.loads(text), payload, compact)
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a message about grammars: {error}") from error
+
+
+def _message(head: Mapping[str, Any], payload: bytes, compact: bytes) -> CompileJob | CompileAnswer:
+    if "job" in head:
+        source = head["job"]["source"]
+        return CompileJob(**head["job"] | {"source": GrammarSource(**source | {"kind": GrammarKind(source["kind"])})})
+    engine = head["answer"]["engine"]
+    parts = {"engine": engine and GrammarEngine(engine), "payload": payload, "compact": compact}
+    return CompileAnswer(**head["answer"] | parts)
 
 
 def _read(stream: int, size: int) -> bytes:

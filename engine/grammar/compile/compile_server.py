@@ -76,7 +76,7 @@ class CompileServer:
             for key, _ in self._selector.select(self._patience()):
                 if key.fd != 0:
                     self._read_child(self._children[key.fd])
-                elif (job := receive(0)) is not None:
+                elif isinstance(job := receive(0), CompileJob):
                     self._waiting.append(job)
                 else:
                     return self._kill_all()

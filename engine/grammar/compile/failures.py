@@ -6,7 +6,7 @@ fails. A grammar in EBNF is the caller's own text, so the error quotes the engin
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from itertools import islice
 from typing import Any
 
@@ -39,19 +39,25 @@ def compile_refusal(source: GrammarSource, error: Exception, compile_part: Compi
     return refused("#", "the schema is too complex for the grammar engine. Simplify it.")
 
 
-def _parts(value: Any, pointer: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the parts of a schema that contain a pattern, each with its JSON pointer. Yields the innermost first."""
+def _parts(value: Any, pointer: str) -> Generator[tuple[str, dict[str, Any]], None, bool]:
+    """Yields the parts of a schema that contain a pattern, each with its JSON pointer. Yields the innermost first.
+
+    Returns whether `value` contains a pattern. Visits each part once.
+    """
+    contains = False
     if isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _parts(item, f"{pointer}/{index}")
+            contains |= yield from _parts(item, f"{pointer}/{index}")
     if not isinstance(value, dict):
-        return
+        return contains
     for key, item in value.items():
-        yield from _parts(item, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}")
+        contains |= yield from _parts(item, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}")
+        contains |= key in _PATTERNS
     if isinstance(value.get("pattern"), str):
         yield f"{pointer}/pattern", {"type": "string", "pattern": value["pattern"]}
-    if any(f'"{name}"' in json.dumps(value) for name in _PATTERNS):
+    if contains:
         yield pointer, value
+    return contains
 
 
 def _fails(part: dict[str, Any], compile_part: Compile) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from graftwork.engine.grammar.schema.patterns import Node
+from graftwork.engine.grammar.patterns.nodes import Node
 
 
 @dataclass(frozen=True, slots=True, order=True)

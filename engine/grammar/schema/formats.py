@@ -5,9 +5,9 @@ no leap seconds, no punycode. llguidance enforces the other formats. It accepts 
 calls invalid.
 """
 
+from graftwork.engine.grammar.patterns.reader import read_whole
 from graftwork.engine.grammar.schema.constraints import Bound, Demand, HasFormat, Length, Matches
 from graftwork.engine.grammar.schema.json_values import STRING
-from graftwork.engine.grammar.schema.patterns import read_whole
 
 _BUILT_IN = frozenset({"duration", "email", "ipv4", "ipv6", "uuid", "uri"})
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
+from graftwork.engine.grammar.patterns.matching import Fuel, matches
+from graftwork.engine.grammar.patterns.nodes import PatternError
 from graftwork.engine.grammar.schema.constraints import (
     Alternative,
     Among,
@@ -25,7 +27,6 @@ from graftwork.engine.grammar.schema.constraints import (
 from graftwork.engine.grammar.schema.errors import UnenforcedKeywords, refused
 from graftwork.engine.grammar.schema.json_values import ARRAY, NUMBERS, OBJECT, STRING, identity, type_of
 from graftwork.engine.grammar.schema.normalise import SchemaExpander
-from graftwork.engine.grammar.schema.patterns import Fuel, PatternError, matches
 
 _FUEL = 1_000_000
 

@@ -7,6 +7,8 @@ allows all values of other types. So the negation of this keyword allows no valu
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
+from graftwork.engine.grammar.patterns.nodes import PatternError, repeats
+from graftwork.engine.grammar.patterns.reader import read_search
 from graftwork.engine.grammar.schema.constraints import (
     Alternative,
     Among,
@@ -21,7 +23,6 @@ from graftwork.engine.grammar.schema.errors import UnenforcedKeywords, refused
 from graftwork.engine.grammar.schema.formats import demands_of
 from graftwork.engine.grammar.schema.json_values import ALL_TYPES, ARRAY, NUMBERS, OBJECT, STRING, TYPES_BY_NAME
 from graftwork.engine.grammar.schema.limits import LintLimits
-from graftwork.engine.grammar.schema.patterns import PatternError, read_search, repeats
 from graftwork.engine.grammar.schema.schema_document import under
 
 ANYTHING = [Alternative(ALL_TYPES)]

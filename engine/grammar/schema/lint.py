@@ -15,12 +15,13 @@ from enum import StrEnum
 from typing import Any
 
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
+from graftwork.engine.grammar.patterns.nodes import PatternError, repeats, written
+from graftwork.engine.grammar.patterns.reader import read_whole
 from graftwork.engine.grammar.schema.core_schema import CoreWriter
 from graftwork.engine.grammar.schema.errors import UnenforcedKeywords, refused
 from graftwork.engine.grammar.schema.json_values import canonical
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.llguidance_schema import lists_controls, may_list_controls, spelled
-from graftwork.engine.grammar.schema.patterns import PatternError, read_whole, repeats, written
 from graftwork.engine.grammar.schema.plain_schemas import is_plain
 from graftwork.engine.grammar.schema.schema_size import check_size
 from graftwork.engine.grammar.schema.structural_tags import TagWriter, read_tag

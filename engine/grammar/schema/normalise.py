@@ -17,20 +17,16 @@ from graftwork.engine.grammar.schema.constraints import (
     Among,
     Claim,
     ClaimSet,
-    Contains,
-    Items,
-    Length,
-    Names,
     Presence,
     Properties,
     Property,
 )
 from graftwork.engine.grammar.schema.errors import UnenforcedKeywords, refused
-from graftwork.engine.grammar.schema.json_values import ALL_TYPES, ARRAY, OBJECT
-from graftwork.engine.grammar.schema.keywords import ANYTHING, LEAF_KEYWORDS, NOTHING, LeafKeywords, whole_number
+from graftwork.engine.grammar.schema.json_values import ALL_TYPES, OBJECT
+from graftwork.engine.grammar.schema.keywords import ANYTHING, LEAF_KEYWORDS, NOTHING, LeafKeywords
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.narrowing import narrowed, required_names, rest_of_items, rest_of_properties
-from graftwork.engine.grammar.schema.patterns import Node, PatternError
+from graftwork.engine.grammar.schema.part_keywords import PartKeywords
 from graftwork.engine.grammar.schema.schema_document import Dialect, SchemaDocument, under
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -60,6 +56,7 @@ class SchemaExpander:
         self._limits = limits
         self._unenforced = unenforced
         self._leaves = LeafKeywords(limits, unenforced)
+        self.parts = PartKeywords(self.alternatives, self._leaves, unenforced)
         self._known: dict[Claim, list[Alternative]] = {}
         self._open: set[Claim] = set()
         self._work = 0
@@ -143,7 +140,7 @@ class SchemaExpander:
         if not claim.holds:
             found = [alternative for part in parts for alternative in part]
             if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
-                found = self._not_enforced(claim.pointer, "unevaluated parts under a negation cannot be enforced.")
+                found = self.parts.not_enforced(claim.pointer, "unevaluated parts under a negation cannot be enforced.")
             return self._checked(found, claim.pointer)
         return self._with_unevaluated(schema, claim, self._product(parts, claim.pointer))
 
@@ -171,10 +168,6 @@ class SchemaExpander:
         if self._work > _WORK:
             raise refused("#", "its unions and conditions multiply out to too much; write it more plainly.")
         return narrowed(Alternative(left.types & right.types, demands))
-
-    def _not_enforced(self, pointer: str, reason: str) -> list[Alternative]:
-        self._unenforced.record(pointer, reason)
-        return ANYTHING
 
     # ---- other schemas at the same place ----------------------------------------------------------------------
 
@@ -224,7 +217,7 @@ class SchemaExpander:
         at = under(claim.pointer, "oneOf")
         if not claim.holds:
             if len(children) > _MOST_SUBSETS:
-                return self._not_enforced(at, "not exactly one of many cannot be enforced.")
+                return self.parts.not_enforced(at, "not exactly one of many cannot be enforced.")
             return self._not_one_of(children, at)
         found: list[Alternative] = []
         for child in children:
@@ -294,96 +287,6 @@ class SchemaExpander:
         found = self._product([[there], follows], at)
         return [Alternative(ALL_TYPES, (Presence(name, False, at),)), *found] if claim.holds else found
 
-    # ---- parts of the value -----------------------------------------------------------------------------------
-
-    def _properties(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
-        named = self._map(schema, claim, "properties")
-        patterned = self._map(schema, claim, "patternProperties")
-        at = under(claim.pointer, "additionalProperties")
-        rest = Claim(at) if "additionalProperties" in schema else None
-        if not claim.holds:
-            return self._not_properties(named, [*(child for _, child in patterned), *([rest] if rest else [])])
-        patterns = [(pattern, child) for text, child in patterned if (pattern := self._pattern(text, child.pointer))]
-        demand = Properties(dict(named), tuple(patterns), rest, claim.pointer, claim.silent)
-        return [Alternative(ALL_TYPES, (demand,))]
-
-    def _map(self, schema: dict[str, Any], claim: Claim, keyword: str) -> list[tuple[str, Claim]]:
-        at = under(claim.pointer, keyword)
-        value = schema.get(keyword, {})
-        if not isinstance(value, dict):
-            raise refused(at, f"{keyword} is an object of schemas.")
-        return [(name, Claim(under(at, name))) for name in value]
-
-    def _pattern(self, text: str, at: str) -> Node | None:
-        try:
-            pattern: Node = self._leaves.read_pattern(text)
-        except PatternError as error:
-            self._unenforced.record(at, f"the pattern is not served: {error}.")
-            return None
-        return pattern
-
-    def _not_properties(self, named: list[tuple[str, Claim]], others: list[Claim]) -> list[Alternative]:
-        for other in others:
-            if self.alternatives(other.negated()):
-                return self._not_enforced(other.pointer, "that some property does not fit cannot be enforced.")
-        return [
-            Alternative(frozenset({OBJECT}), (Presence(name, True, child.pointer), Property(name, no, child.pointer)))
-            for name, child in named
-            if self.alternatives(no := child.negated())
-        ]
-
-    def _names(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
-        at = under(claim.pointer, "propertyNames")
-        if not claim.holds:
-            if not self.alternatives(Claim(at, False, True)):
-                return NOTHING
-            return self._not_enforced(at, "that some property's name does not fit cannot be enforced.")
-        return [Alternative(ALL_TYPES, (Names(Claim(at), at),))]
-
-    def _items(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
-        listed = "prefixItems" if "prefixItems" in schema else "items"
-        value = schema.get(listed)
-        at = under(claim.pointer, listed)
-        first = tuple(Claim(under(at, index)) for index in range(len(value))) if isinstance(value, list) else ()
-        after = "items" if not isinstance(schema.get("items", []), list) else "additionalItems"
-        has_rest = after == "items" or (after in schema and isinstance(schema.get("items"), list))
-        rest = Claim(under(claim.pointer, after)) if has_rest else None
-        if claim.holds:
-            return [Alternative(ALL_TYPES, (Items(first, rest, claim.pointer, claim.silent),))]
-        return self._not_items(first, rest)
-
-    def _not_items(self, first: tuple[Claim, ...], rest: Claim | None) -> list[Alternative]:
-        found: list[Alternative] = []
-        wrong = [child.negated() for child in first]
-        if rest is not None and self.alternatives(rest.negated()):
-            if self.alternatives(rest):
-                return self._not_enforced(rest.pointer, "that some item does not fit cannot be enforced.")
-            found.append(Alternative(frozenset({ARRAY}), (Length(ARRAY, len(first) + 1, None, rest.pointer),)))
-        for index, child in enumerate(wrong):
-            if self.alternatives(child):
-                demands = (
-                    Length(ARRAY, index + 1, None, child.pointer),
-                    Items((*[None] * index, child), None, child.pointer, True),
-                )
-                found.append(Alternative(frozenset({ARRAY}), demands))
-        return found
-
-    def _contains(self, schema: dict[str, Any], claim: Claim) -> list[Alternative]:
-        at = under(claim.pointer, "contains")
-        least, most = (
-            whole_number(schema[word], under(claim.pointer, word)) if word in schema else left_out
-            for word, left_out in (("minContains", 1), ("maxContains", None))
-        )
-        if "contains" not in schema:
-            return ANYTHING if claim.holds else NOTHING
-        if claim.holds:
-            if least == 0 and most is None:
-                return ANYTHING
-            return [Alternative(ALL_TYPES, (Contains(Claim(at), least or 0, most, at),))]
-        if least == 1 and most is None:
-            return [Alternative(frozenset({ARRAY}), (Items((), Claim(at, False, True), at, True),))]
-        return self._not_enforced(at, "a count of items under a negation cannot be enforced.")
-
     # ---- unevaluated parts ------------------------------------------------------------------------------------
 
     def _with_unevaluated(self, schema: dict[str, Any], claim: Claim, found: list[Alternative]) -> list[Alternative]:
@@ -408,8 +311,14 @@ def _claims_on(demand: Properties, name: str) -> list[Claim]:
 
 
 _Reading = Callable[[SchemaExpander, dict[str, Any], Claim], list[Alternative]]
+
+
+def _of_parts(read: Callable[[PartKeywords, dict[str, Any], Claim], list[Alternative]]) -> _Reading:
+    return lambda expander, schema, claim: read(expander.parts, schema, claim)
+
+
 _GROUPS: tuple[tuple[tuple[str, ...], _Reading], ...] = (
-    (("properties", "patternProperties", "additionalProperties"), SchemaExpander._properties),
+    (("properties", "patternProperties", "additionalProperties"), _of_parts(PartKeywords.properties)),
     (_REFERENCES, SchemaExpander._reference),
     (("allOf",), SchemaExpander._all_of),
     (("anyOf",), SchemaExpander._any_of),
@@ -417,7 +326,7 @@ _GROUPS: tuple[tuple[tuple[str, ...], _Reading], ...] = (
     (("not",), SchemaExpander._not),
     (("if", "then", "else"), SchemaExpander._condition),
     (("dependentRequired", "dependentSchemas", "dependencies"), SchemaExpander._dependencies),
-    (("propertyNames",), SchemaExpander._names),
-    (("prefixItems", "items", "additionalItems"), SchemaExpander._items),
-    (("contains", "minContains", "maxContains"), SchemaExpander._contains),
+    (("propertyNames",), _of_parts(PartKeywords.names)),
+    (("prefixItems", "items", "additionalItems"), _of_parts(PartKeywords.items)),
+    (("contains", "minContains", "maxContains"), _of_parts(PartKeywords.contains)),
 )

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from graftwork.engine.grammar.patterns.matching import is_universal
+from graftwork.engine.grammar.patterns.nodes import Node, PatternError, length_between, written
 from graftwork.engine.grammar.schema.constraints import (
     Alternative,
     Among,
@@ -21,7 +23,6 @@ from graftwork.engine.grammar.schema.instance_check import Fitting
 from graftwork.engine.grammar.schema.json_values import OBJECT, STRING, is_writable
 from graftwork.engine.grammar.schema.narrowing import required_names
 from graftwork.engine.grammar.schema.normalise import SchemaExpander
-from graftwork.engine.grammar.schema.patterns import Node, PatternError, is_universal, length_between, written
 from graftwork.engine.grammar.schema.scalar_schemas import anchored
 
 Written = tuple[dict[str, Any], tuple[ClaimSet, ...]]

@@ -7,11 +7,11 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from itertools import pairwise
 from typing import Any
 
+from graftwork.engine.grammar.patterns.nodes import none_of, written
 from graftwork.engine.grammar.schema.constraints import Alternative, Bound, HasFormat, Length, Matches, MultipleOf
 from graftwork.engine.grammar.schema.errors import UnenforcedKeywords
 from graftwork.engine.grammar.schema.instance_check import exact
 from graftwork.engine.grammar.schema.json_values import FRACTION, INTEGER, NUMBERS, STRING, type_of
-from graftwork.engine.grammar.schema.patterns import none_of, written
 
 _MAX_FACTOR = 10_000
 _MAX_BARRED = 16

@@ -24,11 +24,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from graftwork.engine.grammar.patterns.nodes import ANYTHING, Chars, Run, written
 from graftwork.engine.grammar.schema.core_schema import CoreWriter
 from graftwork.engine.grammar.schema.errors import UnenforcedKeywords, refused
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.llguidance_schema import spelled
-from graftwork.engine.grammar.schema.patterns import ANYTHING, Chars, Run, written
 from graftwork.engine.grammar.schema.schema_size import check_size
 from graftwork.platform.errors import InvalidRequest
 

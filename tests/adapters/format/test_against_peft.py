@@ -18,7 +18,7 @@ from graftwork.adapters.format.unsupported import SERVED_FIELDS, TRAINING_FIELDS
 from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
-from tests.adapters.adapter_files import DESCRIPTION
+from tests.adapters.adapter_files import DESCRIPTION, store_files
 from tests.adapters.peft_models import BIASED, Family, Place, lora_of, read_back, replaced_in, save_adapter
 from tests.hypothesis_profiles import examples
 
@@ -42,7 +42,7 @@ def load(folder: Path, family: Family) -> AdapterWeights:
     description = replace(DESCRIPTION, biased_targets=BIASED[family])
     _, digest = identify_adapter(config, weights, description)
     with tempfile.TemporaryDirectory() as root:
-        LocalArtifacts(Path(root)).put(digest, config, weights)
+        store_files(LocalArtifacts(Path(root)), digest, config, weights)
         return ArtifactAdapterSource(Path(root), description).load(digest)
 
 

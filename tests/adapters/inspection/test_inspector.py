@@ -26,6 +26,7 @@ from tests.adapters.adapter_files import (
     config_bytes,
     container,
     entries,
+    open_files,
     tensors,
     weights_bytes,
 )
@@ -34,11 +35,18 @@ GOOD = weights_bytes()
 LARGE = replace(DESCRIPTION, vocab_size=512 * 1024)
 
 
+async def identify(
+    inspector: AdapterInspector, config: bytes, weights: bytes, description: EngineDescription
+) -> IdentifiedAdapter:
+    with open_files(config, weights) as files:
+        return await inspector.identify(files, description)
+
+
 async def refusal(
     inspector: AdapterInspector, weights: bytes, config: bytes | None = None, description: EngineDescription = LARGE
 ) -> ValidationFailed:
     with pytest.raises(ValidationFailed) as caught:
-        await inspector.identify(config or config_bytes(), weights, description)
+        await identify(inspector, config or config_bytes(), weights, description)
     return caught.value
 
 
@@ -100,7 +108,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_file_is_refused_and_its_worker_goes_on(name: str, inspector: AdapterInspector) -> None:
     """A hostile file that the reader refuses does not end its worker."""
-    await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
+    await identify(inspector, config_bytes(), GOOD, DESCRIPTION)
     before = inspector.worker_pids
 
     error = await refusal(inspector, HOSTILE[name]())
@@ -115,7 +123,7 @@ async def test_a_worker_finds_what_this_process_would(inspector: AdapterInspecto
     """A worker gives the same digest, rank, targets and error messages as this process."""
     spec, digest = identify_adapter(config_bytes(), GOOD, DESCRIPTION)
 
-    found = await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
+    found = await identify(inspector, config_bytes(), GOOD, DESCRIPTION)
 
     assert (found.digest, found.r, found.rank, found.target_modules) == (digest, spec.r, spec.rank, spec.target_modules)
     wrong = weights_bytes(tensors() | {Q0_B: np.full((32, 4), np.nan, np.float32)})
@@ -127,10 +135,10 @@ async def test_a_worker_finds_what_this_process_would(inspector: AdapterInspecto
 
 async def test_a_worker_killed_in_the_middle_of_a_file_is_replaced(small: AdapterInspector) -> None:
     """If a worker is killed during an upload, another worker finishes that upload."""
-    await small.identify(config_bytes(), GOOD, DESCRIPTION)
+    await identify(small, config_bytes(), GOOD, DESCRIPTION)
     (first,) = small.worker_pids
     os.kill(first, signal.SIGSTOP)
-    asked = asyncio.create_task(small.identify(config_bytes(), GOOD, DESCRIPTION))
+    asked = asyncio.create_task(identify(small, config_bytes(), GOOD, DESCRIPTION))
     await asyncio.sleep(0)
 
     os.kill(first, signal.SIGKILL)
@@ -141,7 +149,7 @@ async def test_a_worker_killed_in_the_middle_of_a_file_is_replaced(small: Adapte
 
 async def test_a_file_that_ends_every_worker_is_refused(small: AdapterInspector) -> None:
     """A file that ends two workers is refused, and no third worker is tried."""
-    await small.identify(config_bytes(), GOOD, DESCRIPTION)
+    await identify(small, config_bytes(), GOOD, DESCRIPTION)
     stop = threading.Event()
 
     def kill_all() -> None:
@@ -158,13 +166,13 @@ async def test_a_file_that_ends_every_worker_is_refused(small: AdapterInspector)
 
     assert error.code == "inspection_limit_exceeded"
     assert "SIGKILL" in error.message
-    assert (await small.identify(config_bytes(), GOOD, DESCRIPTION)).rank == 4
+    assert (await identify(small, config_bytes(), GOOD, DESCRIPTION)).rank == 4
 
 
 async def test_a_file_that_takes_too_long_is_refused() -> None:
     """A file that takes longer than the deadline is refused; its worker is killed and replaced."""
     inspector = AdapterInspector(InspectionLimits(deadline_s=1.0), num_workers=1)
-    await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
+    await identify(inspector, config_bytes(), GOOD, DESCRIPTION)
     (first,) = inspector.worker_pids
     os.kill(first, signal.SIGSTOP)
 
@@ -173,7 +181,7 @@ async def test_a_file_that_takes_too_long_is_refused() -> None:
     assert (error.code, error.param) == ("inspection_limit_exceeded", "weights")
     assert "1 s" in error.message
     assert not is_alive(first)
-    assert (await inspector.identify(config_bytes(), GOOD, DESCRIPTION)).rank == 4
+    assert (await identify(inspector, config_bytes(), GOOD, DESCRIPTION)).rank == 4
     await inspector.close()
 
 
@@ -202,7 +210,7 @@ async def test_a_file_that_takes_too_much_work_is_refused() -> None:
 async def test_a_file_that_takes_too_much_memory_is_refused() -> None:
     """A header that needs too much memory once it is read is refused."""
     inspector = AdapterInspector(InspectionLimits(memory_bytes=125_000_000), num_workers=1)
-    assert (await inspector.identify(config_bytes(), GOOD, DESCRIPTION)).rank == 4
+    assert (await identify(inspector, config_bytes(), GOOD, DESCRIPTION)).rank == 4
     (first,) = inspector.worker_pids
     bloated = container(b'{"a":[' + b"[]," * 340_000 + b"0]}", b"")
 
@@ -211,7 +219,7 @@ async def test_a_file_that_takes_too_much_memory_is_refused() -> None:
     assert error.code == "inspection_limit_exceeded"
     assert "125000000 bytes of memory" in error.message
     assert first not in inspector.worker_pids
-    assert (await inspector.identify(config_bytes(), GOOD, DESCRIPTION)).rank == 4
+    assert (await identify(inspector, config_bytes(), GOOD, DESCRIPTION)).rank == 4
     await inspector.close()
 
 
@@ -220,12 +228,12 @@ async def test_an_upload_that_holds_its_worker_harms_no_other() -> None:
     inspector = AdapterInspector(InspectionLimits(deadline_s=1000.0), num_workers=2)
     files = [weights_bytes(tensors(seed)) for seed in range(19)]
     expected = [identify_adapter(config_bytes(), file, DESCRIPTION)[1] for file in files]
-    await asyncio.gather(*(inspector.identify(config_bytes(), GOOD, DESCRIPTION) for _ in range(2)))
+    await asyncio.gather(*(identify(inspector, config_bytes(), GOOD, DESCRIPTION) for _ in range(2)))
     stopped = inspector.worker_pids[0]
     os.kill(stopped, signal.SIGSTOP)
 
     uploads = [
-        asyncio.create_task(inspector.identify(config_bytes(), file, DESCRIPTION))
+        asyncio.create_task(identify(inspector, config_bytes(), file, DESCRIPTION))
         for file in [HOSTILE["truncated data"](), *files]
     ]
     while sum(upload.done() for upload in uploads) < 19:
@@ -242,18 +250,18 @@ async def test_an_upload_that_holds_its_worker_harms_no_other() -> None:
 
 async def test_this_process_holds_no_copy_of_what_it_sends(inspector: AdapterInspector) -> None:
     """After a hundred uploads this process has no more descriptors and threads than before."""
-    await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
+    await identify(inspector, config_bytes(), GOOD, DESCRIPTION)
     gc.collect()
     before = num_descriptors(), threading.active_count()
 
-    await asyncio.gather(*(inspector.identify(config_bytes(), GOOD, DESCRIPTION) for _ in range(100)))
+    await asyncio.gather(*(identify(inspector, config_bytes(), GOOD, DESCRIPTION) for _ in range(100)))
 
     assert (num_descriptors(), threading.active_count()) == before
 
 
 async def test_a_worker_knows_nothing_and_loads_no_torch(inspector: AdapterInspector) -> None:
     """A worker's environment has no secret, and it does not load torch."""
-    await inspector.identify(config_bytes(), GOOD, DESCRIPTION)
+    await identify(inspector, config_bytes(), GOOD, DESCRIPTION)
     (pid,) = inspector.worker_pids
 
     environment = read_proc(pid, "environ").split(b"\0")
@@ -264,7 +272,7 @@ async def test_a_worker_knows_nothing_and_loads_no_torch(inspector: AdapterInspe
 
 async def test_a_worker_ends_with_its_parent(small: AdapterInspector) -> None:
     """Closing the inspector ends its processes, and later uploads are refused."""
-    await small.identify(config_bytes(), GOOD, DESCRIPTION)
+    await identify(small, config_bytes(), GOOD, DESCRIPTION)
     pids = small.worker_pids
 
     await small.close()
@@ -272,13 +280,21 @@ async def test_a_worker_ends_with_its_parent(small: AdapterInspector) -> None:
 
     assert not any(is_alive(pid) for pid in pids)
     with pytest.raises(Unavailable):
-        await small.identify(config_bytes(), GOOD, DESCRIPTION)
+        await identify(small, config_bytes(), GOOD, DESCRIPTION)
+
+
+def start(command: tuple[str, ...]) -> None:
+    worker = InspectionProcess(command)
+    try:
+        worker.prepare()
+    finally:
+        worker.kill()
 
 
 @pytest.mark.parametrize("command", [("/nonexistent",), ("false",), ("echo",)])
 def test_a_worker_that_cannot_start_is_absent_capacity(command: tuple[str, ...]) -> None:
     """A worker program that is missing, fails or is not a worker gives the error for absent capacity."""
     with pytest.raises(Unavailable) as caught:
-        InspectionProcess(command)
+        start(command)
 
     assert caught.value.code == "inspection_unavailable"

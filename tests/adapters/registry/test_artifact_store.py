@@ -8,6 +8,7 @@ import pytest
 
 from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.platform.errors import NotFound, Unavailable
+from tests.adapters.adapter_files import store_files
 
 DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "a" * 63 + "b"
 
@@ -23,7 +24,7 @@ def files_below(folder: Path) -> list[Path]:
 
 def test_what_was_put_can_be_read(store: LocalArtifacts) -> None:
     """Both files of an artifact are read back unchanged, under their usual names."""
-    store.put(DIGEST, b"config", b"weights")
+    store_files(store, DIGEST, b"config", b"weights")
 
     paths = store.open(DIGEST)
 
@@ -34,7 +35,7 @@ def test_what_was_put_can_be_read(store: LocalArtifacts) -> None:
 
 def test_an_unknown_digest_is_not_found(store: LocalArtifacts) -> None:
     """A digest is not found before its put and after its delete."""
-    store.put(OTHER, b"c", b"w")
+    store_files(store, OTHER, b"c", b"w")
 
     with pytest.raises(NotFound):
         store.open(DIGEST)
@@ -49,7 +50,7 @@ def test_only_digests_reach_the_file_system(store: LocalArtifacts, tmp_path: Pat
     with pytest.raises(NotFound):
         store.open(text)
     with pytest.raises(NotFound):
-        store.put(text, b"c", b"w")
+        store_files(store, text, b"c", b"w")
     store.delete(text)
     assert not store.exists(text)
     assert files_below(tmp_path) == []
@@ -57,8 +58,8 @@ def test_only_digests_reach_the_file_system(store: LocalArtifacts, tmp_path: Pat
 
 def test_a_second_put_keeps_what_is_there(store: LocalArtifacts) -> None:
     """A second put of a digest does not change its files."""
-    store.put(DIGEST, b"config", b"weights")
-    store.put(DIGEST, b"other", b"other")
+    store_files(store, DIGEST, b"config", b"weights")
+    store_files(store, DIGEST, b"other", b"other")
 
     assert store.open(DIGEST).config.read_bytes() == b"config"
 
@@ -66,7 +67,7 @@ def test_a_second_put_keeps_what_is_there(store: LocalArtifacts) -> None:
 def test_many_writers_of_one_digest_leave_one_artifact(store: LocalArtifacts, tmp_path: Path) -> None:
     """Many writers of one digest all succeed and leave one artifact."""
     with ThreadPoolExecutor(8) as pool:
-        for future in [pool.submit(store.put, DIGEST, b"config", b"weights") for _ in range(32)]:
+        for future in [pool.submit(store_files, store, DIGEST, b"config", b"weights") for _ in range(32)]:
             future.result()
 
     assert len(files_below(tmp_path)) == 2
@@ -74,8 +75,8 @@ def test_many_writers_of_one_digest_leave_one_artifact(store: LocalArtifacts, tm
 
 def test_delete_leaves_neighbours_and_open_files(store: LocalArtifacts, tmp_path: Path) -> None:
     """A delete keeps open files readable and other digests in place; a second delete is no error."""
-    store.put(DIGEST, b"config", b"weights")
-    store.put(OTHER, b"config", b"weights")
+    store_files(store, DIGEST, b"config", b"weights")
+    store_files(store, OTHER, b"config", b"weights")
 
     with store.open(DIGEST).weights.open("rb") as file:
         store.delete(DIGEST)
@@ -98,7 +99,7 @@ def test_a_write_that_fails_midway_leaves_nothing(
     monkeypatch.setattr(os, "fsync", full)
 
     with pytest.raises(Unavailable, match="No space"):
-        store.put(DIGEST, b"config", b"weights")
+        store_files(store, DIGEST, b"config", b"weights")
 
     assert not store.exists(DIGEST)
     assert files_below(tmp_path) == []

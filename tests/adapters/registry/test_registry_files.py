@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.platform.errors import (
@@ -15,7 +16,7 @@ from graftwork.platform.errors import (
     ValidationFailed,
 )
 from graftwork.platform.tenancy.principals import TenantScope
-from tests.adapters.adapter_files import DESCRIPTION, config_bytes
+from tests.adapters.adapter_files import DESCRIPTION, config_bytes, open_files
 from tests.adapters.registry.two_tenants import FILES, NO_LIMITS, TwoTenants
 
 
@@ -59,8 +60,8 @@ async def test_a_refused_upload_leaves_nothing(two_tenants: TwoTenants, tmp_path
     ]
 
     for name, config, weights in bad:
-        with pytest.raises(ValidationFailed):
-            await two_tenants.registry.publish(two_tenants.a, name, config, weights, DESCRIPTION, NO_LIMITS)
+        with pytest.raises(ValidationFailed), open_files(config, weights) as files:
+            await two_tenants.registry.publish(two_tenants.a, name, files, DESCRIPTION, NO_LIMITS)
 
     assert (await two_tenants.registry.list(two_tenants.a)).items == ()
     assert two_tenants.stored == set()
@@ -90,8 +91,8 @@ async def test_files_that_another_freed_during_an_upload_are_written_again(
     put, delete = two_tenants.store.put, two_tenants.store.delete
     digests: list[str] = []
 
-    def put_then_lose(digest: str, config: bytes, weights: bytes) -> None:
-        put(digest, config, weights)
+    def put_then_lose(digest: str, files: AdapterFiles) -> None:
+        put(digest, files)
         if not digests:
             delete(digest)
         digests.append(digest)
@@ -108,7 +109,7 @@ async def test_files_that_another_freed_during_an_upload_are_written_again(
 async def test_a_store_that_fails_leaves_no_rows(two_tenants: TwoTenants, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the store cannot write the files, no row is stored."""
 
-    def full(_digest: str, _config: bytes, _weights: bytes) -> None:
+    def full(_digest: str, _files: AdapterFiles) -> None:
         raise Unavailable("No space left on device")
 
     monkeypatch.setattr(two_tenants.store, "put", full)
@@ -127,10 +128,10 @@ async def test_an_upload_cancelled_while_its_files_are_written_leaves_nothing(
     begun, go_on = threading.Event(), threading.Event()
     put = two_tenants.store.put
 
-    def slow(digest: str, config: bytes, weights: bytes) -> None:
+    def slow(digest: str, files: AdapterFiles) -> None:
         begun.set()
         assert go_on.wait(60)
-        put(digest, config, weights)
+        put(digest, files)
 
     monkeypatch.setattr(two_tenants.store, "put", slow)
 

@@ -17,7 +17,15 @@ from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.platform.errors import NotFound, ValidationFailed
-from tests.adapters.adapter_files import DESCRIPTION, config_bytes, container, entries, tensors, weights_bytes
+from tests.adapters.adapter_files import (
+    DESCRIPTION,
+    config_bytes,
+    container,
+    entries,
+    store_files,
+    tensors,
+    weights_bytes,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # between the libraries
 
@@ -94,7 +102,7 @@ def peft_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def load(root: Path, config: bytes, weights: bytes) -> AdapterWeights:
     _, digest = identify_adapter(config, weights, DESCRIPTION)
-    LocalArtifacts(root).put(digest, config, weights)
+    store_files(LocalArtifacts(root), digest, config, weights)
     return ArtifactAdapterSource(root, DESCRIPTION).load(digest)
 
 
@@ -144,7 +152,7 @@ def test_matrices_are_their_own(tmp_path: Path) -> None:
     """Loaded matrices outlive their artifact, and a write to one changes no other."""
     _, digest = identify_adapter(config_bytes(), weights_bytes(), DESCRIPTION)
     store, source = LocalArtifacts(tmp_path), ArtifactAdapterSource(tmp_path, DESCRIPTION)
-    store.put(digest, config_bytes(), weights_bytes())
+    store_files(store, digest, config_bytes(), weights_bytes())
 
     first, second = source.load(digest), source.load(digest)
     first.pairs[0, "q_proj"].A.zero_()
@@ -166,7 +174,7 @@ def test_an_unknown_digest_is_not_found(tmp_path: Path) -> None:
 def test_files_that_changed_since_the_upload_are_refused_by_their_digest(damage: str, tmp_path: Path) -> None:
     """Each load checks the digest of the bytes it uses, and refuses files that have changed."""
     _, digest = identify_adapter(config_bytes(), weights_bytes(), DESCRIPTION)
-    LocalArtifacts(tmp_path).put(digest, config_bytes(), weights_bytes())
+    store_files(LocalArtifacts(tmp_path), digest, config_bytes(), weights_bytes())
     paths = LocalArtifacts(tmp_path).open(digest)
     weights = bytearray(weights_bytes())
     match damage:
@@ -212,7 +220,7 @@ def test_adapters_of_equal_size_and_config_are_told_apart(tmp_path: Path) -> Non
     for targets in (("q_proj",), ("o_proj",)):
         weights = weights_bytes(tensors(targets=targets))
         _, digest = identify_adapter(config_bytes(target_modules=None), weights, DESCRIPTION)
-        store.put(digest, config_bytes(target_modules=None), weights)
+        store_files(store, digest, config_bytes(target_modules=None), weights)
         files[digest] = {(0, targets[0]), (1, targets[0])}
 
     for digest in [*files, *files]:

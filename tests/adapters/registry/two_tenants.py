@@ -17,7 +17,7 @@ from graftwork.platform.errors import (
 from graftwork.platform.ids import TenantId
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
-from tests.adapters.adapter_files import DESCRIPTION, config_bytes, tensors, weights_bytes
+from tests.adapters.adapter_files import DESCRIPTION, config_bytes, open_files, tensors, weights_bytes
 
 NO_LIMITS = Quota()
 FILES = {seed: weights_bytes(tensors(seed)) for seed in range(6)}
@@ -67,9 +67,8 @@ class TwoTenants:
         limits: Quota = NO_LIMITS,
         **config: Any,
     ) -> Adapter:
-        return await self.registry.publish(
-            scope or self.a, name, config_bytes(**config), FILES[seed], DESCRIPTION, limits
-        )
+        with open_files(config_bytes(**config), FILES[seed]) as files:
+            return await self.registry.publish(scope or self.a, name, files, DESCRIPTION, limits)
 
     @property
     def stored(self) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graftwork.api.http.request import LONG_JSON_BYTES, BoundedRequest
+from graftwork.api.http.request import LONG_JSON_BYTES, JsonRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.sessions.text.encoding import LONG_CHARACTERS
 from graftwork.sessions.text.messages import Message
@@ -137,7 +137,7 @@ async def test_a_refused_body_is_freed_at_once(tenant: TestTenant) -> None:
     try:
         statuses = [(await tenant.client.post(path, json=body)).status_code for path, body in requests]
         await asyncio.sleep(0)
-        kept = [found for found in gc.get_objects() if type(found) is BoundedRequest]
+        kept = [found for found in gc.get_objects() if type(found) is JsonRequest]
     finally:
         gc.enable()
 

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from graftwork.api.sdk.client import AsyncGraftwork, Graftwork
 from graftwork.api.sdk.transport.errors import ConfigurationError
 from tests.api.sdk.scripted_server import ScriptedServer, error
 
@@ -88,3 +89,37 @@ def test_names_cannot_leave_their_path_segment() -> None:
     server.client().adapters.get("../admin")
 
     assert server.lines == ["GET /v1/adapters/..%2Fadmin"]
+
+
+class PieceCounter(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """A transport that reads a request piece by piece, as a socket does, and remembers the lengths."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.SyncByteStream)
+        self.lengths += [len(piece) for piece in request.stream]
+        return adapter()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        self.lengths += [len(piece) async for piece in request.stream]
+        return adapter()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_weights_are_read_from_disk_piece_by_piece(folder: Path, is_async: bool) -> None:
+    """An upload is sent in small pieces, so that memory never holds the weights file."""
+    (folder / "adapter_model.safetensors").write_bytes(bytes(8_000_000))
+    transport = PieceCounter()
+
+    if is_async:
+        async with AsyncGraftwork("http://graftwork.test", "gw_key", transport=transport) as client:
+            await client.adapters.push(folder)
+    else:
+        with Graftwork("http://graftwork.test", "gw_key", transport=transport) as blocking:
+            blocking.adapters.push(folder)
+
+    assert sum(transport.lengths) > 8_000_000
+    assert max(transport.lengths) <= 128 * 1024

@@ -6,17 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.grammar.schema.patterns import (
-    Fuel,
-    PatternError,
-    is_universal,
-    matches,
-    none_of,
-    read_search,
-    read_whole,
-    repeats,
-    written,
-)
+from graftwork.engine.grammar.patterns.matching import Fuel, is_universal, matches
+from graftwork.engine.grammar.patterns.nodes import PatternError, none_of, repeats, written
+from graftwork.engine.grammar.patterns.reader import read_search, read_whole
 
 TEXTS = st.text(alphabet="ab1 -.x", max_size=6)
 ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", "\\d", "[a-x]", "\\.", "(?:ab|x)", "(a|b1)", "\\-", "[\\d-]"])

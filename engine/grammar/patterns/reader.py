@@ -1,89 +1,32 @@
-r"""Reads the regular expressions of JSON Schema (ECMA-262, unicode), matches text with them, and writes them for
-grammar engines.
+"""Reads the regular expressions of JSON Schema (ECMA-262, unicode).
 
-A pattern is read into characters, sequences, alternatives and repeats. The written pattern matches the whole text and
-has every class written out, so that an engine's own meaning of `\d`, `.` or a search does not matter.
-
-Never accepts what is not regular: look-around, back references, word boundaries and flags are refused. `matches` takes
-polynomial time for every pattern.
+Never accepts what is not regular: look-around, back references, word boundaries and flags are refused.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-Ranges = tuple[tuple[int, int], ...]
-"""Ranges of code points in ascending order. Both ends of a range are included. Neighbouring ranges are merged into one.
-"""
+from graftwork.engine.grammar.patterns.nodes import (
+    ANYTHING,
+    LAST_POINT,
+    SURROGATES,
+    Chars,
+    Either,
+    Node,
+    PatternError,
+    Ranges,
+    Repeat,
+    Run,
+    complement,
+    normalise,
+    points,
+)
 
-_LAST = 0x10FFFF
-_SURROGATES = (0xD800, 0xDFFF)
 _MAX_GROUPS = 32
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
-
-
-class PatternError(ValueError):
-    """Raised if a pattern cannot be enforced, or if matching takes too long. The message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chars:
-    """Matches one character that is in a set of characters."""
-
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Matches several patterns one after another. A run of no patterns matches the empty string."""
-
-    parts: tuple["Node", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Either:
-    choices: tuple["Node", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    part: "Node"
-    least: int
-    most: int | None
-
-
-Node = Chars | Run | Either | Repeat
-
-
-def normalise(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
-        else:
-            merged.append((low, high))
-    return tuple(merged)
-
-
-def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Returns the ranges of all characters that are not in `ranges`. Surrogates never are in the result."""
-    left, start = [], 0
-    for low, high in normalise([*ranges, _SURROGATES]):
-        if start < low:
-            left.append((start, low - 1))
-        start = high + 1
-    return tuple([*left, (start, _LAST)] if start <= _LAST else left)
-
-
-def _points(text: str) -> Ranges:
-    return normalise((ord(character), ord(character)) for character in text)
-
-
-ANY = Chars(complement(()))
-ANYTHING = Repeat(ANY, 0, None)
 _DIGIT: Ranges = ((0x30, 0x39),)
 _WORD = normalise([*_DIGIT, (0x41, 0x5A), (0x61, 0x7A), (0x5F, 0x5F)])
-_SPACE = normalise([*_points("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"), (0x2000, 0x200A)])
-_NOT_NEWLINE = complement(_points("\n\r\u2028\u2029"))
+_SPACE = normalise([*points("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"), (0x2000, 0x200A)])
+_NOT_NEWLINE = complement(points("\n\r\u2028\u2029"))
 _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CLASSES |= {letter.upper(): complement(ranges) for letter, ranges in _CLASSES.items()}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
@@ -167,7 +110,7 @@ class _Reader:
             return Chars(self._escape(in_class=False))
         if character in "*+?{}]":
             raise PatternError(f"{character!r} stands where nothing can be repeated or closed")
-        return Chars(_points(character))
+        return Chars(points(character))
 
     def _group(self) -> "Node | list[_Alternative]":
         if self._skip("?") and not self._skip(":"):
@@ -238,7 +181,7 @@ class _Reader:
 
     def _class_atom(self) -> Ranges:
         character = self._take()
-        return self._escape(in_class=True) if character == "\\" else _points(character)
+        return self._escape(in_class=True) if character == "\\" else points(character)
 
     def _escape(self, *, in_class: bool) -> Ranges:
         character = self._take()
@@ -256,7 +199,7 @@ class _Reader:
             raise PatternError(f"'\\{character}' is not served")
         if character not in _SYNTAX and not character.isascii():
             raise PatternError(f"'\\{character}' is not an escape")
-        return _points(character)
+        return points(character)
 
     def _code_point(self, digits: int) -> Ranges:
         is_braced = digits == 4 and self._skip("{")
@@ -266,7 +209,7 @@ class _Reader:
             raise PatternError("a code point is malformed")
         self._at = end + is_braced
         point = int(text, 16)
-        if point > _LAST or _SURROGATES[0] <= point <= _SURROGATES[1]:
+        if point > LAST_POINT or SURROGATES[0] <= point <= SURROGATES[1]:
             raise PatternError("a code point is none, or half of one")
         return ((point, point),)
 
@@ -291,118 +234,3 @@ def read_whole(pattern: str) -> Node:
 def _joined(alternatives: list[_Alternative], around: tuple[Node, ...]) -> Node:
     runs = [Run((*(() if one.starts else around), *one.parts, *(() if one.ends else around))) for one in alternatives]
     return runs[0] if len(runs) == 1 else Either(tuple(runs))
-
-
-def length_between(least: int, most: int | None) -> Node:
-    """Returns a pattern that matches every text of `least` to `most` characters. A `most` of None sets no upper
-    limit.
-    """
-    return Repeat(ANY, least, most)
-
-
-def none_of(texts: Iterable[str]) -> Node:
-    """Returns a pattern that matches every text except the given ones."""
-    by_first: dict[str, list[str]] = {}
-    texts = list(texts)
-    for text in texts:
-        if text:
-            by_first.setdefault(text[0], []).append(text[1:])
-    choices: list[Node] = [] if "" in texts else [Run(())]
-    choices.append(Run((Chars(complement((ord(first), ord(first)) for first in by_first)), ANYTHING)))
-    choices += [Run((Chars(_points(first)), none_of(rest))) for first, rest in by_first.items()]
-    return Either(tuple(choices))
-
-
-def is_universal(node: Node) -> bool:
-    """Returns True if one part of a pattern matches any text and all other parts may be empty. Other patterns give
-    False, even if they match every text.
-    """
-    match node:
-        case Either(choices):
-            return any(is_universal(choice) for choice in choices)
-        case Run(parts):
-            return ANYTHING in parts and matches(node, "")
-        case _:
-            return node == ANYTHING
-
-
-def repeats(node: Node) -> int:
-    """Returns how often the most repeated part of a pattern is copied if all counted repeats are written out.
-
-    For `(a{3}){4}` the result is 12: written out, the pattern has twelve times `a`.
-    """
-    match node:
-        case Chars():
-            return 1
-        case Run(parts) | Either(parts):
-            return max([1, *(repeats(part) for part in parts)])
-        case Repeat(part, least, most):
-            return repeats(part) * max(1, least if most is None else most)
-
-
-def written(node: Node) -> str:
-    """Returns the pattern in the syntax of Rust's regular expressions, without anchors."""
-    match node:
-        case Chars(ranges):
-            return f"[{''.join(_written_range(*one) for one in ranges)}]" if ranges else "[^\\x{0}-\\x{10FFFF}]"
-        case Run(parts):
-            return "".join(written(part) for part in parts)
-        case Either(choices):
-            return f"(?:{'|'.join(written(choice) for choice in choices)})"
-        case Repeat(part, least, most):
-            count = "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
-            return f"(?:{written(part)}){count}"
-
-
-def _written_range(low: int, high: int) -> str:
-    return f"\\x{{{low:X}}}" if low == high else f"\\x{{{low:X}}}-\\x{{{high:X}}}"
-
-
-class Fuel:
-    """Limits the work of matching patterns. `left` is the number of units that may still be used; a unit is about a
-    microsecond.
-    """
-
-    def __init__(self, units: int = 200_000) -> None:
-        self.left = units
-
-    def spend(self, units: int) -> None:
-        """Takes units of work from those that are left. Raises PatternError if too few are left."""
-        self.left -= units
-        if self.left < 0:
-            raise PatternError("it takes too long to match")
-
-
-def matches(node: Node, text: str, fuel: Fuel | None = None) -> bool:
-    """Returns whether a pattern matches the whole text. Raises PatternError if matching takes too long."""
-    return len(text) in _ends(node, text, frozenset({0}), fuel or Fuel())
-
-
-def _ends(node: Node, text: str, starts: frozenset[int], fuel: Fuel) -> frozenset[int]:
-    """Returns the positions where a match that begins at one of `starts` may end."""
-    fuel.spend(1 + len(starts))
-    match node:
-        case Chars(ranges):
-            inside = (at for at in starts if at < len(text))
-            return frozenset(at + 1 for at in inside if any(low <= ord(text[at]) <= high for low, high in ranges))
-        case Run(parts):
-            for part in parts:
-                starts = _ends(part, text, starts, fuel)
-            return starts
-        case Either(choices):
-            return frozenset().union(*(_ends(choice, text, starts, fuel) for choice in choices))
-        case Repeat(part, least, most):
-            return _repeat_ends(part, least, most, text, starts, fuel)
-
-
-def _repeat_ends(
-    part: Node, least: int, most: int | None, text: str, starts: frozenset[int], fuel: Fuel
-) -> frozenset[int]:
-    for _ in range(least):
-        starts = _ends(part, text, starts, fuel)
-    found, newest, count = set(starts), starts, least
-    while newest and (most is None or count < most):
-        newest = _ends(part, text, newest, fuel) - found
-        found |= newest
-        count += 1
-    return frozenset(found)

@@ -1,0 +1,159 @@
+"""Tests of how the gateway receives uploads: on disk, in bounded number, and once."""
+
+import asyncio
+import hashlib
+import tracemalloc
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any
+
+from fastapi import FastAPI
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from graftwork.api.http.request import UploadRequest
+from tests.adapters.adapter_files import config_bytes, weights_bytes
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload
+
+KEY = {"idempotency-key": "k1"}
+BOUNDARY = b"a-boundary-of-a-client"
+PIECE = 64 * 1024
+LARGE_BYTES = 32 * 1024 * 1024
+
+
+def form_head() -> bytes:
+    """Returns a form up to the first byte of its weights."""
+    head = b'--%b\r\nContent-Disposition: form-data; name="name"\r\n\r\npirate\r\n' % BOUNDARY
+    head += b'--%b\r\nContent-Disposition: form-data; name="config"; filename="c"\r\n\r\n' % BOUNDARY
+    head += config_bytes() + b"\r\n"
+    return head + b'--%b\r\nContent-Disposition: form-data; name="weights"; filename="w"\r\n\r\n' % BOUNDARY
+
+
+async def in_pieces(num_bytes: int) -> AsyncIterator[bytes]:
+    """Yields a form whose weights are `num_bytes` zero bytes."""
+    yield form_head()
+    for _ in range(num_bytes // PIECE):
+        yield bytes(PIECE)
+    yield b"\r\n--%b--\r\n" % BOUNDARY
+
+
+FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY.decode()}"}
+
+
+async def test_a_large_upload_does_not_fill_memory(tenant: TestTenant) -> None:
+    """An upload with an idempotency key takes far less memory than its size."""
+    tracemalloc.start()
+    try:
+        answer = await tenant.client.post("/v1/adapters", content=in_pieces(LARGE_BYTES), headers=FORM | KEY)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "weights")
+    assert most < LARGE_BYTES / 4
+
+
+async def test_a_stored_upload_has_the_bytes_that_were_sent(gateway: Gateway, tenant: TestTenant) -> None:
+    """The stored weights are the uploaded ones, byte for byte."""
+    digest = (await tenant.push_adapter())["versions"][0]["digest"].removeprefix("sha256:")
+
+    folder = gateway.resources.admin.settings.data_dir / "artifacts" / "sha256" / digest[:2] / digest[2:]
+
+    assert (folder / "adapter_model.safetensors").read_bytes() == adapter_upload()["weights"][1]
+    assert (folder / "adapter_config.json").read_bytes() == config_bytes()
+
+
+async def test_other_weights_under_one_key_are_a_conflict(tenant: TestTenant) -> None:
+    """Two uploads with the same key and other files are a 409 that must not be retried."""
+    await tenant.client.post("/v1/adapters", data={"name": "a"}, files=adapter_upload(0), headers=KEY)
+
+    answer = await tenant.client.post("/v1/adapters", data={"name": "a"}, files=adapter_upload(1), headers=KEY)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "idempotency_key_reused")
+
+
+@given(
+    pieces=st.lists(st.sampled_from([BOUNDARY[:5], BOUNDARY[5:], BOUNDARY[:-1], b"-", b"x", b"\r\n--"]), max_size=12),
+    cuts=st.lists(st.integers(0, 500), max_size=6),
+)
+async def test_the_digest_depends_on_neither_chunks_nor_boundary(pieces: list[bytes], cuts: list[int]) -> None:
+    """The digest is that of the whole body without its boundary, however the body is cut into chunks."""
+    body = form_head() + b"".join(pieces) + b"\r\n--%b--\r\n" % BOUNDARY
+    assume(b"--" + BOUNDARY not in b"".join(pieces))
+    marks = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
+    chunks = [body[start:end] for start, end in pairwise(marks)]
+    request = UploadRequest(upload_scope(), receiver(chunks))
+
+    digest = await request.digest()
+    await request.close()
+
+    assert digest == hashlib.sha256(b"POST /v1/adapters\n" + body.replace(BOUNDARY, b"")).hexdigest()
+
+
+def upload_scope() -> dict[str, Any]:
+    headers = [(name.encode(), value.encode()) for name, value in FORM.items()]
+    return {"type": "http", "method": "POST", "path": "/v1/adapters", "headers": headers, "app": FastAPI()}
+
+
+def receiver(chunks: list[bytes]) -> Any:
+    messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    waiting = iter([*messages, {"type": "http.request", "body": b"", "more_body": False}])
+
+    async def receive() -> Any:
+        return next(waiting)
+
+    return receive
+
+
+async def test_uploads_in_flight_are_bounded(gateway: Gateway, tenant: TestTenant) -> None:
+    """Above a tenant's limit its upload is a 429 before its body is read; then another tenant's is served."""
+    other = await gateway.tenant("Other")
+    limit, begun, go_on = gateway.resources.admin.settings.max_tenant_uploads, asyncio.Event(), asyncio.Event()
+    waiting = 0
+
+    async def held() -> AsyncIterator[bytes]:
+        nonlocal waiting
+        yield form_head()
+        waiting += 1
+        if waiting == limit:
+            begun.set()
+        await go_on.wait()
+        yield weights_bytes() + b"\r\n--%b--\r\n" % BOUNDARY
+
+    async def unread() -> AsyncIterator[bytes]:
+        raise AssertionError("the body of a refused upload is read")
+        yield b""
+
+    running = [
+        asyncio.create_task(tenant.client.post("/v1/adapters", content=held(), headers=FORM)) for _ in range(limit)
+    ]
+    await begun.wait()
+    refused = await tenant.client.post("/v1/adapters", content=unread(), headers=FORM | KEY)
+    admitted = await other.push_adapter()
+    go_on.set()
+    answers = await asyncio.gather(*running)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_uploads")
+    assert refused.headers["retry-after"] == "5"
+    assert admitted["name"] == "pirate"
+    assert [answer.status_code for answer in answers] == [201] * limit
+
+
+async def test_a_long_config_is_refused(tenant: TestTenant) -> None:
+    """A configuration of more than 1 MiB is a 422 that names it."""
+    files = adapter_upload() | {"config": ("adapter_config.json", b" " * (1 << 20) + config_bytes())}
+
+    answer = await tenant.client.post("/v1/adapters", data={"name": "a"}, files=files)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "config")
+
+
+async def test_a_form_of_many_files_is_refused(tenant: TestTenant) -> None:
+    """A form with more files than an adapter has is a 422, and takes no place after that."""
+    files = [("weights", ("w", b"x"))] * 9
+
+    for _ in range(10):
+        answer = await tenant.client.post("/v1/adapters", data={"name": "a"}, files=files, headers=KEY)
+
+        assert answer.status_code == 422, answer.text
+        assert "Too many files" in answer.json()["error"]["message"]
