@@ -220,7 +220,7 @@ ToolChoiceJson = Annotated[
 
 
 class ResponseNamedTool(FunctionName):
-    """One of the tools in the request, by name, in the form of the Responses API."""
+    """One of the tools in the request, by name, for `tool_choice` in the Responses API."""
 
     type: Annotated[Any, Field(examples=["function"])] = "function"
     """Always `function`. The server does not read this field."""

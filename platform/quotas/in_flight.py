@@ -45,7 +45,9 @@ class ThroughputEstimate:
 
 
 class HeldPlaces:
-    """The places of one request. The end of the `with` block releases them, unless `keep` was called before."""
+    """The places of one request: one for each of its answers in flight. The end of the `with` block releases them, unless
+    `keep` was called before.
+    """
 
     def __init__(self, bound: "InFlightBound", tenant_id: TenantId, answers: int) -> None:
         self._bound = bound
@@ -105,7 +107,7 @@ class InFlightBound:
         return HeldPlaces(self, tenant_id, answers)
 
     def give_back(self, tenant_id: TenantId, answers: int) -> None:
-        """Frees places. Only HeldPlaces calls this method."""
+        """Subtracts `answers` from the answers that the tenant has in flight. Only HeldPlaces calls this method."""
         self._held[tenant_id] -= answers
         if not self._held[tenant_id]:
             del self._held[tenant_id]

@@ -14,7 +14,9 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes(Protocol):
-    """The interface of the converters from tokens to bytes. Each converter knows one way to spell tokens."""
+    """The interface of the converters from tokens to bytes. A vocabulary writes bytes as text, and there is one converter
+    for each way to write them: byte-level BPE, and SentencePiece with byte fallback.
+    """
 
     leading_spaces: int
     """How many spaces decoding removes at the start of a text."""

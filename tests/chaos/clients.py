@@ -21,6 +21,8 @@ _PAUSE_S = 0.3
 _RETRIED = {409, 429, 500, 502, 503, 504}
 _FINAL_409 = {"idempotency_key_reused"}
 _CHAT_TOKENS = 60
+_SESSION_MESSAGES = 20
+"""A session with so many messages is followed by a new one, since the model's context is short."""
 
 
 class Refused(Exception):
@@ -140,24 +142,27 @@ def _take(told: Told, data: str) -> None:
 
 @dataclass
 class SessionClient(Client):
-    """Holds one session, and knows all items of its completed turns."""
+    """Holds one session after another, and knows all items of their completed turns."""
 
-    session_id: str = ""
-    said: list[tuple[str, str]] = field(default_factory=list)
-    """Role and text of each message of completed turns."""
+    said: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    """By session, the newest last: role and text of each message of completed turns."""
     completed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The usage of each completed turn by its id."""
     failed: set[str] = field(default_factory=set)
     """The turns that the server has failed."""
 
     async def act(self) -> None:
-        if not self.session_id:
+        if not self.said or len(self.said[self.session_id]) >= _SESSION_MESSAGES:
             body = {"model": MODEL, "sampling": {"max_tokens": 24, "temperature": 0}}
             made = await self.answered("POST", "/v1/sessions", body, {"idempotency-key": self._key()})
-            self.session_id = made.json()["id"]
-        text = f"Number {len(self.said)}: {self.luck.random()}"
+            self.said[made.json()["id"]] = []
+        text = f"Number {len(self.said[self.session_id])}: {self.luck.random()}"
         while not await self._take_turn(text, self._key()):
             pass
+
+    @property
+    def session_id(self) -> str:
+        return next(reversed(self.said))
 
     async def _take_turn(self, text: str, key: str) -> bool:
         """Sends one turn under one key until it has an end. Returns False if the server failed it."""
@@ -170,19 +175,20 @@ class SessionClient(Client):
         assert turn["status"] == "completed", turn
         assert turn["id"] not in self.completed, "one turn for two keys"
         self.completed[turn["id"]] = turn["usage"]
-        self.said.append(("user", text))
-        self.said += [("assistant", _text(item)) for item in turn["output"] if item["type"] == "message"]
+        said = self.said[self.session_id]
+        said.append(("user", text))
+        said += [("assistant", _text(item)) for item in turn["output"] if item["type"] == "message"]
         return True
 
     def _key(self) -> str:
         return f"{self.luck.getrandbits(64):x}"
 
-    async def stored(self) -> list[tuple[str, str]]:
-        """Reads the messages that the server has."""
+    async def stored(self, session_id: str) -> list[tuple[str, str]]:
+        """Reads the messages that the server has of a session."""
         found: list[tuple[str, str]] = []
         after = ""
         while True:
-            path = f"/v1/sessions/{self.session_id}/items?limit=100&order=asc{after}"
+            path = f"/v1/sessions/{session_id}/items?limit=100&order=asc{after}"
             page = (await self.answered("GET", path, None, {})).json()
             found += [(item["role"], _text(item)) for item in page["data"]]
             if not page["has_more"]:

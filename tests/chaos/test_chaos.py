@@ -60,8 +60,9 @@ async def check_chats(fleet: Fleet, clients: list[ChatClient]) -> None:
 async def check_sessions(fleet: Fleet, clients: list[SessionClient]) -> None:
     """Each completed turn is stored and billed once, and no failed one is."""
     for client in clients:
-        stored = await client.stored()
-        assert stored == client.said, f"of {len(client.said)} messages the server has {len(stored)}"
+        for session_id, said in client.said.items():
+            stored = await client.stored(session_id)
+            assert stored == said, f"of {len(said)} messages of {session_id} the server has {len(stored)}"
     stored_ids = {row["id"] for row in await fleet.query("SELECT id FROM turns WHERE status = 'completed'")}
     assert stored_ids == {turn_id for client in clients for turn_id in client.completed}
     running = await fleet.query("SELECT id FROM turns WHERE status = 'running'")

@@ -51,7 +51,7 @@ class LeafKeywords:
         self._unenforced = unenforced
 
     def alternatives(self, keyword: str, schema: dict[str, Any], pointer: str, holds: bool) -> list[Alternative]:
-        """Returns the alternatives of the values that meet a keyword, or that do not meet it if `holds` is False.
+        """Returns the alternatives of a keyword: the ways to meet it, or not to meet it if `holds` is False.
 
         `pointer` is the JSON pointer of `schema`. Raises InvalidRequest for a malformed keyword.
         """

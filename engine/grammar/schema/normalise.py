@@ -64,7 +64,9 @@ class SchemaExpander:
     # ---- claim sets ------------------------------------------------------------------------------------------------
 
     def alternatives_of(self, claim_set: ClaimSet, pointer: str) -> list[Alternative]:
-        """Returns the alternatives of the values that meet `claim_set`, a set of claims that must all hold.
+        """Returns the ways in which a value can meet `claim_set`, a set of claims that must all hold.
+
+        Each result is one alternative: a set of types, and demands on values of these types.
 
         A claim says that a value fits a subschema, or does not. Raises InvalidRequest, which names `pointer`, if there
         are too many alternatives.
@@ -110,7 +112,7 @@ class SchemaExpander:
     # ---- claims -----------------------------------------------------------------------------------------------
 
     def alternatives(self, claim: Claim) -> list[Alternative]:
-        """Returns the alternatives of the values for which a claim holds, and caches them.
+        """Returns the alternatives of a claim: the ways in which a value can meet it. Caches them.
 
         A claim says that a value fits a subschema, or does not. Raises `_Loop` if the claim refers to itself.
         """

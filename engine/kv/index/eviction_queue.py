@@ -307,7 +307,9 @@ class FrameUser(Evictable, Protocol):
 
 
 class NoFrameUser:
-    """A FrameUser for a tier that holds only KV pages and no adapters. It uses no memory and evicts nothing."""
+    """Stands for the adapters on a tier that has only KV pages: it uses no memory and evicts nothing. Implements
+    FrameUser.
+    """
 
     evictable_pages = 0
     claimed_pages = 0
