@@ -59,14 +59,16 @@ class CustomTool(OpenAiBody):
     """If true, the model sees the tool only after a message has named it, in a tool's result or a system message."""
 
 
-class HostedTool(OpenAiBody):
+class ServerTool(OpenAiBody):
     """A tool that Anthropic defines or runs, such as web search. The server leaves it out of the prompt.
 
     A header of the answer names the tools that were left out.
     """
 
     type: Annotated[str, Field(json_schema_extra={"not": {"const": "custom"}})]
+    """The tool and its version, for example `web_search_20250305`."""
     name: str | None = None
+    """The name by which the model would call the tool. It has no effect."""
 
 
 def _kind_of_tool(tool: Any) -> str:
@@ -75,7 +77,7 @@ def _kind_of_tool(tool: Any) -> str:
 
 
 AnthropicTool = Annotated[
-    Annotated[CustomTool, Tag("custom")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_kind_of_tool)
+    Annotated[CustomTool, Tag("custom")] | Annotated[ServerTool, Tag("hosted")], Discriminator(_kind_of_tool)
 ]
 
 

@@ -10,7 +10,7 @@ Owns three rules of Anthropic's API. Invariant: the chosen tools keep their orde
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from graftwork.api.anthropic.schemas import ConversationMessage, CountTokensRequest, CustomTool, HostedTool
+from graftwork.api.anthropic.schemas import ConversationMessage, CountTokensRequest, CustomTool, ServerTool
 from graftwork.platform.errors import InvalidRequest
 
 
@@ -27,7 +27,7 @@ class ChosenTools:
 def choose_tools(body: CountTokensRequest) -> ChosenTools:
     """Returns the tools that the model sees. Raises InvalidRequest if `tool_choice` asks for a tool of Anthropic's."""
     every = list(enumerate(body.tools or ()))
-    hosted = [(index, tool) for index, tool in every if isinstance(tool, HostedTool)]
+    hosted = [(index, tool) for index, tool in every if isinstance(tool, ServerTool)]
     offered = _offered(body)
     chosen = tuple((index, tool) for index, tool in every if isinstance(tool, CustomTool) and offered(tool))
     _check_choice(body, chosen, [tool for _, tool in hosted])
@@ -43,7 +43,7 @@ def _offered(body: CountTokensRequest) -> Callable[[CustomTool], bool]:
 
 
 def _check_choice(
-    body: CountTokensRequest, chosen: Sequence[tuple[int, CustomTool]], hosted: Sequence[HostedTool]
+    body: CountTokensRequest, chosen: Sequence[tuple[int, CustomTool]], hosted: Sequence[ServerTool]
 ) -> None:
     choice = body.tool_choice
     if choice is None or not hosted:

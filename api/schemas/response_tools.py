@@ -82,6 +82,7 @@ class HostedTool(OpenAiBody):
     model_config = ConfigDict(json_schema_extra={"examples": [{"type": "web_search"}]})
 
     type: Annotated[str, Field(json_schema_extra={"examples": list(HOSTED_TYPES)})]
+    """Which of OpenAI's own tools this is."""
 
     def echo(self) -> None:
         return None

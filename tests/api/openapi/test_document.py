@@ -38,6 +38,11 @@ def test_operations_are_named_once() -> None:
     assert {"create_chat_completion", "create_turn", "set_tenant_quota"} <= set(names)
 
 
+def test_schemas_are_named_as_their_classes() -> None:
+    """No two classes of bodies have one name: the document would then name them by the path of their modules."""
+    assert [name for name in DOCUMENT["components"]["schemas"] if "__" in name] == []
+
+
 def test_every_success_is_typed() -> None:
     """Each 2xx in JSON refers to a schema that is not empty, and every stream to its events."""
     for path, method, operation in operations():
