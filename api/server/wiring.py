@@ -154,8 +154,6 @@ async def _assemble(
     pepper = await asyncio.to_thread(load_pepper, settings)
     admin_key = await asyncio.to_thread(load_admin_key, settings)
     served = await _served_model(settings, clock, telemetry, engine)
-    local = LocalEncoding(served.folder.tokenizer, served.prompts, served.generator.description.context_tokens)
-    encoding = PromptEncoding(local, clock)
     work = RunningWork()
     tenancy = Tenancy(database, pepper, clock, work)
     meter = UsageMeter(database)
@@ -164,10 +162,7 @@ async def _assemble(
     backlog = UsageBacklog(meter, UsageJournal(settings.data_dir / _USAGE_FOLDER))
     in_flight = InFlightBound(clock, description.max_requests, description.max_domain_requests)
     accounting = Accounting(tenancy.limits_of_active, quotas, backlog, telemetry, clock, in_flight)
-    artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
-    registry = AdapterRegistry(
-        database, artifacts, inspector, clock=clock, probe=engine.probe_adapter, before_free=engine.forget_adapter
-    )
+    registry = _registry(settings, clock, database, engine, inspector)
     uploads = UploadBound(settings.max_uploads, settings.max_tenant_uploads)
     inference = InferenceResources(
         clock=clock,
@@ -177,7 +172,7 @@ async def _assemble(
         accounting=accounting,
         description=description,
         folder=served.folder,
-        encoding=encoding,
+        encoding=served.encoding(clock),
         planner=served.planner,
         tasks=ServerTasks(),
         work=work,
@@ -207,6 +202,15 @@ async def _assemble(
             engine=engine,
             json=JsonParsing(),
         ),
+    )
+
+
+def _registry(
+    settings: Settings, clock: Clock, database: Database, engine: EngineClient, inspector: AdapterInspector
+) -> AdapterRegistry:
+    artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
+    return AdapterRegistry(
+        database, artifacts, inspector, clock=clock, probe=engine.probe_adapter, before_free=engine.forget_adapter
     )
 
 
@@ -251,6 +255,11 @@ class _ServedModel:
     folder: ModelFolder
     prompts: PromptEncoder | None
     planner: ConstraintPlanner
+
+    def encoding(self, clock: Clock) -> PromptEncoding:
+        """Returns what encodes prompts for this model. The caller closes it."""
+        local = LocalEncoding(self.folder.tokenizer, self.prompts, self.generator.description.context_tokens)
+        return PromptEncoding(local, clock)
 
 
 async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient) -> _ServedModel:

@@ -12,7 +12,7 @@ import torch
 
 from graftwork.engine.build.calibration import measure
 from graftwork.engine.build.devices import choose_device, choose_dtype, keep_freed_memory, load_decoder
-from graftwork.engine.build.kv import allocate_kv_storage, build_kv_cache_manager
+from graftwork.engine.build.kv import KvStorage, allocate_kv_storage, build_kv_cache_manager
 from graftwork.engine.build.lora import build_lora
 from graftwork.engine.build.memory import EngineMemory
 from graftwork.engine.core.config import EngineConfig
@@ -33,6 +33,7 @@ from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.tool_latency import ToolLatencyModel
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.loop import EngineLoop
+from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.loader import AdapterLoader
 from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
@@ -42,6 +43,7 @@ from graftwork.engine.model.config import ModelConfig, read_model_config
 from graftwork.engine.model.fingerprint import fingerprint
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.runner.attention import PagedAttention
+from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner, PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
@@ -103,9 +105,7 @@ def build_engine(
     loader = AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put)
     adapters = LoraPool(loader, LoraPoolLimits(config.lora_host_bytes), on_device, clock)
     grammars = _grammars(config, model, inbox, clock)
-    builder = BatchBuilder(config.page_tokens, storage.device_memory.null_frame, device, BatchInvariance.of(dtype))
-    attention = PagedAttention(model, storage.cache)
-    runner = ModelRunner(decoder, attention, builder, adapters, lora, MaskFiller(model.vocab_size))
+    runner = _runner(model, storage, decoder, adapters, lora, BatchInvariance.of(dtype))
     limits = _limits(config, model)
     if costs is None:
         tracker.start_from(measure(storage, runner.run, limits))
@@ -131,6 +131,20 @@ def build_engine(
         runner=runner,
         memory=EngineMemory(decoder.weights.num_bytes, storage.device_memory.frames, storage.host.block),
     )
+
+
+def _runner(
+    model: ModelConfig,
+    storage: KvStorage,
+    decoder: Decoder,
+    adapters: LoraPool,
+    lora: LoraBackend,
+    rules: BatchInvariance,
+) -> ModelRunner:
+    memory = storage.device_memory
+    builder = BatchBuilder(storage.sizes.page_tokens, memory.null_frame, memory.device, rules)
+    attention = PagedAttention(model, storage.cache)
+    return ModelRunner(decoder, attention, builder, adapters, lora, MaskFiller(model.vocab_size))
 
 
 def _speculator(config: EngineConfig, grammars: GrammarManager, clock: Clock) -> Speculator:

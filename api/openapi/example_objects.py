@@ -1,0 +1,205 @@
+"""Holds an example of each object of the API, from which the examples of the operations are put together."""
+
+from typing import Any
+
+Json = dict[str, Any]
+
+CREATED_AT = 1_767_225_600
+DIGEST = "sha256:" + "b" * 64
+TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+PROMPT_TOKENS: Json = {
+    "cached_tokens": 16,
+    "device_tokens": 16,
+    "host_tokens": 0,
+    "disk_tokens": 0,
+    "recomputed_tokens": 8,
+}
+USAGE: Json = {
+    "prompt_tokens": 24,
+    "completion_tokens": 6,
+    "total_tokens": 30,
+    "prompt_tokens_details": PROMPT_TOKENS,
+    "completion_tokens_details": {"drafted_tokens": 4, "accepted_tokens": 3, "forced_tokens": 0},
+}
+ADAPTER: Json = {
+    "id": "adp_01hzx",
+    "object": "adapter",
+    "name": "support",
+    "created_at": CREATED_AT,
+    "versions": [
+        {
+            "version": 1,
+            "digest": DIGEST,
+            "rank": 16,
+            "target_modules": ["q_proj", "v_proj"],
+            "size_bytes": 1_204_224,
+            "status": "ready",
+            "created_at": CREATED_AT,
+        }
+    ],
+    "aliases": {"prod": {"version": 1}},
+}
+MODEL: Json = {
+    "id": "assistant",
+    "object": "model",
+    "created": 0,
+    "owned_by": "graftwork",
+    "max_model_len": 4096,
+    "root": "assistant",
+    "parent": None,
+}
+TENANT: Json = {
+    "id": "ten_01hzx",
+    "object": "tenant",
+    "name": "Acme",
+    "status": "active",
+    "weight": 1.0,
+    "service_tier_ceiling": "default",
+    "created_at": CREATED_AT,
+}
+KEY: Json = {
+    "id": "key_01hzx",
+    "object": "key",
+    "tenant_id": "ten_01hzx",
+    "name": "production",
+    "redacted": "gw_01hzx_…",
+    "scopes": ["adapters", "inference", "usage"],
+    "created_at": CREATED_AT,
+    "expires_at": None,
+    "revoked_at": None,
+    "last_used_at": None,
+}
+QUOTA: Json = {
+    "requests_per_minute": 60,
+    "tokens_per_minute": None,
+    "max_concurrent_requests": None,
+    "max_adapters": None,
+    "max_adapter_bytes": None,
+    "max_adapter_rank": None,
+    "max_sessions": 100,
+    "max_device_kv_bytes": None,
+    "max_host_kv_bytes": None,
+    "monthly_tokens": None,
+}
+MESSAGE_ITEM: Json = {
+    "id": "msg_01hzx",
+    "type": "message",
+    "status": "completed",
+    "role": "assistant",
+    "content": [{"type": "output_text", "text": "It is sunny.", "annotations": []}],
+}
+INPUT_ITEM: Json = {
+    "id": "item_01hzx",
+    "type": "message",
+    "status": "completed",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "How is the weather?"}],
+}
+SESSION: Json = {
+    "id": "ses_01hzx",
+    "object": "session",
+    "status": "idle",
+    "model": {"name": "support", "version": 1, "digest": DIGEST},
+    "head": "ckp_01hzx",
+    "created_at": float(CREATED_AT),
+    "updated_at": float(CREATED_AT),
+    "closed_at": None,
+    "forked_from": None,
+    "running_turn": None,
+    "awaiting": [],
+    "last_seq": 3,
+    "instructions": "Be brief.",
+    "tools": [TOOL],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "response_format": None,
+    "sampling": {"temperature": 0},
+    "metadata": {},
+    "retention": {"ttl_s": 86400.0},
+}
+TURN: Json = {
+    "id": "turn_01hzx",
+    "object": "turn",
+    "session_id": "ses_01hzx",
+    "status": "completed",
+    "output": [MESSAGE_ITEM],
+    "tool_calls": [],
+    "checkpoint_id": "ckp_01hzx",
+    "finish_reason": "stop",
+    "usage": USAGE,
+    "cache": PROMPT_TOKENS | {"miss_reason": None},
+    "error": None,
+    "made_with": None,
+    "created_at": float(CREATED_AT),
+    "finished_at": float(CREATED_AT),
+}
+RESPONSE: Json = {
+    "id": "resp_01hzx",
+    "object": "response",
+    "created_at": CREATED_AT,
+    "completed_at": CREATED_AT,
+    "status": "completed",
+    "error": None,
+    "incomplete_details": None,
+    "background": False,
+    "conversation": None,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "model": "assistant",
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "service_tier": "default",
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "output": [MESSAGE_ITEM],
+    "usage": {
+        "input_tokens": 24,
+        "input_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 0},
+        "output_tokens": 6,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 30,
+    },
+}
+CONVERSATION: Json = {"id": "conv_01hzx", "object": "conversation", "created_at": CREATED_AT, "metadata": {}}
+HEAD: Json = {
+    "created": CREATED_AT,
+    "model": "assistant",
+    "service_tier": "default",
+    "system_fingerprint": "fp_bbbbbbbbbbbb",
+}
+QUESTION: list[Json] = [{"role": "user", "content": "How is the weather?"}]
+
+
+def list_of(*entries: Json, has_ids: bool = True) -> Json:
+    """Returns one whole page of a list. `has_ids` is False where the entries have no `id`."""
+    ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]} if has_ids else {}
+    return {"object": "list", "data": [*entries], "has_more": False, "first_id": None, "last_id": None} | ends
+
+
+USAGE_ROWS = list_of(
+    {
+        "group": "2026-01-01",
+        "requests": 1,
+        "prompt_tokens": 24,
+        "cached_tokens": 16,
+        "completion_tokens": 6,
+        "total_tokens": 30,
+    },
+    has_ids=False,
+)
