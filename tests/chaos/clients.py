@@ -50,6 +50,8 @@ class Client:
     fleet: Fleet
     http: httpx.AsyncClient
     luck: random.Random
+    num_refused: int = 0
+    """Attempts that were answered with an error that a client may retry."""
     num_done: int = 0
     """Operations that were answered in the end."""
     done_at: float = 0.0
@@ -82,6 +84,7 @@ class Client:
             code = answer.json().get("error", {}).get("code")
             if answer.status_code not in _RETRIED or code in _FINAL_409:
                 refuse(answer)
+            self.num_refused += 1
             await asyncio.sleep(_PAUSE_S)
 
 
@@ -115,6 +118,7 @@ class ChatClient(Client):
                     await answer.aread()
                     if answer.status_code not in _RETRIED:
                         refuse(answer)
+                    self.num_refused += 1
                     return "refused"
                 told = Told(answer.headers["x-request-id"])
                 self.told.append(told)

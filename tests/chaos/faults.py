@@ -1,9 +1,11 @@
 """The faults: each strikes a fleet, holds for some seconds, and heals."""
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import asyncpg
 
@@ -98,3 +100,18 @@ FAULTS = (
     Fault("Redis stalls", lambda fleet: _stop(fleet.redis)),
     Fault("Redis is killed", _kill_redis),
 )
+
+
+def full_disk(folder: Path) -> Fault:
+    """Returns the fault that the disk of `folder` has no room for a while."""
+
+    async def strike(fleet: Fleet) -> None:
+        filler = folder / "filler"
+        with filler.open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+                file.flush()
+        await asyncio.sleep(HOLD_S)
+        filler.unlink()
+
+    return Fault("the disk is full for a while", strike)

@@ -1,20 +1,24 @@
 """Two gateways and an engine over PostgreSQL and Redis, as processes that faults can strike."""
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import httpx
+import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -64,11 +68,13 @@ class Fleet:
     """All processes, and the addresses of the gateways and of the database."""
 
     engine: Process
+    """The engine; a server with an engine of its own is engine and gateway."""
     gateways: list[Process]
     redis: Process
     urls: list[str]
     redis_url: str
     database_url: str
+    """PostgreSQL's, or the path of a SQLite file."""
 
     async def ready(self) -> None:
         """Returns once both gateways say that they are ready."""
@@ -102,11 +108,15 @@ class Fleet:
                 await asyncio.sleep(0.2)
         raise AssertionError(f"{process.name} did not become ready:\n{process.log[-4000:]}")
 
-    async def query(self, statement: str, *arguments: object) -> list[asyncpg.Record]:
+    async def query(self, statement: str, *arguments: object) -> Sequence[Mapping[str, Any]]:
         """Runs one statement in the fleet's database."""
+        if "://" not in self.database_url:
+            with contextlib.closing(sqlite3.connect(self.database_url)) as database:
+                database.row_factory = sqlite3.Row
+                return [dict(row) for row in database.execute(statement, arguments)]
         connection = await asyncpg.connect(self.database_url, timeout=10)
         try:
-            rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
+            rows: Sequence[Mapping[str, Any]] = await connection.fetch(statement, *arguments)
             return rows
         finally:
             await connection.close()
@@ -161,3 +171,36 @@ async def running_fleet(folder: Path, postgres_url: str) -> AsyncIterator[Fleet]
         for process in reversed(processes):
             if process.process is not None and process.process.poll() is None:
                 process.kill()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """Mounts a disk of 64 MiB at `folder`. Skips the test where this user may not mount."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"only root may mount a small disk: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@asynccontextmanager
+async def running_server(folder: Path, data_dir: Path) -> AsyncIterator[Fleet]:
+    """Starts `graftwork serve` with SQLite, as one gateway of a fleet, and ends it."""
+    port = free_port()
+    command = [sys.executable, "-m", "graftwork.api.cli.main", "serve", "--demo", "--data-dir", str(data_dir)]
+    environment = {"GRAFTWORK_ADMIN_KEY": ADMIN_KEY, "GRAFTWORK_PEPPER": "chaos", "OMP_NUM_THREADS": "1"}
+    environment |= {"GRAFTWORK_DISK_KV_BYTES": str(8 << 20)}
+    server = Process("serve", [*command, "--port", str(port)], folder, environment)
+    urls = [f"http://127.0.0.1:{port}"]
+    fleet = Fleet(server, [server], server, urls, redis_url="", database_url=str(data_dir / "graftwork.db"))
+    try:
+        server.start()
+        await fleet.ready()
+        yield fleet
+    finally:
+        server.kill()

@@ -4,20 +4,39 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.chaos.clients import ChatClient, Client, SessionClient
-from tests.chaos.faults import FAULTS, Fault
-from tests.chaos.fleet import Fleet, running_fleet
+from tests.chaos.faults import FAULTS, Fault, full_disk
+from tests.chaos.fleet import Fleet, running_fleet, running_server, small_disk
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres]
+pytestmark = pytest.mark.slow
 
 ROUNDS = 2
 STUCK_S = 35.0
 _POLL_S = 0.1
+
+
+@dataclass
+class Report:
+    """What a run had: how many requests, and the most seconds after each kind of fault until all clients went on."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    took: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def worst_s(self) -> float:
+        return max(self.took.values())
+
+    def __str__(self) -> str:
+        rows = sorted(self.took.items(), key=lambda row: -row[1])
+        return "\n".join([str(dict(self.counts)), *(f"{seconds:6.1f} s  {name}" for name, seconds in rows)])
 
 
 async def progress_after(clients: list[Client], healed_at: float) -> float:
@@ -30,7 +49,7 @@ async def progress_after(clients: list[Client], healed_at: float) -> float:
     return max(client.done_at for client in clients) - healed_at
 
 
-async def strike_all(fleet: Fleet, clients: list[Client], faults: list[Fault]) -> dict[str, float]:
+async def strike_all(fleet: Fleet, clients: list[Client], faults: Sequence[Fault]) -> dict[str, float]:
     """Strikes the fleet with each fault in turn. Returns the seconds until all went on, by fault."""
     took: dict[str, float] = {}
     for fault in faults:
@@ -79,46 +98,71 @@ async def check_sessions(fleet: Fleet, clients: list[SessionClient]) -> None:
                 assert not row["prompt_tokens"] + row["completion_tokens"], dict(row)
 
 
+async def run_clients(fleet: Fleet, faults: Sequence[Fault], rounds: int, report: Report) -> None:
+    """Strikes the fleet while clients of two tenants talk to it, and then compares what they know with the database."""
+    luck = random.Random(20261122)
+    async with AsyncExitStack() as stack:
+        clients: list[Client] = []
+        for name in ("acme", "globex"):
+            headers = {"authorization": f"Bearer {await fleet.tenant(name, 6)}"}
+            https = await stack.enter_async_context(httpx.AsyncClient(headers=headers, trust_env=False))
+            kinds = (ChatClient, ChatClient, SessionClient, SessionClient)
+            clients += [kind(fleet, https, random.Random(luck.random())) for kind in kinds]
+        async with asyncio.TaskGroup() as group:
+            is_over = asyncio.Event()
+            for client in clients:
+                group.create_task(client.run(is_over))
+            await progress_after(clients, time.monotonic())
+            for _ in range(rounds):
+                for name, seconds in (await strike_all(fleet, clients, luck.sample(faults, len(faults)))).items():
+                    report.took[name] = max(seconds, report.took.get(name, 0.0))
+            is_over.set()
+        chats = [client for client in clients if isinstance(client, ChatClient)]
+        sessions = [client for client in clients if isinstance(client, SessionClient)]
+        report.counts["chats"] = sum(len(client.told) for client in chats)
+        report.counts["turns"] = sum(len(client.completed) for client in sessions)
+        report.counts["refusals"] = sum(client.num_refused for client in clients)
+        report.counts["failed turns"] = sum(len(client.failed) for client in sessions)
+        await settled(fleet)
+        await check_chats(fleet, chats)
+        await check_sessions(fleet, sessions)
+
+
+@pytest.mark.postgres
 @pytest.mark.timeout(1800)
 def test_nothing_is_lost_doubled_unbilled_or_stuck(
     tmp_path: Path, postgres_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Through twenty faults each client goes on within 35 seconds, and the database agrees with what clients were told."""
-    took: dict[str, float] = {}
-    counts: Counter[str] = Counter()
+    report = Report()
 
     async def run() -> None:
         async with running_fleet(tmp_path, postgres_url) as fleet:
-            luck = random.Random(20261122)
-            keys = [await fleet.tenant(name, 6) for name in ("acme", "globex")]
-            clients: list[Client] = []
-            async with asyncio.TaskGroup() as group:
-                is_over = asyncio.Event()
-                for key in keys:
-                    https = httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, trust_env=False)
-                    kinds = (ChatClient, ChatClient, SessionClient, SessionClient)
-                    clients += [kind(fleet, https, random.Random(luck.random())) for kind in kinds]
-                for client in clients:
-                    group.create_task(client.run(is_over))
-                await progress_after(clients, time.monotonic())
-                for _ in range(ROUNDS):
-                    took.update(await strike_all(fleet, clients, luck.sample(FAULTS, len(FAULTS))))
-                is_over.set()
-            chats = [client for client in clients if isinstance(client, ChatClient)]
-            sessions = [client for client in clients if isinstance(client, SessionClient)]
-            counts["chats"] = sum(len(client.told) for client in chats)
-            counts["turns"] = sum(len(client.completed) for client in sessions)
-            counts["failed turns"] = sum(len(client.failed) for client in sessions)
-            await settled(fleet)
-            await check_chats(fleet, chats)
-            await check_sessions(fleet, sessions)
+            await run_clients(fleet, FAULTS, ROUNDS, report)
 
     asyncio.run(run())
 
-    table = "\n".join(f"{seconds:6.1f} s  {name}" for name, seconds in sorted(took.items(), key=lambda item: -item[1]))
     with capsys.disabled():
-        print(f"\n{dict(counts)}\n{table}")  # noqa: T201
-    assert max(took.values()) <= STUCK_S, table
+        print(f"\n{report}")  # noqa: T201
+    assert report.worst_s <= STUCK_S, str(report)
+
+
+@pytest.mark.timeout(1800)
+def test_a_full_disk_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While the disk of a server is full it refuses work; then it goes on, and nothing is lost or billed in vain."""
+    report = Report()
+
+    async def run() -> None:
+        async with running_server(tmp_path, disk) as server:
+            await run_clients(server, [full_disk(disk)], 3, report)
+
+    with small_disk(tmp_path / "disk") as disk:
+        asyncio.run(run())
+
+    with capsys.disabled():
+        print(f"\n{report}")  # noqa: T201
+    assert report.counts["refusals"], "the disk was never full"
+    assert report.worst_s <= STUCK_S, str(report)
 
 
 async def settled(fleet: Fleet) -> None:
