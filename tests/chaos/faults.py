@@ -107,10 +107,9 @@ def full_disk(folder: Path) -> Fault:
 
     async def strike(fleet: Fleet) -> None:
         filler = folder / "filler"
-        with filler.open("wb") as file, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(1 << 16))
-                file.flush()
         await asyncio.sleep(HOLD_S)
         filler.unlink()
 
