@@ -164,6 +164,8 @@ def _grammar(custom: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _without_anchors(pattern: str) -> str:
     """Returns the pattern without an anchor at each end. The whole text must match it, so they change nothing."""
     pattern = pattern.removeprefix("^")
-    escaped = re.search(r"\\+$", pattern[:-1])
-    is_literal = escaped is not None and len(escaped[0]) % 2 == 1
-    return pattern[:-1] if pattern.endswith("$") and not is_literal else pattern
+    if not pattern.endswith("$"):
+        return pattern
+    before = pattern[:-1]
+    num_backslashes = len(before) - len(before.rstrip("\\"))
+    return pattern if num_backslashes % 2 else before

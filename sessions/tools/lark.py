@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 _MAX_PATTERN_CHARACTERS = 16 * 1024
 _MAX_NESTED = 64
+_MAX_COUNT_DIGITS = 9
 _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 _NAME = r"[A-Za-z_][A-Za-z_0-9]*"
 _TOKEN = re.compile(
@@ -25,7 +26,7 @@ _TOKEN = re.compile(
     |(?P<text>"(?:\\.|[^"\\\n])*"i?)
     |(?P<pattern>/(?!/)(?:\\.|[^/\\\n])+/[a-z]*)
     |(?P<directive>%[a-z]+[^\n]*)
-    |(?P<head>[?!]*{_NAME}(?:\.-?\d+)?[ \t]*:(?!:))
+    |(?P<head>[?!]{{0,2}}{_NAME}(?:\.-?\d+)?[ \t]*:(?!:))
     |(?P<name>{_NAME})
     |(?P<alias>->[ \t]*{_NAME})
     |(?P<times>~[ \t]*\d+(?:[ \t]*\.\.[ \t]*\d+)?)
@@ -99,7 +100,7 @@ def _rules(definition: str) -> dict[str, list[_Token]]:
 
 
 def _imported(directive: str) -> dict[str, list[_Token]]:
-    found = re.fullmatch(rf"%import\s+common\.({_NAME})\s*(?:->\s*({_NAME}))?\s*(?://.*)?", directive.strip())
+    found = re.fullmatch(rf"%import\s+common\.({_NAME})\s*+(?:->\s*({_NAME})\s*+)?(?://.*)?", directive.strip())
     if found is None or found[1] not in _COMMON:
         raise LarkError(f"{directive.strip()[:40]!r} is not served, only %import of {', '.join(_COMMON)} from common")
     return {found[2] or found[1]: [_Token("written", _COMMON[found[1]])]}
@@ -154,18 +155,23 @@ class _RuleReader:
 
     def _choices(self) -> str:
         choices = [self._sequence()]
+        num_characters = len(choices[0])
         while self._peek().text == "|" and self._peek().kind == "sign":
             self._take()
             choices.append(self._sequence())
+            num_characters += len(choices[-1])
+            _check_size(num_characters)
         pattern = choices[0] if len(choices) == 1 else f"(?:{'|'.join(choices)})"
-        if len(pattern) > _MAX_PATTERN_CHARACTERS:
-            raise LarkError("it is too large when each name is replaced by what it stands for")
+        _check_size(len(pattern))
         return pattern
 
     def _sequence(self) -> str:
         parts: list[str] = []
+        num_characters = 0
         while (token := self._peek()).kind in ("text", "pattern", "name", "written") or token in _OPENINGS:
             parts.append(self._repeated())
+            num_characters += len(parts[-1])
+            _check_size(num_characters)
         if token.kind == "alias":
             self._take()
         return "".join(parts)
@@ -177,7 +183,7 @@ class _RuleReader:
             return f"(?:{atom}){self._take().text}"
         if token.kind == "times":
             least, _, most = self._take().text.strip("~ \t").partition("..")
-            return f"(?:{atom}){{{int(least)}{f',{int(most)}' if most else ''}}}"
+            return f"(?:{atom}){{{_count(least)}{f',{_count(most)}' if most else ''}}}"
         return atom
 
     def _atom(self) -> str:
@@ -215,6 +221,18 @@ class _RuleReader:
         if any(len(end) != 1 for end in ends):
             raise LarkError("a range is not between two characters")
         return f"[\\u{{{ord(ends[0]):x}}}-\\u{{{ord(ends[1]):x}}}]"
+
+
+def _check_size(num_characters: int) -> None:
+    """Call it before patterns are joined: the pattern of one short rule may be repeated many times."""
+    if num_characters > _MAX_PATTERN_CHARACTERS:
+        raise LarkError("it is too large when each name is replaced by what it stands for")
+
+
+def _count(digits: str) -> int:
+    if len(digits.strip()) > _MAX_COUNT_DIGITS:
+        raise LarkError(f"the number {digits.strip()[:12]}… after ~ has more than {_MAX_COUNT_DIGITS} digits")
+    return int(digits)
 
 
 def _literal(quoted: str) -> str:

@@ -1,6 +1,9 @@
 """Tests of the text of a custom tool inside the arguments of its call."""
 
 import json
+import resource
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -66,6 +69,24 @@ def test_a_dollar_sign_is_no_anchor() -> None:
     schema = arguments_schema({"name": "f", "format": grammar}, "tools[0]")
 
     assert schema["properties"]["input"]["pattern"] == "^(?:a\\$)$"
+
+
+def test_backslashes_take_linear_work() -> None:
+    """A definition of 60,000 backslashes is read in milliseconds; the square of their number would exceed the limit."""
+    program = """
+from graftwork.sessions.tools.custom_tools import arguments_schema
+grammar = {"syntax": "regex", "definition": chr(92) * 60_000 + "xx$"}
+print(len(arguments_schema({"name": "f", "format": {"type": "grammar", "grammar": grammar}}, "tools[0]")))
+"""
+    within = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (5, 5)),
+    )
+
+    assert within.returncode == 0, within.stderr
 
 
 def test_a_long_definition_is_refused() -> None:

@@ -1,5 +1,10 @@
 """Tests of Lark grammars as patterns, held against llguidance, which reads Lark by itself."""
 
+import resource
+import subprocess
+import sys
+import tracemalloc
+
 import pytest
 from benchmarks.suite_cases import Judge
 
@@ -102,6 +107,8 @@ REFUSED = {
     "start: " + "(" * 100 + '"a"' + ")" * 100: "deep",
     "\n".join(["start: a0", *(f"a{n}: a{n + 1} a{n + 1}" for n in range(40)), 'a40: "x"']): "too large",
     "\n".join(["start: a0", *(f"a{n}: a{n + 1}" for n in range(90)), 'a90: "x"']): "deep",
+    'start: "a" ~ ' + "9" * 5000: "digits",
+    'start: "a" ~ 1..' + "9" * 5000: "digits",
 }
 
 
@@ -110,3 +117,42 @@ def test_what_no_pattern_can_say_is_refused(grammar: str) -> None:
     """The error says which part of the grammar is to blame."""
     with pytest.raises(LarkError, match=REFUSED[grammar]):
         lark_pattern(grammar)
+
+
+def test_a_short_rule_that_is_named_often_takes_no_memory() -> None:
+    """A grammar that is too large is refused before its parts are joined, which would be 300 MB here."""
+    grammar = "a: /" + "x" * 16_000 + "/\nstart: " + "a " * 20_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(LarkError, match="too large"):
+            lark_pattern(grammar)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most < 32 << 20
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ['"%import common.INT" + " " * 60_000 + "!"', '"a:\\n" + "?" * 60_000'],
+)
+def test_a_hostile_grammar_takes_linear_work(grammar: str) -> None:
+    """A grammar of the largest size is read in milliseconds. Work in the square of its size would exceed the limit."""
+    program = f"""
+from graftwork.sessions.tools.lark import LarkError, lark_pattern
+try:
+    lark_pattern({grammar})
+except LarkError as error:
+    print(error)
+"""
+    within = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (5, 5)),
+    )
+
+    assert within.returncode == 0, within.stderr
+    assert "not served" in within.stdout or "no rule named start" in within.stdout
