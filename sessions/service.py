@@ -19,9 +19,9 @@ from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.items import Item, parse_input
-from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSettings, SessionStatus
+from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSettings, SessionStatus, new_session_id
 from graftwork.sessions.eraser import SessionEraser
-from graftwork.sessions.store.session_store import SessionChange, SessionStore, new_session_id
+from graftwork.sessions.store.session_store import SessionChange, SessionStore
 from graftwork.sessions.sweeper import SessionSweeper
 from graftwork.sessions.turns.handle import TurnHandle, TurnReader
 from graftwork.sessions.turns.launcher import TurnLauncher

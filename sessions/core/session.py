@@ -55,6 +55,14 @@ class SessionKind(StrEnum):
     """
 
 
+_ID_PREFIXES = {SessionKind.SESSION: "ses", SessionKind.RESPONSES: "chain", SessionKind.CONVERSATION: "conv"}
+
+
+def new_session_id(kind: SessionKind) -> SessionId:
+    """Returns a new session id. Its prefix shows the kind: `ses` (session), `chain` (responses) or `conv`."""
+    return SessionId(new_id(_ID_PREFIXES[kind]))
+
+
 class TurnStatus(StrEnum):
     RUNNING = "running"
     COMPLETED = "completed"

@@ -7,8 +7,9 @@ an id names. Never changes a stored item: the copy gets an id of its own, becaus
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from graftwork.platform.errors import NotFound
+from graftwork.platform.errors import NotFound, PayloadTooLarge
 from graftwork.platform.ids import ItemId
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.items import Item, copied
@@ -17,6 +18,11 @@ from graftwork.sessions.store.session_store import SessionStore
 _LATER_PART = re.compile(r"(msg_[^_]+)_\d+")
 """The id of a message that follows a call in a streamed answer. The history has its text in the answer's first message.
 """
+
+
+_MOST_CHARACTERS = 8 * 1024 * 1024
+"""The most characters of the items that the references of one request name, as their JSON. A reference is short, so
+without this limit a small request could copy gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +43,14 @@ async def resolve_references(
 ) -> tuple[Item, ...]:
     """Returns the entries with a copy of the stored item for each reference.
 
-    Raises NotFound for an id that no stored item of the tenant has. The error names the entry.
+    Raises NotFound for an id that no stored item of the tenant has. The error names the entry. Raises PayloadTooLarge
+    before it reads an item if the copies would be longer than a request's body may be.
     """
     wanted = {entry.item_id for entry in entries if isinstance(entry, ItemReference)}
     if not wanted:
         return tuple(entry for entry in entries if isinstance(entry, Item))
-    found = await store.find_items(scope, sorted({*wanted, *map(_first_part, wanted)}))
+    candidates = sorted({*wanted, *map(_first_part, wanted)})
+    found = await store.find_items(scope, candidates, partial(_check_sizes, entries))
     resolved: list[Item] = []
     for entry in entries:
         if isinstance(entry, Item):
@@ -50,6 +58,20 @@ async def resolve_references(
         elif not _follows_first_part(entry.item_id, wanted, found):
             resolved.append(copied(_named(entry, found)))
     return tuple(resolved)
+
+
+def _check_sizes(entries: Sequence[InputEntry], sizes: Mapping[ItemId, int]) -> None:
+    num_characters = 0
+    for entry in entries:
+        if isinstance(entry, ItemReference):
+            size = sizes.get(ItemId(entry.item_id)) or sizes.get(ItemId(_first_part(entry.item_id)), 0)
+            num_characters += size
+            if num_characters > _MOST_CHARACTERS:
+                raise PayloadTooLarge(
+                    f"{entry.param}: the items that the references name have more than {_MOST_CHARACTERS} characters "
+                    "together: name fewer items.",
+                    param=entry.param,
+                )
 
 
 def _first_part(item_id: str) -> str:

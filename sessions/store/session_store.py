@@ -6,7 +6,7 @@ Invariant: a change of the head (the latest checkpoint), the model or the lease 
 turn that was planned with an older epoch is refused.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import BudgetSpent, Conflict, NotFound, NotPermitted
-from graftwork.platform.ids import ItemId, SessionId, TurnId, new_id
+from graftwork.platform.ids import ItemId, SessionId, TurnId
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, scope_of_tenant
 from graftwork.sessions.core.items import Item
@@ -26,6 +26,7 @@ from graftwork.sessions.core.session import (
     ToolOutput,
     given_history,
     new_outputs,
+    new_session_id,
 )
 from graftwork.sessions.core.transcript import Checkpoint
 from graftwork.sessions.store import deletion_rows, session_rows, tool_calls, turn_rows
@@ -45,10 +46,7 @@ class SessionStore:
     """Stores the sessions of all tenants. Each method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
-        """Makes the store.
-
-        `retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own.
-        """
+        """`retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own."""
         self._database = database
         self._clock = clock
         self._retention_s = retention_s
@@ -115,9 +113,15 @@ class SessionStore:
         async with self._database.read() as database:
             return await turn_rows.list_items(database, scope, session.head_id, page)
 
-    async def find_items(self, scope: TenantScope, item_ids: Sequence[str]) -> dict[ItemId, Item]:
-        """Reads the items of the tenant that have these ids. An id that no item has is missing in the result."""
+    async def find_items(
+        self, scope: TenantScope, item_ids: Sequence[str], check: Callable[[Mapping[ItemId, int]], None]
+    ) -> dict[ItemId, Item]:
+        """Reads the items of the tenant that have these ids. An id that no item has is missing in the result.
+
+        First calls `check` with the lengths of the items, in characters of JSON. It may raise an error.
+        """
         async with self._database.read() as database:
+            check(await turn_rows.find_item_sizes(database, scope, item_ids))
             found = await turn_rows.find_items_by_id(database, scope, item_ids)
         return {item.item_id: item for item in found}
 
@@ -387,14 +391,6 @@ class SessionStore:
 
     def _is_gone(self, session: AgentSession) -> bool:
         return session.is_over(self._clock.now(), self._retention_s)
-
-
-_ID_PREFIXES = {SessionKind.SESSION: "ses", SessionKind.RESPONSES: "chain", SessionKind.CONVERSATION: "conv"}
-
-
-def new_session_id(kind: SessionKind) -> SessionId:
-    """Returns a new session id. Its prefix shows the kind: `ses` (session), `chain` (responses) or `conv`."""
-    return SessionId(new_id(_ID_PREFIXES[kind]))
 
 
 def _resting(session: AgentSession) -> AgentSession:

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import CTE, func, insert, select, update
+from sqlalchemy import CTE, ColumnElement, Text, cast, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.ids import CheckpointId, KeyId, SessionId, TurnId
+from graftwork.platform.ids import CheckpointId, ItemId, KeyId, SessionId, TurnId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.events import EventType, SessionEvent
@@ -220,10 +220,21 @@ async def find_items(database: ReadSession, scope: TenantScope, checkpoint_id: s
     return tuple(item_from_body(body) for body in await database.scalars(statement))
 
 
+async def find_item_sizes(database: ReadSession, scope: TenantScope, item_ids: Sequence[str]) -> dict[ItemId, int]:
+    """Finds the lengths, in characters of JSON, of the items of the tenant that have these ids, in any history."""
+    size = func.length(cast(ItemRow.body, Text))
+    found = await database.execute(select(ItemRow.id, size).where(*_named(scope, item_ids)))
+    return {ItemId(item_id): characters for item_id, characters in found}
+
+
 async def find_items_by_id(database: ReadSession, scope: TenantScope, item_ids: Sequence[str]) -> tuple[Item, ...]:
     """Finds the items of the tenant that have these ids, in any history and in no order."""
-    statement = select(ItemRow.body).where(ItemRow.id.in_(item_ids), ItemRow.tenant_id == scope)
+    statement = select(ItemRow.body).where(*_named(scope, item_ids))
     return tuple(item_from_body(body) for body in await database.scalars(statement))
+
+
+def _named(scope: TenantScope, item_ids: Sequence[str]) -> tuple[ColumnElement[bool], ...]:
+    return ItemRow.id.in_(item_ids), ItemRow.tenant_id == scope
 
 
 async def find_item_in(database: ReadSession, scope: TenantScope, head_id: str, item_id: str) -> Item | None:

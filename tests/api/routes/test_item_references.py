@@ -84,6 +84,21 @@ async def test_items_that_are_not_there(gateway: Gateway, tenant: TestTenant) ->
     assert len(gateway.engine.requests) == reached
 
 
+async def test_references_copy_at_most_a_body(tenant: TestTenant) -> None:
+    """A small request that names a long item many times would copy gigabytes: it is refused, and copies nothing."""
+    long = {"items": [{"role": "user", "content": "x" * 1_000_000}]}
+    made = (await tenant.client.post("/v1/conversations", json=long)).json()
+    (item,) = (await tenant.client.get(f"/v1/conversations/{made['id']}/items")).json()["data"]
+
+    for path, field in (("conversations", "items"), ("responses", "input"), ("responses/input_tokens", "input")):
+        model = {} if field == "items" else {"model": "tiny"}
+        answer = await tenant.client.post(f"/v1/{path}", json={**model, field: [names(item["id"])] * 9})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (413, f"{field}[8]")
+
+    several = await tenant.client.post("/v1/conversations", json={"items": [names(item["id"])] * 8})
+    assert several.status_code == 200
+
+
 async def test_a_conversation_may_begin_with_references(tenant: TestTenant) -> None:
     """A new conversation copies the items that it names."""
     (said,) = (await ask(tenant))["output"]
