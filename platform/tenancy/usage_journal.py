@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 _SUFFIX = ".journal"
 _UNREADABLE = ".unreadable"
+_UNLOCKED = ".new"
 _SLOT_BYTES = 8192
 _SLOTS = 256
 """Slots of one file: 2 MiB. A process that runs more requests at once makes more files."""
@@ -97,9 +98,12 @@ class UsageJournal:
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             if path in own:
                 continue
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                if _is_locked(descriptor):
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # another process has recovered it meanwhile
+            try:
+                if _is_locked(descriptor) or not os.fstat(descriptor).st_nlink:
                     continue
                 events, errors = _read(path.read_bytes())
                 yield events
@@ -136,15 +140,20 @@ class _JournalFile:
     """One file of slots, mapped into memory and locked."""
 
     def __init__(self, path: Path) -> None:
-        """Reserves the disk space of all slots, because a write to mapped memory cannot report a full disk."""
+        """Reserves the disk space of all slots, because a write to mapped memory cannot report a full disk.
+
+        The file gets its name after its lock. Otherwise another process could take it for one of a process that died.
+        """
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        unnamed = path.with_suffix(_UNLOCKED)
+        self._descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             os.posix_fallocate(self._descriptor, 0, _SLOTS * _SLOT_BYTES)
             self.memory = mmap.mmap(self._descriptor, _SLOTS * _SLOT_BYTES)
+            unnamed.rename(path)
         except OSError:
-            path.unlink()
+            unnamed.unlink()
             os.close(self._descriptor)
             raise
         self._free = [slot * _SLOT_BYTES for slot in reversed(range(_SLOTS))]

@@ -1,6 +1,8 @@
 """Tests of the usage journal: what a killed process has counted is found by the next one, once."""
 
+import fcntl
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -82,6 +84,37 @@ def test_a_living_process_keeps_its_files(tmp_path: Path) -> None:
     journal.close()
 
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_another_process_s_from_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that recovers while another one makes its file does not take the file for a dead process's."""
+    lock = fcntl.flock
+
+    def recover_first(descriptor: int, how: int) -> None:
+        if how == fcntl.LOCK_EX:
+            monkeypatch.setattr(fcntl, "flock", lock)
+            assert not recovered(tmp_path)
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", recover_first)
+    UsageJournal(tmp_path).begin(STARTED)
+
+    assert len(list(tmp_path.glob("*.journal"))) == 1
+
+
+def test_two_processes_that_recover_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that another process has recovered since the folder was listed is passed over."""
+    run_killed(KILLED, tmp_path)
+    open_file = os.open
+
+    def recover_first(path: Path, flags: int) -> int:
+        monkeypatch.setattr(os, "open", open_file)
+        assert recovered(tmp_path)
+        return open_file(path, flags)
+
+    monkeypatch.setattr(os, "open", recover_first)
+
+    assert not recovered(tmp_path)
 
 
 def test_a_slot_is_used_again_without_its_past(tmp_path: Path) -> None:
