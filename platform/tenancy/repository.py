@@ -16,6 +16,7 @@ from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.tenancy.erasure_rows import adapter_names
 from graftwork.platform.tenancy.tables import ApiKeyRow, AuditRow, IdempotencyRow, QuotaRow, TenantRow, UsageRow
 from graftwork.platform.tenancy.tenants import (
     ApiKey,
@@ -194,6 +195,8 @@ async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
     Returns True. If the request was recorded before, changes nothing and returns False.
     """
     values = {name: getattr(event, name) for name in UsageRow.__table__.columns.keys()}  # noqa: SIM118
+    if event.adapter is not None:
+        values |= adapter_names(event.tenant_id, {"model": event.model, "adapter": event.adapter})
     return await _insert_once(session, UsageRow, values)
 
 

@@ -8,10 +8,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import select
 
+from graftwork.platform.clock import SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TenantId
+from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.metering import UsageEvent, UsageGroup, UsageMeter
+from graftwork.platform.tenancy.tables import UsageRow
+from graftwork.platform.tenancy.tenancy import Tenancy
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
 HALF_A_DAY = 12 * 3600
@@ -48,6 +53,30 @@ async def test_another_tenants_request_of_the_same_id_counts(meter: UsageMeter) 
     await meter.record(EVENT)
 
     assert await meter.record(replace(EVENT, tenant_id=TenantId("ten_2")))
+
+
+async def test_a_row_that_comes_late_does_not_name_an_erased_adapter(database: Database, meter: UsageMeter) -> None:
+    """A gateway that was down while its tenant was erased stores what it had delivered, without the adapter's name."""
+    clock = SystemClock()
+    tenancy = Tenancy(database, b"pepper", clock)
+    tenant, other = await tenancy.create_tenant("Gone"), await tenancy.create_tenant("Stays")
+    await tenancy.delete_tenant(tenant.id)
+    await TenantErasure(database, clock, {}).sweep()
+
+    for number, owner in enumerate((tenant, other)):
+        await meter.record(replace(EVENT, request_id=RequestId(f"req_{number}"), tenant_id=owner.id))
+    await meter.record(
+        replace(EVENT, request_id=RequestId("req_base"), tenant_id=tenant.id, model="base", adapter=None)
+    )
+
+    async with database.read() as session:
+        rows = await session.execute(select(UsageRow.request_id, UsageRow.model, UsageRow.adapter))
+        named = {request_id: (model, adapter) for request_id, model, adapter in rows}
+    assert named == {
+        "req_0": ("deleted", "deleted"),
+        "req_1": ("agent@prod", "agent@3"),
+        "req_base": ("base", None),
+    }
 
 
 async def test_sums_are_those_of_the_events(meter: UsageMeter) -> None:
