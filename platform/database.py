@@ -6,6 +6,7 @@ Invariant: a `write()` block is committed at its end, or changes nothing if it f
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
@@ -32,6 +33,16 @@ WriteSession = NewType("WriteSession", ReadSession)
 
 _BUSY_MS = 30_000  # how long SQLite waits for another process's lock
 _MIGRATION_LOCK = 0x67726166  # any number that every gateway agrees on
+_APPLICATION = "graftwork"  # the name of connections whose address has no `application_name`
+_END_STOPPED = text(
+    "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user"
+    " AND application_name = current_setting('application_name') AND state = 'active' AND wait_event_type = 'Client'"
+    " AND state_change < clock_timestamp() - make_interval(secs => :idle_s)"
+)
+"""Only connections of this program: a backup with the same user may wait for its client for long. The function stands
+before WHERE, because PostgreSQL may evaluate the conditions after WHERE in any order."""
+
+_log = logging.getLogger(__name__)
 
 
 class Base(DeclarativeBase):
@@ -58,7 +69,7 @@ class Database:
         """Opens no connection. Raises InvalidRequest for an address that cannot be used.
 
         PostgreSQL rolls a transaction back if this process does nothing in it for `max_idle_s` seconds. Otherwise a
-        process that is stopped, or cut off, would keep its locks.
+        process that is stopped, or cut off, would keep its locks. See also `end_stopped_transactions`.
         """
         self._url, self._connect_args = split_address(url)
         self._max_idle_s = max_idle_s
@@ -141,6 +152,28 @@ class Database:
         async with self.write() as session:
             await session.execute(text("UPDATE alembic_version SET version_num = version_num"))
 
+    async def end_stopped_transactions(self) -> int:
+        """Ends the connections of processes that stopped in the middle of a statement, so that they keep no locks.
+
+        A statement is sent to PostgreSQL in two steps, its text and its values. While PostgreSQL waits for the second
+        step, none of its own time limits counts. So another process must call this, several times in `max_idle_s`
+        seconds. Uses a connection of its own, because those of the pool may all wait for the locks. Does nothing on
+        SQLite. Returns the number of ended connections. Raises Unavailable if the database does not answer.
+        """
+        if self._is_sqlite:
+            return 0
+        engine = self._make_engine(poolclass=NullPool)
+        try:
+            with _database_errors():
+                async with AsyncSession(engine) as session:
+                    await _begin(session)
+                    ended = (await session.scalars(_END_STOPPED, {"idle_s": self._max_idle_s})).all()
+        finally:
+            await engine.dispose()
+        if ended:
+            _log.warning("stopped_transactions_ended", extra={"process_ids": list(ended)})
+        return len(ended)
+
     def head_revision(self) -> str | None:
         """Returns the schema revision that this code needs."""
         return ScriptDirectory.from_config(_alembic_config()).get_current_head()
@@ -192,7 +225,7 @@ class Database:
             _prepare_sqlite(engine, foreign_keys)
             return engine
         engine = create_async_engine(self._url, pool_pre_ping=True, connect_args=self._connect_args, **options)
-        _limit_idle_transactions(engine, self._max_idle_s)
+        _prepare_postgres(engine, self._max_idle_s)
         return engine
 
 
@@ -216,13 +249,19 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
         connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
 
 
-def _limit_idle_transactions(engine: AsyncEngine, max_idle_s: float) -> None:
-    """Makes PostgreSQL end a transaction that does nothing for `max_idle_s` seconds, and its connection."""
+def _prepare_postgres(engine: AsyncEngine, max_idle_s: float) -> None:
+    """Names each connection, and makes PostgreSQL end a transaction that does nothing for `max_idle_s` seconds, with
+    its connection.
+    """
 
     @event.listens_for(engine.sync_engine, "connect")
     def on_connect(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
-        cursor.execute(f"SET idle_in_transaction_session_timeout = {max(1, round(max_idle_s * 1000))}")
+        cursor.execute(
+            f"SELECT set_config('idle_in_transaction_session_timeout', '{max(1, round(max_idle_s * 1000))}', false),"
+            " set_config('application_name',"
+            f" coalesce(nullif(current_setting('application_name'), ''), '{_APPLICATION}'), false)"
+        )
         cursor.close()
         connection.commit()
 

@@ -105,7 +105,7 @@ async def open_resources(
             stack.push_async_callback(inspector.close)
         resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
         backlog = resources.inference.accounting.backlog
-        await _keep_alive(stack, settings.lease_s, resources.server)
+        await _keep_alive(stack, settings.lease_s, database, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
         stack.push_async_callback(resources.server.json.close)
         stack.callback(backlog.journal.close)
@@ -130,8 +130,13 @@ async def open_resources(
         yield resources
 
 
-async def _keep_alive(stack: AsyncExitStack, lease_s: float, server: ServerResources) -> None:
-    """Renews what this gateway holds, in the quotas and in the database, until `stack` is closed."""
+async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database, server: ServerResources) -> None:
+    """Renews what this gateway holds, in the quotas and in the database, until `stack` is closed. Also ends what other
+    gateways hold in the database but no longer renew.
+    """
+    interval_s = lease_s / _RENEWALS_PER_LEASE
+    ending = repeating(database.end_stopped_transactions, interval_s, "ending transactions of stopped gateways")
+    await stack.enter_async_context(ending)
     leases: dict[str, QuotaKeeper | IdempotencyStore] = {
         "quota": server.quotas,
         "idempotency keys": server.idempotency,
@@ -139,7 +144,7 @@ async def _keep_alive(stack: AsyncExitStack, lease_s: float, server: ServerResou
     for name, held in leases.items():
         await held.keep_alive()
         stack.push_async_callback(held.close)
-        beating = repeating(held.keep_alive, lease_s / _RENEWALS_PER_LEASE, f"renewing the leases of {name}")
+        beating = repeating(held.keep_alive, interval_s, f"renewing the leases of {name}")
         await stack.enter_async_context(beating)
 
 

@@ -176,7 +176,6 @@ async def test_a_killed_gateway_leaves_nothing_taken(gateways: Gateways) -> None
         assert (await work.response(work.second)).json()["id"] == response["id"]
 
 
-@pytest.mark.slow
 @pytest.mark.postgres
 async def test_a_stopped_gateway_comes_back_without_its_turns(gateways: Gateways) -> None:
     """A gateway that is stopped for longer than its leases loses its turns and keys to another one, and does not go on

@@ -224,6 +224,41 @@ async def test_a_stopped_process_keeps_no_lock(postgres_url: str) -> None:
     await other.close()
 
 
+@pytest.mark.postgres
+async def test_a_process_that_stops_inside_a_statement_keeps_no_lock(postgres_url: str) -> None:
+    """A transaction whose process has sent the text of a statement, but not its values, is ended from outside. Others,
+    such as one that only waits for a lock, go on."""
+    stopped, other = Database(postgres_url, max_idle_s=0.2), Database(postgres_url)
+    await other.upgrade_to_head()
+    async with other.write() as session:
+        await session.execute(INSERT, {"id": "ten_1", "weight": 1.0})
+    change = text("UPDATE tenants SET weight = weight + :more")
+
+    async def end_stopped() -> None:
+        while not await stopped.end_stopped_transactions():
+            continue
+
+    async def stop_inside() -> None:
+        async with stopped.write() as session:
+            await session.execute(change, {"more": 10})
+            driver = (await (await session.connection()).get_raw_connection()).driver_connection
+            assert driver is not None
+            await driver.prepare("SELECT weight FROM tenants WHERE id = $1")
+            async with other.write() as waiting, asyncio.TaskGroup() as tasks:
+                tasks.create_task(end_stopped())
+                await waiting.execute(change, {"more": 1})
+
+    with pytest.raises(Unavailable):
+        async with asyncio.timeout(60):
+            await stop_inside()
+
+    async with other.read() as reading:
+        assert await reading.scalar(text("SELECT weight FROM tenants")) == 2.0
+    assert await stopped.end_stopped_transactions() == 0
+    await stopped.close()
+    await other.close()
+
+
 async def test_a_full_disk(sqlite_database: Database) -> None:
     """A database that cannot grow is a 503 that names the cause; once there is room, it works again."""
     async with sqlite_database.read() as session:
