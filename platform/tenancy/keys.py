@@ -68,7 +68,7 @@ def parse_key(token: str) -> KeyParts | None:
     """Returns the parts of an API key, or None if `token` does not have the form of an API key."""
     kind, _, rest = token.partition("_")
     public_id, _, secret = rest.partition("_")
-    if len(token) > _MAX_CHARACTERS or not public_id or not secret or not token.isascii():
+    if len(token) > _MAX_CHARACTERS or not public_id.isalnum() or not secret or not token.isascii():
         return None
     try:
         return KeyParts(KeyKind(kind), public_id, secret)

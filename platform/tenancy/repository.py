@@ -119,18 +119,18 @@ async def find_key(session: ReadSession, tenant_id: TenantId, key_id: KeyId) -> 
     return _key(row) if row else None
 
 
-async def find_key_holder(session: ReadSession, public_id: str) -> tuple[ApiKey, Tenant] | None:
-    """Returns the API key with this public id and its tenant, or None if there is no such key.
+async def find_key_holders(session: ReadSession, public_ids: Collection[str]) -> dict[str, tuple[ApiKey, Tenant]]:
+    """Returns the API keys with these public ids and their tenants, by public id. Unknown ids are left out.
 
-    This statement needs no tenant as an argument, because its purpose is to find the tenant.
+    This statement needs no tenant as an argument, because its purpose is to find the tenants.
     """
     statement = (
         select(ApiKeyRow, TenantRow)
         .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
-        .where(ApiKeyRow.public_id == public_id)
+        .where(ApiKeyRow.public_id.in_(public_ids))
     )
-    found = (await session.execute(statement)).one_or_none()
-    return (_key(found[0]), _tenant(found[1])) if found else None
+    found = (await session.execute(statement)).all()
+    return {key.public_id: (_key(key), _tenant(tenant)) for key, tenant in found}
 
 
 async def find_usable_keys(session: ReadSession, key_ids: Collection[KeyId]) -> set[KeyId]:

@@ -19,14 +19,13 @@ from graftwork.platform.ids import KeyId, TenantId, new_id
 from graftwork.platform.pagination import FIRST_PAGE, Page, PageRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy import repository
+from graftwork.platform.tenancy.key_holders import KeyHolders
 from graftwork.platform.tenancy.keys import (
     KeyKind,
-    KeyParts,
     WrongKeyLimit,
     hash_key,
     key_digest,
     make_key,
-    matches,
     parse_key,
     with_new_secret,
 )
@@ -35,9 +34,6 @@ from graftwork.platform.tenancy.running_work import RunningWork
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
 
 _MAX_NAME_CHARACTERS = 200
-
-
-_LAST_USED_STEP_S = 60.0  # `last_used_at` is written at most this often, so that most requests write nothing
 
 
 class Tenancy:
@@ -52,6 +48,7 @@ class Tenancy:
         self._pepper = pepper
         self._clock = clock
         self._work = work or RunningWork()
+        self._holders = KeyHolders(database, pepper)
 
     # Tenants
 
@@ -205,23 +202,26 @@ class Tenancy:
     async def authenticate(self, token: str) -> Principal:
         """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
 
+        Sees every change that was committed before the call. Calls at the same time share their reads of the database
+        (see `shared_reads.py`).
+
         Raises NotAuthenticated if the key is wrong, revoked or expired, and NotPermitted if the tenant is suspended.
         """
         parts = parse_key(token)
         if parts is None or parts.kind is not KeyKind.TENANT:
             raise _wrong_key()
         now = self._clock.now()
-        async with self._database.read() as session:
-            key, tenant = await self._prove(session, parts)
+        holder = await self._holders.find(parts)
+        if holder is None:
+            raise _wrong_key()
+        key, tenant = holder
         if key.revoked_at is not None:
             raise NotAuthenticated("This API key was revoked; use another one.")
         if key.is_expired(now):
             raise NotAuthenticated("This API key has expired; use another one.", code="expired_api_key")
         if tenant.status is not TenantStatus.ACTIVE:
             raise NotPermitted("This tenant is suspended; ask the operator.", code="tenant_suspended")
-        if key.last_used_at is None or now - key.last_used_at >= _LAST_USED_STEP_S:
-            async with self._database.write() as session:
-                await repository.change_key(session, tenant.id, key.id, {"last_used_at": now})
+        await self._holders.note_used(key, now)
         return Principal(tenant.id, tenant.name, key.id, tenant.weight, tenant.service_tier_ceiling, key.scopes)
 
     # Quotas and the audit log
@@ -256,16 +256,6 @@ class Tenancy:
         """Returns one page of the audit log. By default, it has the newest entries."""
         async with self._database.read() as session:
             return await repository.list_audit_entries(session, page)
-
-    async def _prove(self, session: ReadSession, parts: KeyParts) -> tuple[ApiKey, Tenant]:
-        """Checks a key's secret and returns the key with its tenant.
-
-        Takes the same time for an unknown key as for a wrong secret.
-        """
-        holder = await repository.find_key_holder(session, parts.public_id)
-        if not matches(parts, holder[0].key_hash if holder else None, self._pepper) or holder is None:
-            raise _wrong_key()
-        return holder
 
     async def _change_tenant(self, tenant_id: TenantId, changes: Mapping[str, Any], action: str, actor: str) -> Tenant:
         async with self._database.write() as session:
