@@ -168,9 +168,19 @@ class EngineChild:
                 ending if error is None else f"ended: {error.message}",
                 backoff_s,
             )
+            backoff_s = await self._respawn(backoff_s)
+
+    async def _respawn(self, backoff_s: float) -> float:
+        """Waits, and starts the child again, as often as it takes. Returns the wait before the next restart."""
+        while True:
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
-            await self._spawn()
+            try:
+                await self._spawn()
+            except OSError as error:  # such as no memory, no process or no descriptor that is free
+                logger.error("the engine's process cannot be started (%s); trying again in %.1f s", error, backoff_s)
+            else:
+                return backoff_s
 
     async def _ending(self, process: asyncio.subprocess.Process, engine: EngineClient) -> str:
         """Waits until the child ends, and kills it if it freezes. Returns how it ended."""

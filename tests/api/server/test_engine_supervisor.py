@@ -1,6 +1,7 @@
 """Tests of the embedded engine's process: start, wait, restart and end."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from graftwork.api.server import engine_supervisor
 from graftwork.api.server.engine_process import child_orders
 from graftwork.api.server.engine_supervisor import EngineChild
 from graftwork.platform.clock import ManualClock
@@ -65,6 +67,19 @@ class FreezingEngine(FakeEngine):
         return self.stall_s
 
 
+class FirstRecord(logging.Handler):
+    """Tells when a text is logged."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+        self.seen = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._text in record.getMessage():
+            self.seen.set()
+
+
 def child(program: str, clock: ManualClock | None = None) -> EngineChild:
     command = (sys.executable, "-c", program)
     return EngineChild(
@@ -103,6 +118,31 @@ async def test_restart(running_child: EngineChild) -> None:
 
     second = running_child.process_id
     assert second not in (None, first)
+
+
+async def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    """A system that has no room for a process when the child dies gets a new child when it has room again."""
+    shell, away = tmp_path / "shell", tmp_path / "away"
+    shell.symlink_to("/bin/sh")
+    command = (str(shell), "-c", f"exec '{sys.executable}' -c '{LIVES}'")
+    engine_child = EngineChild(
+        Settings(), "unix:/nowhere", ManualClock(), command=command, backoff_s=0.0, look_every_s=0.0
+    )
+    failed = FirstRecord("cannot be started")
+    logging.getLogger(engine_supervisor.__name__).addHandler(failed)
+    await engine_child.start(SlowEngine(), lambda _: None)
+    first, born = engine_child.process_id, engine_child.next_birth
+    assert first is not None
+
+    shell.rename(away)
+    os.kill(first, signal.SIGKILL)
+    await asyncio.wait_for(failed.seen.wait(), 10)
+    away.rename(shell)
+    await asyncio.wait_for(born.wait(), 60)
+
+    assert engine_child.process_id not in (None, first)
+    await engine_child.stop()
+    logging.getLogger(engine_supervisor.__name__).removeHandler(failed)
 
 
 @pytest.mark.parametrize("frozen", ["stuck", "stopped"])
