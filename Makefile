@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help serve demo test test-slow test-clients coverage check docs format proto demo-model evaluate bench-quick bench-peers clean
+.PHONY: help serve demo test test-slow test-clients coverage check docs format proto lock demo-model evaluate bench-quick bench-peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -53,6 +53,13 @@ format: $(VENV)/.installed-dev ## let ruff format and mend what it can
 proto: $(VENV)/.installed-dev ## regenerate engine/rpc from engine.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src \
 		src/graftwork/engine/rpc/engine.proto
+
+LOCK := $(BIN)/uv pip compile pyproject.toml --extra server -c constraints.txt --universal --python-version 3.11 \
+	--generate-hashes --custom-compile-command 'make lock' --quiet
+lock: $(VENV)/.installed-dev ## write requirements/*.lock: what a server installs, with hashes, in the versions of constraints.txt
+	$(LOCK) -o requirements/server.lock
+	$(LOCK) -o requirements/server-cpu.lock \
+		$$(grep -oE '^(torch|cuda|nvidia)[a-z0-9-]*' requirements/server.lock | sed 's/^/--no-emit-package /')
 
 demo-model: $(VENV)/.installed-dev ## rebuild the demo model and its adapters from a seed (45 minutes of one core)
 	$(BIN)/python demo/build.py

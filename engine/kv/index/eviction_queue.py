@@ -38,9 +38,7 @@ from graftwork.platform.clock import Clock
 EvictionRank = tuple[int, float, int]
 """A page's class, its value within the class, and its time of last use. The lowest rank is evicted first."""
 
-
 Ranking = Callable[[Node, Tier], EvictionRank]
-
 
 _Entry = tuple[EvictionRank, int, Node]
 

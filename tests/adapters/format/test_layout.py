@@ -198,7 +198,7 @@ def test_a_module_that_the_model_lacks_is_refused() -> None:
     narrow = replace(DESCRIPTION, target_shapes={"q_proj": (32, 32), "v_proj": (16, 32)})
 
     with pytest.raises(ValidationFailed) as caught:
-        parse_adapter(config_bytes(), weights_bytes(), narrow)
+        parse_adapter(config_bytes(target_modules=None), weights_bytes(), narrow)
 
     assert caught.value.param == f"weights.{PREFIX}.0.mlp.down_proj.lora_A.weight"
 

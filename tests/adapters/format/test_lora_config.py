@@ -59,7 +59,9 @@ def test_a_pattern_chooses_the_modules_that_peft_would(pattern: str) -> None:
     """It must match the whole name of every module in the file, as `re.fullmatch` does."""
     left_out = [module for module in MODULES if re.fullmatch(pattern, module) is None]
 
-    if left_out:
+    if len(left_out) == len(MODULES):
+        assert refusal(target_modules=pattern).param == "config.target_modules"
+    elif left_out:
         assert refusal(target_modules=pattern).param in [
             f"weights.base_model.model.{module}.lora_A.weight" for module in left_out
         ]
@@ -102,7 +104,49 @@ def test_targets_by_full_name_are_honoured() -> None:
     targets = ["model.layers.0.self_attn.q_proj", "1.self_attn.q_proj", "v_proj", "mlp.down_proj"]
 
     assert len(parse(target_modules=targets).modules) == 6
-    assert refusal(target_modules=["_proj"]).param == f"weights.{Q0_A}"
+    assert refusal(target_modules=["k_proj"]).param == f"weights.{Q0_A}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "q_porj",
+        "_proj",
+        "c_attn",
+        "self_attn",
+        "mlp.q_proj",
+        "model.layers.2.self_attn.q_proj",
+        "other.q_proj",
+        "Q_PROJ",
+        "",
+    ],
+)
+def test_a_target_that_the_base_does_not_have_is_refused(name: str) -> None:
+    """A name that fits no module is refused with the names that exist, even where the other names fit the file."""
+    error = refusal(target_modules=["q_proj", "v_proj", "down_proj", name])
+
+    assert error.param == "config.target_modules"
+    assert f"'{name}' names no module" in error.message
+    assert all(known in error.message for known in (*DESCRIPTION.target_shapes, "embed_tokens", "lm_head", "2 layers"))
+
+
+@pytest.mark.parametrize("pattern", [r".*\.q_porj", r"model\.layers\.[2-9]\..*", "q_proj|v_proj"])
+def test_a_pattern_that_fits_no_module_is_refused(pattern: str) -> None:
+    """A pattern without a match in the base is refused by its field, before any tensor is looked at."""
+    error = refusal(target_modules=pattern)
+
+    assert error.param == "config.target_modules"
+    assert "matches no module" in error.message
+
+
+@pytest.mark.parametrize("name", ["k_proj", "up_proj", "lm_head", "model.embed_tokens", "qkv_proj", "mlp.gate_up_proj"])
+def test_a_target_without_a_tensor_in_the_file_is_no_fault(name: str) -> None:
+    """The base has these modules, so the names are right, though the file has no LoRA for them; a name without `model.`
+    is right as well.
+    """
+    targets = ["q_proj", "v_proj", "layers.0.mlp.down_proj", "down_proj", name]
+
+    assert len(parse(target_modules=targets, layers_to_transform=[0, 1]).modules) == 6
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""Tests of the lock files: they agree with constraints.txt and pyproject.toml, and every file in them has its hash."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.test_layout import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+LOCKS = [ROOT / "requirements" / name for name in ("server.lock", "server-cpu.lock")]
+OF_CUDA = re.compile(r"(torch|cuda-|nvidia-)")
+"""The packages that the lock file for the CPU leaves out, because torch for the CPU comes from another index."""
+
+
+def logical_lines(path: Path) -> list[str]:
+    """The requirements of a file, each with its continued lines, without comments."""
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.lstrip().startswith("#")]
+    return [line for line in "\n".join(lines).replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def versions(path: Path) -> dict[str, str]:
+    """The pinned version of each package of a file, by its normalised name."""
+    found: dict[str, str] = {}
+    for line in logical_lines(path):
+        requirement = Requirement(line.partition(" --hash")[0])
+        (pin,) = requirement.specifier
+        assert pin.operator == "==", line
+        assert found.setdefault(canonicalize_name(requirement.name), pin.version) == pin.version, line
+    return found
+
+
+def server_requirements() -> list[Requirement]:
+    """What `graftwork[server]` names itself."""
+    named = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["server"]]
+    return [Requirement(line) for line in named]
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_every_locked_package_has_hashes(path: Path) -> None:
+    """Each line has at least one sha256, and nothing but packages of an index."""
+    for line in logical_lines(path):
+        hashes = re.findall(r"--hash=(\S+)", line)
+
+        assert hashes, line
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", found) for found in hashes), line
+        assert " @ " not in line
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_what_the_server_needs_is_locked_in_the_tested_version(path: Path) -> None:
+    """Each dependency of `[server]` is locked, in a version of its range, and all versions are those of the constraints."""
+    locked, tested = versions(path), versions(ROOT / "constraints.txt")
+
+    for requirement in server_requirements():
+        name = canonicalize_name(requirement.name)
+        if path.name == "server-cpu.lock" and OF_CUDA.match(name):
+            continue
+        assert name in locked, f"{name}: run `make lock`"
+        assert requirement.specifier.contains(locked[name]), f"{name}: run `make lock`"
+    differing = {
+        name: (version, tested[name]) for name, version in locked.items() if tested.get(name, version) != version
+    }
+    assert differing == {}, "run `make lock`"
+
+
+def test_the_lock_for_the_cpu_leaves_out_cuda_alone() -> None:
+    """The two files differ in torch and the CUDA packages, and in nothing else."""
+    whole, of_cpu = (versions(path) for path in LOCKS)
+
+    assert whole.items() >= of_cpu.items()
+    assert {name for name in whole if OF_CUDA.match(name)} == whole.keys() - of_cpu.keys()
+    assert "torch" in whole
+
+
+def test_the_constraints_fit_every_declared_range() -> None:
+    """The version of each package in constraints.txt is in the range of pyproject.toml, and each direct dependency has one."""
+    tested = versions(ROOT / "constraints.txt")
+
+    for extra, lines in {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}.items():
+        for line in lines:
+            requirement = Requirement(line)
+            name = canonicalize_name(requirement.name)
+            if name != "graftwork":
+                assert requirement.specifier.contains(tested[name]), f"{extra}: {line}"
+
+
+def test_triton_is_the_version_that_torch_demands() -> None:
+    """PyPI's torch for Linux pins one version of triton, so constraints.txt may name no other.
+
+    The lock file proves it: it was resolved with torch's own metadata.
+    """
+    assert versions(LOCKS[0])["triton"] == versions(ROOT / "constraints.txt")["triton"]
