@@ -285,7 +285,7 @@ def given_history(
     """Returns a turn and its checkpoint that add `items` of a client to a session's history, without an answer.
 
     `parent` is the session's latest checkpoint; None is an empty history. `now` is in Unix seconds. The checkpoint has
-    no token ids: the session's next turn encodes the whole history.
+    no token ids: the session's next turn encodes the whole history. It awaits the outputs of the session's ledger.
     """
     turn_id, checkpoint_id = TurnId(new_id("turn")), CheckpointId(new_id("ckp"))
     turn = Turn(
@@ -310,7 +310,7 @@ def given_history(
         num_tokens=0,
         token_ids=(),
         closed=True,
-        awaits_tools=False,
+        awaits_tools=bool(session.ledger),
         created_at=now,
         opening=UNENCODED,
     )
