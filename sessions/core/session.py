@@ -87,6 +87,9 @@ class SessionSettings:
     num_logprobs: int | None = None
     """How many likely tokens to report beside each token of an answer, from 0; None reports no log-probabilities."""
 
+    truncates_history: bool = False
+    """Whether a prompt that does not fit in the context leaves out the oldest items, instead of an error."""
+
     @property
     def opening(self) -> Opening:
         return Opening(self.instructions, tuple(map(tool_for_prompt, self.tools)))

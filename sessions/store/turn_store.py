@@ -111,6 +111,18 @@ class TurnStore:
             all_items = await history_rows.find_all_items(database, scope, session.head_id)
         return Transcript((), head, all_items, opening.digest, must_encode_all=True)
 
+    async def whole_transcript(self, scope: TenantScope, session: AgentSession, opening: str) -> Transcript:
+        """Reads the items of a session's whole history, to be encoded again.
+
+        `opening` is what the next checkpoint stores as its opening.
+        """
+        if session.head_id is None:
+            return replace(EMPTY_TRANSCRIPT, opening=opening)
+        async with self._database.read() as database:
+            head = await history_rows.find_checkpoint(database, scope, session.head_id)
+            items = await history_rows.find_all_items(database, scope, session.head_id)
+        return Transcript((), head, items, opening, must_encode_all=True)
+
     async def token_ids(self, scope: TenantScope, session: AgentSession) -> tuple[int, ...]:
         """Reads the token ids of a session's history, up to its head (its latest checkpoint)."""
         if session.head_id is None:
