@@ -110,6 +110,7 @@ ANSWERS: dict[str, Json] = {
     "create_conversation_items": list_of(INPUT_ITEM),
     "get_conversation_item": INPUT_ITEM,
     "get_conversation": CONVERSATION,
+    "delete_conversation_item": CONVERSATION,
     "change_conversation": CONVERSATION,
     "delete_conversation": {"id": "conv_01hzx", "object": "conversation.deleted", "deleted": True},
     "list_conversation_items": list_of(MESSAGE_ITEM, INPUT_ITEM),

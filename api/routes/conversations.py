@@ -73,3 +73,14 @@ async def get_conversation_item(
 ) -> Item:
     """Get one item of a conversation."""
     return item_answer(await resources.conversations.item(principal, conversation_id, item_id))
+
+
+@router.delete("/{conversation_id}/items/{item_id}", responses=also(409))
+async def delete_conversation_item(
+    conversation_id: str, item_id: str, resources: ForSessions, principal: InferenceKey
+) -> Conversation:
+    """Delete an item of a conversation, and with a tool call its output, with an output its call.
+
+    Later responses in the conversation do not see the item. The answer is the conversation.
+    """
+    return conversation_answer(await resources.conversations.delete_item(principal, conversation_id, item_id))

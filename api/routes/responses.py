@@ -41,7 +41,7 @@ async def create_response(
     with named_tools(order.tool_paths) as name_of:
         run = await resources.responses.create(principal, order)
     unenforced = unenforced_header(run.unenforced, lambda place: responses_names(name_of(place)))
-    headers = {**run.rate_limit_headers, **unenforced, **ignored_header(order.ignored)}
+    headers = {**run.rate_limit_headers, **unenforced, **ignored_header((*order.ignored, *run.left_out))}
     release = partial(_release, resources, run)
     if body.background and not body.stream:
         return JSONResponse(run.queued_body(), headers=headers)

@@ -1,7 +1,7 @@
 """Defines the bodies of `POST /v1/responses` and of the conversation routes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -41,7 +41,6 @@ _UNSUPPORTED = {
         lambda value: not value,
     ),
     "prompt_logprobs": lambda value: value is None,
-    "truncation": lambda value: value in (None, "disabled"),
     "prompt": lambda value: value is None,
     "context_management": lambda value: not value,
 }
@@ -106,6 +105,11 @@ class ResponseRequest(SamplingBody):
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
     """How many likely tokens to report beside each token, if `include` asks for log-probabilities."""
     metadata: Metadata | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """With `auto`, a prompt that does not fit in the context leaves out the oldest items; the history stays whole.
+
+    System and developer messages stay, and so do calls whose output stays. By default such a prompt is an error.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -185,6 +189,7 @@ class ResponseRequest(SamplingBody):
             response_format=None if self.text is None else self.text.chat_form(),
             sampling=sampling,
             num_logprobs=self.num_logprobs,
+            truncates_history=self.truncation == "auto",
         )
 
     def _echo(self, service_tier: str) -> dict[str, Any]:
@@ -209,7 +214,7 @@ class ResponseRequest(SamplingBody):
             "tools": [echo for tool in self.tools or () if (echo := tool.echo()) is not None],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
-            "truncation": "disabled",
+            "truncation": self.truncation or "disabled",
         }
 
 

@@ -2,13 +2,15 @@
 
 Owns the shapes of messages, of tool calls and of their outputs, and their form in a prompt.
 Never encodes or stores anything.
-Invariant: an item never changes. To replace items, a client rewinds the session to an earlier checkpoint.
+Invariant: an item never changes. To replace items, a client rewinds the session to an earlier checkpoint. An item that
+a client deletes from a conversation stays stored; later checkpoints hide it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from graftwork.platform.errors import ValidationFailed
@@ -202,6 +204,34 @@ def prompt_messages(items: Sequence[Item]) -> tuple[Message, ...]:
             call_id = item.call_id
             messages.append(Message("tool", item.body["output"], tool_call_id=call_id, name=names.get(call_id)))
     return tuple(messages)
+
+
+def open_calls(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Returns the tool calls of a history that have no output after them, in order."""
+    waiting: dict[CallId, Item] = {}
+    for item in items:
+        if item.is_call:
+            waiting[item.call_id] = item
+        elif item.is_output:
+            waiting.pop(item.call_id, None)
+    return tuple(waiting.values())
+
+
+def with_counterpart(items: Sequence[Item], item_id: str) -> tuple[Item, ...]:
+    """Returns the item of a history that has this id, and with a tool call its output, with an output its call.
+
+    Returns no item if the history has none with this id.
+    """
+    index = next((index for index, item in enumerate(items) if item.item_id == item_id), None)
+    if index is None:
+        return ()
+    item = items[index]
+    others: Iterable[Item] = ()
+    if item.is_call:
+        others = (other for other in items[index + 1 :] if other.is_output and other.call_id == item.call_id)
+    elif item.is_output:
+        others = (other for other in reversed(items[:index]) if other.is_call and other.call_id == item.call_id)
+    return (item, *islice(others, 1))
 
 
 def answer_message_id(turn_id: TurnId) -> ItemId:

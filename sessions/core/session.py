@@ -87,6 +87,9 @@ class SessionSettings:
     num_logprobs: int | None = None
     """How many likely tokens to report beside each token of an answer, from 0; None reports no log-probabilities."""
 
+    truncates_history: bool = False
+    """Whether a prompt that does not fit in the context leaves out the oldest items, instead of an error."""
+
     @property
     def opening(self) -> Opening:
         return Opening(self.instructions, tuple(map(tool_for_prompt, self.tools)))
@@ -285,7 +288,7 @@ def given_history(
     """Returns a turn and its checkpoint that add `items` of a client to a session's history, without an answer.
 
     `parent` is the session's latest checkpoint; None is an empty history. `now` is in Unix seconds. The checkpoint has
-    no token ids: the session's next turn encodes the whole history.
+    no token ids: the session's next turn encodes the whole history. It awaits the outputs of the session's ledger.
     """
     turn_id, checkpoint_id = TurnId(new_id("turn")), CheckpointId(new_id("ckp"))
     turn = Turn(
@@ -310,7 +313,7 @@ def given_history(
         num_tokens=0,
         token_ids=(),
         closed=True,
-        awaits_tools=False,
+        awaits_tools=bool(session.ledger),
         created_at=now,
         opening=UNENCODED,
     )

@@ -73,6 +73,14 @@ UNENCODED = "unencoded"
 """The value of `Checkpoint.opening` for a checkpoint that has items but no token ids."""
 
 
+def truncated_opening(turn_id: TurnId) -> str:
+    """Returns the value of `Checkpoint.opening` for a turn whose prompt left out the oldest items of the history.
+
+    It is one of a kind, so that the next turn encodes the whole history again.
+    """
+    return f"truncated_{turn_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """The start of a session's prompt, before the first message: the instructions and the tools."""

@@ -77,8 +77,20 @@ class ConversationService:
         if may_be_id(item_id):
             found = await self._sessions.store.find_item(principal.scope(), conversation, item_id)
         if found is None:
-            raise NotFound(f"The conversation has no item {item_id!r}.", param="item_id", code="item_not_found")
+            raise _no_item(item_id)
         return found
+
+    async def delete_item(self, principal: Principal, conversation_id: str, item_id: str) -> AgentSession:
+        """Takes an item out of a conversation: out of its later prompts and its lists. Returns the conversation.
+
+        A tool call and its output go together. Responses that exist already keep the item, and so do the responses that
+        continue them. Does nothing if the item is deleted already.
+        Raises Conflict while a response runs, and NotFound if the conversation never had the item.
+        """
+        conversation = await self.get(principal, conversation_id)
+        if not may_be_id(item_id):
+            raise _no_item(item_id)
+        return await self._sessions.store.hide_item(principal.scope(), conversation.session_id, item_id)
 
     async def items(self, principal: Principal, conversation_id: str, page: PageRequest) -> Page[Item]:
         """Reads one page of a conversation's items. Raises NotFound if the conversation does not exist."""
@@ -98,3 +110,7 @@ async def find_conversation(sessions: SessionService, principal: Principal, conv
     if session.kind is not SessionKind.CONVERSATION:
         raise unknown
     return session
+
+
+def _no_item(item_id: str) -> NotFound:
+    return NotFound(f"The conversation has no item {item_id!r}.", param="item_id", code="item_not_found")

@@ -37,6 +37,12 @@ class ResponseHandle:
         """
         return self._turn.unenforced
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The parts of the history that the prompt leaves out, as the header for ignored parts names them."""
+        num_dropped = self._turn.num_dropped
+        return (f"truncation (dropped {num_dropped} items)",) if num_dropped else ()
+
     async def admitted(self) -> None:
         """Waits until the engine has admitted the prompt of the response, or the response has ended.
 

@@ -19,6 +19,7 @@ from graftwork.sessions.core.session import SessionKind, SessionSettings, Sessio
 from graftwork.sessions.store.tables import (
     CheckpointRow,
     EventRow,
+    HiddenItemRow,
     ItemRow,
     ResponseRow,
     SessionRow,
@@ -63,7 +64,8 @@ async def find_session_of_checkpoint(
 async def delete_unused_session(database: WriteSession, scope: TenantScope, session_id: SessionId) -> None:
     """Deletes all rows of a session. The caller must first check that no response and no fork uses the session."""
     own = select(CheckpointRow.id).where(CheckpointRow.session_id == session_id, CheckpointRow.tenant_id == scope)
-    await database.execute(delete(ItemRow).where(ItemRow.checkpoint_id.in_(own), ItemRow.tenant_id == scope))
+    for part in (ItemRow, HiddenItemRow):
+        await database.execute(delete(part).where(part.checkpoint_id.in_(own), part.tenant_id == scope))
     for table in (EventRow, ToolCallRow, CheckpointRow, TurnRow):
         await database.execute(delete(table).where(table.session_id == session_id, table.tenant_id == scope))
     await database.execute(delete(SessionRow).where(SessionRow.id == session_id, SessionRow.tenant_id == scope))
@@ -179,7 +181,8 @@ async def delete_checkpoints(database: WriteSession, scope: TenantScope, session
     )
     loose = (await database.scalars(statement)).all()
     if loose:
-        await database.execute(delete(ItemRow).where(ItemRow.checkpoint_id.in_(loose), ItemRow.tenant_id == scope))
+        for table in (ItemRow, HiddenItemRow):
+            await database.execute(delete(table).where(table.checkpoint_id.in_(loose), table.tenant_id == scope))
         await database.execute(
             delete(CheckpointRow).where(CheckpointRow.id.in_(loose), CheckpointRow.tenant_id == scope)
         )

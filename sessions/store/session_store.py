@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.clock import Clock
-from graftwork.platform.database import Database, ReadSession, WriteSession
+from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import BudgetSpent, Conflict, NotFound, NotPermitted
 from graftwork.platform.ids import ItemId, SessionId, TurnId
 from graftwork.platform.pagination import Page, PageRequest
@@ -20,18 +20,15 @@ from graftwork.platform.tenancy.principals import AdminPrincipal, TenantScope, s
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import (
     AgentSession,
-    LedgerCall,
     SessionKind,
     SessionStatus,
     ToolOutput,
-    given_history,
     new_outputs,
     new_session_id,
 )
 from graftwork.sessions.core.transcript import Checkpoint
-from graftwork.sessions.store import deletion_rows, session_rows, tool_calls, turn_rows
+from graftwork.sessions.store import deletion_rows, histories, session_rows, tool_calls, turn_rows
 from graftwork.sessions.store.tool_calls import AcceptedOutputs
-from graftwork.sessions.store.turn_store import ledger_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,10 @@ class SessionStore:
         """
         async with self._database.write() as database:
             await self._insert(database, scope, [session], max_sessions)
-            return await self._add(database, scope, session, None, items) if items else session
+            if not items:
+                return session
+            started = await histories.add_items(database, scope, session, None, items, self._clock.now())
+            return await self._update(database, _resting(started))
 
     async def add_items(self, scope: TenantScope, seen: AgentSession, items: Sequence[Item]) -> None:
         """Adds items to the end of a session's history, which the next turn encodes again.
@@ -72,21 +72,21 @@ class SessionStore:
             session.check_at_rest()
             if session.epoch != seen.epoch:
                 raise Conflict("The history changed meanwhile: send the items again.", code="session_changed")
-            parent = await self._own_checkpoint(database, scope, session, session.head_id)
-            await self._add(database, scope, replace(session, epoch=session.epoch + 1, ledger=()), parent, items)
+            parent = await histories.own_checkpoint(database, scope, session, session.head_id)
+            answered = replace(session, epoch=session.epoch + 1, ledger=())
+            longer = await histories.add_items(database, scope, answered, parent, items, self._clock.now())
+            await self._update(database, _resting(longer))
 
-    async def _add(
-        self,
-        database: WriteSession,
-        scope: TenantScope,
-        session: AgentSession,
-        parent: Checkpoint | None,
-        items: Sequence[Item],
-    ) -> AgentSession:
-        turn, checkpoint = given_history(session, items, parent, self._clock.now())
-        await turn_rows.insert_turn(database, scope, turn)
-        await turn_rows.insert_checkpoint(database, scope, checkpoint, items)
-        return await self._update(database, _resting(replace(session, head_id=checkpoint.checkpoint_id)))
+    async def hide_item(self, scope: TenantScope, session_id: str, item_id: str) -> AgentSession:
+        """Hides an item from the prompts and lists of a session from now on. A tool call and its output go together.
+
+        The next turn encodes the history again. Histories that share the item keep it. Does nothing if the item is
+        hidden already. Raises Conflict while a turn runs, and NotFound.
+        """
+        async with self._locked(scope, session_id) as (database, session):
+            session.check_at_rest()
+            shorter = await histories.hide_item(database, scope, session, item_id, self._clock.now())
+            return session if shorter is session else await self._update(database, _resting(shorter))
 
     async def load(self, scope: TenantScope, session_id: str) -> AgentSession:
         """Reads a session. Raises NotFound if no session has this id, or if its time to live has passed."""
@@ -183,10 +183,10 @@ class SessionStore:
         """
         async with self._locked(scope, session_id) as (database, session):
             session.check_open()
-            checkpoint = await self._own_checkpoint(database, scope, session, at or session.head_id)
+            checkpoint = await histories.own_checkpoint(database, scope, session, at or session.head_id)
             children = [self._child(session, checkpoint, kind) for _ in range(count)]
             await self._insert(database, scope, children, max_sessions)
-            ledger = await self._open_ledger(database, scope, checkpoint, children)
+            ledger = await histories.open_ledger(database, scope, checkpoint, children)
         return [_resting(replace(child, ledger=ledger)) for child in children]
 
     async def rewind(self, scope: TenantScope, session_id: str, to: str) -> AgentSession:
@@ -196,9 +196,9 @@ class SessionStore:
         """
         async with self._locked(scope, session_id) as (database, session):
             session.check_at_rest()
-            checkpoint = await self._own_checkpoint(database, scope, session, to)
+            checkpoint = await histories.own_checkpoint(database, scope, session, to)
             assert checkpoint is not None
-            ledger = await self._open_ledger(database, scope, checkpoint, [session])
+            ledger = await histories.open_ledger(database, scope, checkpoint, [session])
             moved = replace(session, head_id=checkpoint.checkpoint_id, ledger=ledger, epoch=session.epoch + 1)
             return await self._update(database, _resting(moved))
 
@@ -342,41 +342,6 @@ class SessionStore:
             origin_id=checkpoint_id,
             forked_from=parent.session_id,
         )
-
-    async def _open_ledger(
-        self,
-        database: WriteSession,
-        scope: TenantScope,
-        checkpoint: Checkpoint | None,
-        sessions: Sequence[AgentSession],
-    ) -> tuple[LedgerCall, ...]:
-        """Stores the tool calls at the end of the checkpoint for each session, all without outputs.
-
-        Returns these calls.
-        """
-        if checkpoint is None or not checkpoint.awaits_tools:
-            return ()
-        ledger = ledger_of(checkpoint, await turn_rows.find_items(database, scope, checkpoint.checkpoint_id))
-        for session in sessions:
-            await session_rows.insert_ledger(database, scope, session.session_id, ledger)
-        return ledger
-
-    async def _own_checkpoint(
-        self, database: ReadSession, scope: TenantScope, session: AgentSession, checkpoint_id: str | None
-    ) -> Checkpoint | None:
-        """Finds a checkpoint that the session made, or that it shares with the session from which it was forked.
-
-        Returns None if `checkpoint_id` is None. Raises NotFound for any other checkpoint.
-        """
-        if checkpoint_id is None:
-            return None
-        found = await turn_rows.find_checkpoint(database, scope, checkpoint_id)
-        if found is not None:
-            if found.session_id == session.session_id:
-                return found
-            if session.origin_id and await turn_rows.is_in_chain(database, scope, session.origin_id, checkpoint_id):
-                return found
-        raise NotFound(f"The checkpoint {checkpoint_id} does not exist in this session.", code="checkpoint_not_found")
 
     async def _wake(self, database: WriteSession, scope: TenantScope, session: AgentSession) -> AgentSession:
         """Reads the session's tool calls again, ends a suspension, and returns the stored session."""

@@ -1,7 +1,7 @@
 """Defines the tables of sessions: sessions, turns, checkpoints, items, tool calls, events and responses.
 
 Owns the columns. Never contains rules about sessions: they are in `sessions/core/session.py`.
-Invariant: rows of checkpoints and items are added and deleted, but never changed. Checkpoints form a tree.
+Invariant: rows of checkpoints, items and hidden items are added and deleted, but never changed. Checkpoints form a tree.
 Text from clients is stored in JSON columns, because PostgreSQL's text type cannot hold every character that JSON can.
 Ids of tables in other packages, such as tenant ids, are plain strings here, without a foreign key.
 """
@@ -108,6 +108,17 @@ class ItemRow(Base):
     """The index of the item in the history, from 0."""
     type: Mapped[str] = mapped_column(_Name)
     body: Mapped[dict[str, Any]] = mapped_column(_Json)
+
+
+class HiddenItemRow(Base):
+    """Hides an item from every history that has this checkpoint: from its prompts and from its list of items."""
+
+    __tablename__ = "hidden_items"
+
+    checkpoint_id: Mapped[str] = mapped_column(_Id, ForeignKey("checkpoints.id"), primary_key=True)
+    item_id: Mapped[str] = mapped_column(_Id, primary_key=True)
+    """The id of an item of an earlier checkpoint. There is no foreign key, because the item may be erased first."""
+    tenant_id: Mapped[str] = mapped_column(_Id)
 
 
 class ToolCallRow(Base):

@@ -20,7 +20,7 @@ from graftwork.sessions.core.events import EventType, SessionEvent
 from graftwork.sessions.core.items import OUTPUTS, Item, item_from_body
 from graftwork.sessions.core.session import Turn, TurnStatus
 from graftwork.sessions.core.transcript import Checkpoint, pack_token_ids, unpack_token_ids
-from graftwork.sessions.store.tables import CheckpointRow, EventRow, ItemRow, TurnRow
+from graftwork.sessions.store.tables import CheckpointRow, EventRow, HiddenItemRow, ItemRow, TurnRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +173,8 @@ async def insert_checkpoint(
         )
     )
     first = checkpoint.num_items - len(items)
+    if not items:
+        return
     await database.execute(
         insert(ItemRow),
         [
@@ -187,6 +189,12 @@ async def insert_checkpoint(
             for index, item in enumerate(items)
         ],
     )
+
+
+async def hide_items(database: WriteSession, scope: TenantScope, checkpoint: Checkpoint, items: Sequence[Item]) -> None:
+    """Hides items from the histories that have this checkpoint."""
+    rows = [{"checkpoint_id": checkpoint.checkpoint_id, "item_id": item.item_id, "tenant_id": scope} for item in items]
+    await database.execute(insert(HiddenItemRow), rows)
 
 
 async def find_checkpoint(database: ReadSession, scope: TenantScope, checkpoint_id: str) -> Checkpoint | None:
@@ -237,19 +245,24 @@ def _named(scope: TenantScope, item_ids: Sequence[str]) -> tuple[ColumnElement[b
     return ItemRow.id.in_(item_ids), ItemRow.tenant_id == scope
 
 
-async def find_item_in(database: ReadSession, scope: TenantScope, head_id: str, item_id: str) -> Item | None:
-    """Finds one item of the history that ends at the checkpoint `head_id`. Returns None if it is not in there."""
+async def find_item_in(
+    database: ReadSession, scope: TenantScope, head_id: str, item_id: str, *, or_hidden: bool = False
+) -> Item | None:
+    """Finds one item of the history that ends at the checkpoint `head_id`. Returns None if it is not in there.
+
+    If `or_hidden` is True, also finds an item that the history hides.
+    """
     chain = _chain(scope, head_id)
     statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).where(ItemRow.id == item_id)
-    body = await database.scalar(statement)
+    body = await database.scalar(statement if or_hidden else statement.where(_is_visible(chain)))
     return None if body is None else item_from_body(body)
 
 
 async def find_all_items(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
-    """Finds every item of the history that ends at the checkpoint `head_id`, oldest first."""
+    """Finds every item of the history that ends at the checkpoint `head_id`, oldest first. Leaves out hidden items."""
     chain = _chain(scope, head_id)
-    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).order_by(ItemRow.position)
-    return tuple(item_from_body(body) for body in await database.scalars(statement))
+    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).where(_is_visible(chain))
+    return tuple(item_from_body(body) for body in await database.scalars(statement.order_by(ItemRow.position)))
 
 
 async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) -> tuple[Item, ...]:
@@ -267,11 +280,12 @@ async def find_outputs(database: ReadSession, scope: TenantScope, head_id: str) 
 async def list_items(database: ReadSession, scope: TenantScope, head_id: str, page: PageRequest) -> Page[Item]:
     """Reads one page of the items of the history that ends at the checkpoint `head_id`.
 
-    If `page.after` is not the id of an item of this history, it is ignored, and the first page is read.
+    Leaves out hidden items. If `page.after` is not the id of an item of this history, hidden or not, it is ignored, and
+    the first page is read.
     """
     chain = _chain(scope, head_id)
     ascending = page.order is Order.ASCENDING
-    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id)
+    statement = select(ItemRow.body).join(chain, ItemRow.checkpoint_id == chain.c.id).where(_is_visible(chain))
     if page.after is not None:
         within = select(ItemRow.position).join(chain, ItemRow.checkpoint_id == chain.c.id)
         position = await database.scalar(within.where(ItemRow.id == page.after))
@@ -291,6 +305,12 @@ def _chain(scope: TenantScope, head_id: str) -> CTE:
     )
     parents: Any = select(CheckpointRow.id, CheckpointRow.parent_id).join(head, CheckpointRow.id == head.c.parent_id)
     return head.union_all(parents)
+
+
+def _is_visible(chain: CTE) -> ColumnElement[bool]:
+    """Returns the SQL condition for items that no checkpoint of the history hides."""
+    hidden = select(HiddenItemRow.item_id).join(chain, HiddenItemRow.checkpoint_id == chain.c.id)
+    return ItemRow.id.not_in(hidden)
 
 
 def _checkpoint_from_row(row: CheckpointRow) -> Checkpoint:

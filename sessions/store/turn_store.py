@@ -18,7 +18,7 @@ from graftwork.platform.tenancy.metering import UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, TenantScope, scope_of_tenant
 from graftwork.platform.tenancy.repository import add_usage
 from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
-from graftwork.sessions.core.items import Item
+from graftwork.sessions.core.items import Item, open_calls
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
 from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
@@ -62,13 +62,11 @@ def ledger_of(
 ) -> tuple[LedgerCall, ...]:
     """Returns the tool calls at the end of a checkpoint, all without outputs.
 
-    `items` are the items that the checkpoint's turn added. `deadlines` maps the name of a tool to the time at which its
+    `items` are at least the items from the oldest of these calls on. `deadlines` maps the name of a tool to the time at which its
     output is expected, in Unix seconds.
     """
     if not checkpoint.awaits_tools:
         return ()
-    answer = items[-checkpoint.num_answer_items :]  # the input before it may have calls too, with their outputs
-    calls = [item for item in answer if item.is_call]
     return tuple(
         LedgerCall(
             checkpoint_id=checkpoint.checkpoint_id,
@@ -78,7 +76,7 @@ def ledger_of(
             arguments=call.arguments,
             deadline_at=deadlines.get(call.tool_name),
         )
-        for position, call in enumerate(calls)
+        for position, call in enumerate(open_calls(items))
     )
 
 
@@ -112,6 +110,18 @@ class TurnStore:
                 return Transcript(join_chain(chain), head, head_items, head.opening)
             all_items = await history_rows.find_all_items(database, scope, session.head_id)
         return Transcript((), head, all_items, opening.digest, must_encode_all=True)
+
+    async def whole_transcript(self, scope: TenantScope, session: AgentSession, opening: str) -> Transcript:
+        """Reads the items of a session's whole history, to be encoded again.
+
+        `opening` is what the next checkpoint stores as its opening.
+        """
+        if session.head_id is None:
+            return replace(EMPTY_TRANSCRIPT, opening=opening)
+        async with self._database.read() as database:
+            head = await history_rows.find_checkpoint(database, scope, session.head_id)
+            items = await history_rows.find_all_items(database, scope, session.head_id)
+        return Transcript((), head, items, opening, must_encode_all=True)
 
     async def token_ids(self, scope: TenantScope, session: AgentSession) -> tuple[int, ...]:
         """Reads the token ids of a session's history, up to its head (its latest checkpoint)."""

@@ -100,6 +100,14 @@ class TurnHandle:
         grammar = None if self._started is None else self._started[0].plan.request.grammar
         return () if grammar is None else grammar.unenforced
 
+    @property
+    def num_dropped(self) -> int:
+        """How many of the oldest items of the history the prompt leaves out.
+
+        It is 0 if another request has started the turn.
+        """
+        return 0 if self._started is None else self._started[0].plan.num_dropped
+
     async def admitted(self) -> None:
         """Waits until the engine has admitted the prompt of the turn, or the turn has ended.
 

@@ -6,8 +6,9 @@ Invariant: a request reaches the engine only after its quota is reserved and its
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from graftwork.engine.core.requests import ServiceTier, SessionKey, SessionUse
@@ -18,10 +19,11 @@ from graftwork.platform.tenancy.metering import UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import AgentSession, SessionSettings
-from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, TurnEncoder
+from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Transcript, TurnEncoder, truncated_opening
 from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.generator import GenerationRequest
 from graftwork.sessions.generation.usage import Charge, RequestAccount, kv_limits
+from graftwork.sessions.text.encoding import Prompt
 from graftwork.sessions.tools.tool_choice import call_forms
 from graftwork.sessions.turns.handle import TurnHandle, TurnReader
 from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnDependencies, TurnPlan, TurnRunner
@@ -32,6 +34,10 @@ from graftwork.sessions.turns.settings import (
     read_sampling,
     turn_budget,
 )
+from graftwork.sessions.turns.truncation import Truncation
+
+Encode = Callable[[Prompt], Awaitable[tuple[int, ...]]]
+"""Encodes a prompt for one tenant. Raises ContextLengthExceeded if the context has fewer tokens than the prompt."""
 
 
 class TurnLauncher:
@@ -128,25 +134,17 @@ class TurnLauncher:
         """Plans the request to the engine, and estimates its prompt and output tokens."""
         dependencies, encoder = self._dependencies, self._encoder()
         output = await self.plan_output(principal, settings)
-        transcript = await dependencies.store.transcript(principal.scope(), session, settings.opening)
-        new_prompt = transcript.next_prompt(settings.opening, new_items)
         description = dependencies.generator.description
-        try:
-            new_token_ids = await dependencies.accounting.encode(principal.tenant_id, dependencies.encoding, new_prompt)
-            prompt = (*transcript.token_ids, *new_token_ids)
-            budget = turn_budget(settings, len(prompt), description.context_tokens)
-        except ContextLengthExceeded as error:
-            if transcript.head is None:
-                raise
-            message = f"{error.message} Or rewind to an earlier checkpoint."
-            raise ContextLengthExceeded(message, param=error.param, details=error.details) from None
+        encode = partial(dependencies.accounting.encode, principal.tenant_id, dependencies.encoding)
+        prompt = await self._prompt(_Asked(principal, session, new_items, settings, turn_id), encode)
+        budget = turn_budget(settings, len(prompt.token_ids), description.context_tokens)
         fields = read_sampling(settings.sampling)
         sampling = replace(fields.sampling_params(budget.max_tokens), logprobs=settings.num_logprobs)
         check_vocabulary(sampling, description.vocab_size)
         isolation = principal.isolation(dependencies.pepper)
         request = GenerationRequest(
             request_id=RequestId(turn_id),
-            prompt_token_ids=prompt,
+            prompt_token_ids=prompt.token_ids,
             sampling=sampling,
             resolved=session.model,
             isolation=isolation,
@@ -155,20 +153,55 @@ class TurnLauncher:
             tier=ServiceTier(principal.capped_tier(ServiceTier.DEFAULT.value)),
             parse_tool_calls=output.calls_tools,
             parallel_tool_calls=output.parallel_tool_calls,
-            session=SessionUse(SessionKey(session.session_id), len(transcript.token_ids)),
+            session=SessionUse(SessionKey(session.session_id), len(prompt.transcript.token_ids)),
             grammar=output.grammar,
         )
         plan = TurnPlan(
             principal=principal,
             session=session,
             encoder=encoder,
-            transcript=transcript,
+            transcript=prompt.transcript,
             new_items=tuple(new_items),
-            new_token_ids=new_token_ids,
+            new_token_ids=prompt.new_token_ids,
             request=request,
             call_forms=call_forms(settings.tools),
+            num_dropped=prompt.num_dropped,
         )
-        return plan, len(prompt) + budget.expected_tokens
+        return plan, len(prompt.token_ids) + budget.expected_tokens
+
+    async def _prompt(self, asked: "_Asked", encode: Encode) -> "_TurnPrompt":
+        """Encodes the prompt of a turn. If it does not fit and the settings say so, leaves out the oldest items.
+
+        Raises ContextLengthExceeded if the prompt leaves no token for the answer.
+        """
+        settings, opening = asked.settings, asked.settings.opening
+        transcript = await self._dependencies.store.transcript(asked.principal.scope(), asked.session, opening)
+        try:
+            prompt = _TurnPrompt(transcript, await encode(transcript.next_prompt(opening, asked.new_items)))
+            turn_budget(settings, len(prompt.token_ids), self._dependencies.generator.description.context_tokens)
+            return prompt
+        except ContextLengthExceeded as error:
+            shorter = await self._shorter_prompt(asked, encode) if settings.truncates_history else None
+            if shorter is not None:
+                return shorter
+            if transcript.head is None:
+                raise
+            message = f"{error.message} Or rewind to an earlier checkpoint."
+            raise ContextLengthExceeded(message, param=error.param, details=error.details) from None
+
+    async def _shorter_prompt(self, asked: "_Asked", encode: Encode) -> "_TurnPrompt | None":
+        """Encodes the prompt of a turn without the oldest items. Returns None if even the shortest one does not fit."""
+        dependencies, settings = self._dependencies, asked.settings
+        whole = await dependencies.store.whole_transcript(
+            asked.principal.scope(), asked.session, truncated_opening(asked.turn_id)
+        )
+        context_tokens = dependencies.generator.description.context_tokens
+        truncation = Truncation(encode, context_tokens, read_sampling(settings.sampling).token_limit)
+        shorter = await truncation.shorten(
+            (*whole.head_items, *asked.new_items),
+            lambda items: replace(whole, head_items=()).next_prompt(settings.opening, items),
+        )
+        return None if shorter is None else _TurnPrompt(whole, shorter.token_ids, shorter.num_dropped)
 
     async def _begin(self, plan: TurnPlan, turn_id: TurnId, account: RequestAccount) -> TurnRunner:
         dependencies = self._dependencies
@@ -180,6 +213,31 @@ class TurnLauncher:
         if self._dependencies.encoder is None:
             raise InvalidRequest("This model has no chat template: it serves no sessions.", code="no_chat_template")
         return self._dependencies.encoder
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A turn that a client asks for."""
+
+    principal: Principal
+    session: AgentSession
+    new_items: Sequence[Item]
+    settings: SessionSettings
+    turn_id: TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class _TurnPrompt:
+    """The prompt of a turn: the history that it continues, and the token ids that it adds."""
+
+    transcript: Transcript
+    new_token_ids: tuple[int, ...]
+    num_dropped: int = 0
+    """How many of the oldest items are left out."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return (*self.transcript.token_ids, *self.new_token_ids)
 
 
 def _charge(plan: TurnPlan) -> Charge:

@@ -97,6 +97,8 @@ class TurnPlan:
     request: GenerationRequest
     tool_hints: ToolHints = field(default_factory=dict)
     call_forms: CallForms = field(default_factory=dict)
+    num_dropped: int = 0
+    """How many of the oldest items the prompt leaves out, because the whole history does not fit in the context."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class ResponsesDriver:
     process: SessionProcess
 
     def __post_init__(self) -> None:
+        self.made: list[tuple[Principal, str]] = []
         self.service = ResponseService(self.process.database, self.process.service, self.process.clock)
 
     async def start(
@@ -44,12 +45,18 @@ class ResponsesDriver:
         run = await self.start(by, said, **fields)
         body = await run.result()
         await run.release()
+        self.made.append((by, body["id"]))
         return body
+
+    async def delete_all(self) -> None:
+        """Delete each response that `ask` has made."""
+        for by, response_id in self.made:
+            await self.service.delete(by, response_id)
 
 
 async def count_rows(database: Database) -> dict[str, int]:
     """Count the rows of each table of sessions."""
-    names = ("sessions", "turns", "checkpoints", "items", "tool_calls", "events", "responses")
+    names = ("sessions", "turns", "checkpoints", "items", "hidden_items", "tool_calls", "events", "responses")
     async with database.read() as session:
         return {name: await session.scalar(text(f"SELECT count(*) FROM {name}")) or 0 for name in names}
 

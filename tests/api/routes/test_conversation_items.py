@@ -80,16 +80,56 @@ async def test_items_answer_the_calls_that_wait(gateway: Gateway, tenant: TestTe
 
 
 async def test_no_items_while_a_response_runs(gateway: Gateway, tenant: TestTenant) -> None:
-    """A conversation in which a response runs takes no items."""
-    conversation = (await tenant.client.post("/v1/conversations", json={})).json()["id"]
+    """A conversation in which a response runs takes no items and loses none."""
+    conversation = (await tenant.client.post("/v1/conversations", json={"items": [said("Hi")]})).json()["id"]
+    path = f"/v1/conversations/{conversation}/items"
+    (item,) = (await tenant.client.get(path)).json()["data"]
     gateway.engine.holds_after = 1
     await ask(tenant, conversation=conversation, background=True)
     await gateway.engine.held.wait()
 
-    refused = await tenant.client.post(f"/v1/conversations/{conversation}/items", json={"items": [said("Hi")]})
+    refused = await tenant.client.post(path, json={"items": [said("Hi")]})
+    kept = await tenant.client.delete(f"{path}/{item['id']}")
     gateway.engine.release.set()
 
-    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "turn_running")
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in (refused, kept)] == (
+        [(409, "turn_running")] * 2
+    )
+
+
+async def test_items_are_deleted(gateway: Gateway, client: AsyncOpenAI, tenant: TestTenant) -> None:
+    """A deleted item is in no later prompt and list of its conversation, and the answer is the conversation."""
+    conversation = await client.conversations.create(items=[said("One"), said("Two", "assistant"), said("Three")])
+    items = [item async for item in await client.conversations.items.list(conversation.id, order="asc")]
+    three = items[2].id or ""
+
+    answer = await client.conversations.items.delete(three, conversation_id=conversation.id)
+    again = await client.conversations.items.delete(three, conversation_id=conversation.id)
+
+    left = [item async for item in await client.conversations.items.list(conversation.id, order="asc")]
+    assert (answer, again) == (conversation, conversation)
+    assert [item.id for item in left] == [item.id for item in items[:2]]
+    with pytest.raises(openai.NotFoundError):
+        await client.conversations.items.retrieve(three, conversation_id=conversation.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.conversations.items.delete("item_nobody", conversation_id=conversation.id)
+    await client.responses.create(model="tiny", input="Four", conversation=conversation.id)
+    await ask(tenant, input=[said("One"), said("Two", "assistant"), said("Four")])
+    assert gateway.engine.requests[-1].prompt_token_ids == gateway.engine.requests[-2].prompt_token_ids
+
+
+async def test_a_conversation_is_emptied_item_by_item(client: AsyncOpenAI, tenant: TestTenant) -> None:
+    """A client may delete every item of a list, also the second half of a call, and go on with an empty history."""
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
+    call = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
+    conversation = await client.conversations.create(items=[said("One"), call, output, said("Two")])  # type: ignore[list-item]
+
+    async for item in await client.conversations.items.list(conversation.id, limit=1):
+        await client.conversations.items.delete(item.id or "", conversation_id=conversation.id)
+
+    assert [item async for item in await client.conversations.items.list(conversation.id)] == []
+    alone, inside = [await ask(tenant, **where) for where in ({}, {"conversation": conversation.id})]
+    assert inside["usage"]["input_tokens"] == alone["usage"]["input_tokens"]
 
 
 async def test_the_count_is_the_prompt_s(gateway: Gateway, client: AsyncOpenAI, tenant: TestTenant) -> None:

@@ -80,7 +80,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
     ({"include": "message.output_text.logprobs"}, "include"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"truncation": "middle"}, "truncation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"metadata": {"a": 1}}, "metadata.a"),
     ({"store": "no"}, "store"),

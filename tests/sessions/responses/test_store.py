@@ -1,10 +1,13 @@
 """Tests of the rows of responses: none of unstored ones, and none that nothing uses."""
 
+from typing import Any
+
 import pytest
 
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, InvalidRequest, NotFound, ValidationFailed
-from graftwork.platform.pagination import PageRequest
+from graftwork.platform.pagination import Order, PageRequest
+from graftwork.sessions.core.items import Item
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.input import read_input
 from graftwork.sessions.responses.service import RETENTION_S
@@ -195,3 +198,69 @@ async def test_a_deleted_conversation_leaves_its_responses(responses: ResponsesD
         await responses.service.delete(me, body["id"])
 
     assert set((await count_rows(process.database)).values()) == {0}
+
+
+async def test_a_deleted_item_stays_with_the_responses_that_saw_it(responses_on_either: ResponsesDriver) -> None:
+    """A deletion shortens the conversation, but no response from before it; all rows go with the last one."""
+    me, responses = principal(), responses_on_either
+    process = responses.process
+    conversations = ConversationService(process.service)
+    conversation = (await conversations.create(me, {}, read_input("Hello"))).session_id
+    before = await responses.ask(me, "One", conversation_id=conversation)
+    page = PageRequest(order=Order.ASCENDING)
+    hello, one, answer = (await conversations.items(me, conversation, page)).items
+
+    await conversations.delete_item(me, conversation, one.item_id)
+    after = await responses.ask(me, "Two", conversation_id=conversation)
+
+    left = (await conversations.items(me, conversation, page)).items
+    assert [item.text for item in left] == ["Hello", "ok", "Two", "ok"]
+    with pytest.raises(NotFound):
+        await conversations.item(me, conversation, one.item_id)
+    history = [message_of(hello), message_of(answer), {"role": "user", "content": "Two"}]
+    await responses.ask(me, history)
+    assert process.engine.requests[-1].prompt_token_ids == process.engine.requests[-2].prompt_token_ids
+    for body, shown in ((before, [hello, one, answer]), (after, left)):
+        await responses.ask(me, "On", previous_response_id=body["id"])
+        continued = process.engine.requests[-1].prompt_token_ids
+        await responses.ask(me, [*map(message_of, shown), {"role": "user", "content": "On"}])
+        assert process.engine.requests[-1].prompt_token_ids == continued
+    await conversations.delete(me, conversation)
+    await responses.delete_all()
+    assert set((await count_rows(process.database)).values()) == {0}
+
+
+async def test_a_call_and_its_output_are_deleted_together(responses_on_either: ResponsesDriver) -> None:
+    """Deleting either half of an answered call deletes both, and deleting a call that waits ends the waiting for it."""
+    me, responses = principal(), responses_on_either
+    process, conversations = responses.process, ConversationService(responses.process.service)
+    conversation = (await conversations.create(me, {})).session_id
+    process.will_say(CALLS, "cold", CALLS)
+    asked: dict[str, Any] = {"tools": (WEATHER,), "conversation_id": conversation}
+    first = await responses.ask(me, **asked)
+    await responses.ask(me, outputs(first), **asked)
+    second = await responses.ask(me, "And now?", **asked)
+    oslo, rome = [item for item in second["output"] if item["type"] == "function_call"]
+
+    page = PageRequest(order=Order.ASCENDING)
+    items = (await conversations.items(me, conversation, page)).items
+    call, output = items[1], items[4]
+    assert (call.is_call, output.is_output, call.call_id == output.call_id) == (True, True, False)
+    await conversations.delete_item(me, conversation, call.item_id)
+    await conversations.delete_item(me, conversation, output.item_id)
+    await conversations.delete_item(me, conversation, output.item_id)
+    await conversations.delete_item(me, conversation, oslo["id"])
+
+    left = (await conversations.items(me, conversation, page)).items
+    assert [item.body.get("name") or item.text for item in left] == ["Hi", "cold", "And now?", "get_weather"]
+    session = await conversations.get(me, conversation)
+    assert session.awaited_call_ids == (rome["call_id"],)
+    (fork,) = await process.service.fork(me, conversation)
+    assert fork.awaited_call_ids == (rome["call_id"],)
+    with pytest.raises(ValidationFailed):
+        await responses.ask(me, outputs(second), **asked)
+    assert (await responses.ask(me, outputs(second)[1:], **asked))["status"] == "completed"
+
+
+def message_of(item: Item) -> dict[str, Any]:
+    return {"role": item.body["role"], "content": item.text}
