@@ -1,7 +1,8 @@
 """Contains the SQL statements of the adapter registry. Never opens or commits a transaction: the caller does.
 
-Invariant: every statement reads or changes rows of one tenant only, except the statements about stored files. Versions
-of several tenants can share the same files, so these statements ask whether a version of any tenant has a digest.
+Invariant: every statement reads or changes rows of one tenant only, except the statements about stored files. A file
+is known by its digest, and versions of several tenants can share one file. So these statements ask whether a version of
+any tenant still uses the file with a given digest.
 """
 
 import re

@@ -16,7 +16,7 @@ _COMPOSED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TokenDensity:
-    """The most bytes of a text that one token can have."""
+    """How many bytes of a text one token can have at most. So a long text has at least a known number of tokens."""
 
     longest_token_bytes: int | None
     """It is None if a token may have any number of bytes."""
@@ -25,7 +25,9 @@ class TokenDensity:
 
     @classmethod
     def of(cls, content: Mapping[str, Any], vocabulary: Mapping[str, int]) -> "TokenDensity":
-        """Reads the content of tokenizer.json, and the vocabulary without added tokens."""
+        """Computes the token density of a tokenizer. `content` is the content of its tokenizer.json, and `vocabulary` the
+        vocabulary without added tokens.
+        """
         kept = _kept(content.get("normalizer"))
         added = content.get("added_tokens") or []
         absorbs = any(token.get("lstrip") or token.get("rstrip") for token in added)
