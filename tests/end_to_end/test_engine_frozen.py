@@ -15,8 +15,10 @@ LONG = {"model": "graftwork-demo", "prompt": "Hello", "max_tokens": 2000, "ignor
 
 @pytest.fixture
 def client(restartable: DemoServer) -> Iterator[httpx.Client]:
-    """A tenant of a server of its own that misses its engine after one second."""
-    restartable.settings["GRAFTWORK_ENGINE_SILENCE_S"] = "1"
+    """A tenant of a server of its own that misses its engine after three seconds: a busy machine answers later than in
+    one.
+    """
+    restartable.settings["GRAFTWORK_ENGINE_SILENCE_S"] = "3"
     restartable.start()
     headers = {"authorization": f"Bearer {restartable.key('Plain')}"}
     with httpx.Client(base_url=restartable.url, headers=headers, timeout=_WITHIN_S) as client:

@@ -139,6 +139,9 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     answer = (await client.post("/v1/responses", json=body | {"conversation": conversation})).json()
     for _ in range(2):  # the second one is a fork
         await client.post("/v1/responses", json=body | {"previous_response_id": answer["id"]})
+    items = f"/v1/conversations/{conversation}/items"
+    hidden = (await client.get(items)).json()["data"][0]["id"]
+    assert (await client.delete(f"{items}/{hidden}")).status_code == 200
 
 
 async def rows_by_table(database: Database, tenant_id: str) -> dict[str, int]:
