@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help serve demo test test-slow test-clients coverage check docs format proto lock demo-model evaluate bench-quick bench-peers clean
+.PHONY: help serve demo test test-slow test-clients test-gpu coverage check docs format proto lock demo-model evaluate bench-quick bench-peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ test-slow: $(VENV)/.installed-dev ## the suites that take minutes, and property 
 
 test-clients: $(VENV)/.installed-dev ## other people's clients, which it installs into ~/.cache/graftwork-clients, against a gateway
 	$(BIN)/python -m pytest -m clients --durations=10 $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.installed-dev ## the compiled kernels and the engine on this machine's GPU (docs/gpu.md)
+	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 coverage: $(VENV)/.installed-dev ## the tests once more, and which lines they never reach (build/coverage/html)
 	mkdir -p build/coverage
@@ -60,6 +63,8 @@ lock: $(VENV)/.installed-dev ## write requirements/*.lock: what a server install
 	$(LOCK) -o requirements/server.lock
 	$(LOCK) -o requirements/server-cpu.lock \
 		$$(grep -oE '^(torch|cuda|nvidia)[a-z0-9-]*' requirements/server.lock | sed 's/^/--no-emit-package /')
+	$(LOCK) -o requirements/server-own-torch.lock \
+		$$(grep -oE '^(torch|triton|cuda|nvidia)[a-z0-9-]*' requirements/server.lock | sed 's/^/--no-emit-package /')
 
 demo-model: $(VENV)/.installed-dev ## rebuild the demo model and its adapters from a seed (45 minutes of one core)
 	$(BIN)/python demo/build.py

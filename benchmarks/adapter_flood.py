@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from graftwork.engine.build.devices import keep_freed_memory
 from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import PromptAdmitted, RequestFinished, RequestOutput
@@ -102,6 +103,7 @@ def open_engine(pool_adapters: int, host_adapters: int) -> tuple[Engine, RandomA
         sources.append(RandomAdapters(description.target_shapes, description.num_layers))  # type: ignore[attr-defined]
         return sources[0]
 
+    keep_freed_memory()  # as every engine process does
     engine = build_engine(
         EngineConfig(
             MODEL,

@@ -30,6 +30,7 @@ from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME
 from graftwork.adapters.registry.weights import ArtifactAdapterSource
 from graftwork.engine.build.devices import keep_freed_memory
 from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.lora.adapter_copies import DirectCopies
 from graftwork.engine.lora.fuse import build_resident
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.weights import TARGETS, AdapterWeights
@@ -120,7 +121,9 @@ def into_the_pool(source: ArtifactAdapterSource, digest: str, device: torch.Tens
     `device` is memory of the device, in bytes, of which it takes what it needs.
     """
     adapter = build_resident(source.load(digest), Shapes(), torch.bfloat16)
-    return adapter.moved_to(device[: adapter.num_bytes])
+    buffer = device[: adapter.num_bytes]
+    DirectCopies().begin(adapter.digest, adapter.buffer, buffer)
+    return adapter.over(buffer)
 
 
 def measure(dtype: torch.dtype) -> dict[str, Any]:

@@ -30,16 +30,18 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 from yardstick_model import YardstickModel, ensure_model
 
+from graftwork.engine.attention.torch_attention import TorchStepAttention
 from graftwork.engine.build.engine import Engine
 from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.lora.torch_backend import LoraBatch
 from graftwork.engine.messages import SubmitRequest
-from graftwork.engine.runner.attention import PagedAttention
 from graftwork.engine.runner.input_batch import BatchBuilder
+from graftwork.engine.runner.row_ops import TorchStepRows
 
 _STEP = "engine step"
 PARTS: dict[str, tuple[type, str]] = {
-    "attention": (PagedAttention, "attend"),
+    "attention": (TorchStepAttention, "attend"),
+    "rotary and KV": (TorchStepRows, "rotate_and_store"),
     "LoRA deltas": (LoraBatch, "add_deltas"),
     "batch tensors": (BatchBuilder, "build"),
 }

@@ -19,7 +19,6 @@ import json
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,7 +30,7 @@ import psutil  # type: ignore[import-untyped]
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
-from server_processes import OWN_ROOT, Checkout, ServerProcess, free_port, make_tenant, scripted_engine
+from server_processes import OWN_ROOT, Checkout, RunningGateway, gateway_over_script, make_tenant
 
 _WARM_STEPS = 16
 """Made before the first reading."""
@@ -59,13 +58,12 @@ class Sample:
 class Gateway:
     """One gateway under measurement."""
 
-    def __init__(self, checkout: Checkout, folder: Path, process_id: int, port: int) -> None:
+    def __init__(self, checkout: Checkout, running: RunningGateway) -> None:
         self.checkout = checkout
-        self._steps = folder / "steps"
-        self._process = psutil.Process(process_id)
-        self._port = port
-        url = f"http://127.0.0.1:{port}"
-        self._key = make_tenant(url, (folder / "admin.key").read_text(encoding="utf-8").strip())
+        self._steps = running.folder / "steps"
+        self._process = psutil.Process(running.process_id)
+        self._port = running.port
+        self._key = make_tenant(running.url, running.admin_key)
         self.model = self._client().get("/v1/models").raise_for_status().json()["data"][0]["id"]
 
     def cpu_s(self) -> float:
@@ -143,15 +141,8 @@ def _process_clock(process_id: int) -> int:
 @contextmanager
 def running_gateway(checkout: Checkout, streams: int, step_ms: float) -> Iterator[Gateway]:
     """A gateway and a scripted engine, over a data folder of their own."""
-    with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
-        folder, port = Path(name), free_port()
-        listen, engine = scripted_engine(checkout, folder, streams, step_ms)
-        stack.enter_context(engine)
-        arguments = ["--engine-address", listen, "--model", str(checkout.demo_model), "--data-dir", str(folder)]
-        command = checkout.command("gateway", *arguments, "--port", str(port))
-        process = stack.enter_context(ServerProcess(command, checkout.environment(), folder / "gateway.log"))
-        process.wait_for_http(f"http://127.0.0.1:{port}/healthz")
-        yield Gateway(checkout, folder, process.process_id, port)
+    with gateway_over_script(checkout, streams, step_ms) as running:
+        yield Gateway(checkout, running)
 
 
 async def measure(gateways: Sequence[Gateway], arguments: argparse.Namespace) -> list[Sample]:

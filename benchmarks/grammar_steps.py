@@ -29,6 +29,7 @@ from rich.table import Table
 from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from graftwork.engine.build.devices import keep_freed_memory
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import RequestOutput
@@ -109,6 +110,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         config = EngineConfig(model=folder, device="cpu", dtype="float32", threads=1, max_draft_tokens=0)
+        keep_freed_memory()  # as every engine process does
         self.engine = build_engine(config, lambda _: NoAdapters())
         self.loop = self.engine.loop
         self._numbers = count()

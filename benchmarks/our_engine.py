@@ -6,6 +6,7 @@ from graftwork.adapters.format.identity import identify_adapter
 from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.registry.artifact_store import CONFIG_NAME, WEIGHTS_NAME, LocalArtifacts
 from graftwork.adapters.registry.weights import ArtifactAdapterSource
+from graftwork.engine.build.devices import keep_freed_memory
 from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.requests import AdapterUse, EngineRequest
@@ -50,6 +51,7 @@ def open_engine(
         lora_kernels=lora_kernels,
         max_batch_tokens=MAX_BATCH_TOKENS,
     )
+    keep_freed_memory()  # as every engine process does
     return build_engine(config, artifacts.source)
 
 

@@ -5,6 +5,9 @@
 Milliseconds of processor time on one core, the median over rounds in which all features take turns, with their
 quartiles; edits include a copy of the logits (0.1 ms). Logits are peaked as a model's are: normal noise, and a few tokens far above it. `plain` is the median of an
 argmax over the same logits by itself: what greedy decoding cannot do without.
+
+On a machine with a CUDA device, a second table has the device sampler's milliseconds there: from the first kernel to
+the end of the copy of the result, by CUDA events. The clock of the host has no part in them.
 """
 
 import argparse
@@ -20,13 +23,11 @@ from typing import Any
 
 import torch
 from machine import describe_machine
-from rich.console import Console
-from rich.table import Table
 
 from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.sampling.sampler import StepLogprobs, choose_tokens
+from graftwork.engine.sampling.torch_sampler import StepLogprobs, choose_tokens
 
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -80,9 +81,18 @@ def main() -> None:
     torch.set_num_threads(1)
     figures = measure(options.batch, options.vocabulary, options.history, options.rounds)
     show(figures, f"batch {options.batch}, vocabulary {options.vocabulary}, history {options.history}")
+    on_device: list[Figure] = []
+    if torch.cuda.is_available():
+        on_device = measure_on_device(options.batch, options.vocabulary, options.history, options.rounds)
+        show(on_device, f"on {torch.cuda.get_device_name()}, bf16, the same sizes")
     if options.json:
         sizes = {name: getattr(options, name) for name in ("batch", "vocabulary", "history", "rounds")}
-        record = {"machine": describe_machine(), **sizes, "figures": [asdict(figure) for figure in figures]}
+        record = {
+            "machine": describe_machine(),
+            **sizes,
+            "figures": [asdict(figure) for figure in figures],
+            "on_device": [asdict(figure) for figure in on_device],
+        }
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
@@ -99,12 +109,64 @@ def measure(batch: int, vocabulary: int, history: int, rounds: int) -> list[Figu
     return [Figure(feature, *_quartiles(taken)) for feature, taken in samples.items()]
 
 
+def measure_on_device(batch: int, vocabulary: int, history: int, rounds: int) -> list[Figure]:
+    """The features take turns, as in `measure`. The first step of each compiles the kernels and fills the counts."""
+    from graftwork.engine.grammar.matching.masks import MaskFiller
+    from graftwork.engine.sampling.device.device_sampler import DeviceSampler
+
+    device = torch.device("cuda")
+    logits = peaked_logits(batch, vocabulary).to(device, torch.bfloat16)
+    masks = MaskFiller(vocabulary)
+    steps: dict[str, Callable[[], float]] = {"plain": partial(timed_on_device, lambda: logits.argmax(dim=-1))}
+    for feature, params in FEATURES.items():
+        sampler = DeviceSampler(masks, vocabulary, batch, device)
+        steps[feature] = partial(sampled_on_device, sampler, logits, specs_of(batch, vocabulary, history, params))
+    for step in steps.values():
+        step()
+    samples: dict[str, list[float]] = {feature: [] for feature in steps}
+    for _ in range(rounds):
+        for feature, step in steps.items():
+            samples[feature].append(step())
+    masks.close()
+    return [Figure(feature, *_quartiles(taken)) for feature, taken in samples.items()]
+
+
+def sampled_on_device(sampler: Any, logits: torch.Tensor, specs: list[SampleSpec]) -> float:
+    sampling = sampler.begin(specs)
+    return timed_on_device(lambda: sampling.sample(logits))
+
+
+def prepare_on_device(batch: int, vocabulary: int, history: int, device: torch.device) -> list[str]:
+    """Prepare a step of every feature as `measure_on_device` does, and sample nothing. Returns the features."""
+    from graftwork.engine.grammar.matching.masks import MaskFiller
+    from graftwork.engine.sampling.device.device_sampler import DeviceSampler
+
+    masks = MaskFiller(vocabulary)
+    for params in FEATURES.values():
+        sampler = DeviceSampler(masks, vocabulary, batch, device)
+        sampler.begin(specs_of(batch, vocabulary, history, params))
+    masks.close()
+    return ["plain", *FEATURES]
+
+
+def timed_on_device(step: Callable[[], object]) -> float:
+    """Milliseconds between two events on the stream. The host runs ahead, so its own time does not count."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000)  # about half a millisecond, in which the host launches everything
+    start.record()
+    step()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
 def one_step(logits: torch.Tensor, specs: list[SampleSpec]) -> None:
     """As the runner does it, on a copy where the logits are changed."""
     edits = any(spec.banned_token_ids or spec.history or spec.params.logit_bias for spec in specs)
     own = logits.clone() if edits else logits
     scores = StepLogprobs(own, specs)
-    scores.of(choose_tokens(own, specs))
+    scores.of(choose_tokens(own, specs).tolist())
 
 
 def peaked_logits(batch: int, vocabulary: int) -> torch.Tensor:
@@ -138,6 +200,9 @@ def _quartiles(taken: list[float]) -> tuple[float, float, float]:
 
 
 def show(figures: list[Figure], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("feature", "ms a step", "quartiles", "beyond greedy", title=title)
     greedy = next(figure.median_ms for figure in figures if figure.feature == "greedy")
     for figure in figures:

@@ -8,10 +8,11 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -107,6 +108,38 @@ def scripted_engine(checkout: Checkout, folder: Path, together: int, step_ms: fl
     command += ["--model", str(checkout.demo_model), "--together", str(together), "--step-ms", str(step_ms)]
     command += ["--progress", str(folder / "steps")]
     return listen, ServerProcess(command, checkout.environment(), folder / "engine.log")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGateway:
+    """A gateway that answers, with its files."""
+
+    folder: Path
+    process_id: int
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def admin_key(self) -> str:
+        return (self.folder / "admin.key").read_text(encoding="utf-8").strip()
+
+
+@contextmanager
+def gateway_over_script(checkout: Checkout, together: int, step_ms: float) -> Iterator[RunningGateway]:
+    """A gateway of `checkout` over a scripted engine, with a data folder of its own. Raises ServerFailed."""
+    with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
+        folder, port = Path(name), free_port()
+        listen, engine = scripted_engine(checkout, folder, together, step_ms)
+        stack.enter_context(engine)
+        options = ["--engine-address", listen, "--model", str(checkout.demo_model), "--data-dir", name]
+        command = checkout.command("gateway", *options, "--port", str(port))
+        process = stack.enter_context(ServerProcess(command, checkout.environment(), folder / "gateway.log"))
+        gateway = RunningGateway(folder, process.process_id, port)
+        process.wait_for_http(f"{gateway.url}/healthz")
+        yield gateway
 
 
 def free_port() -> int:

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from speculation_sets import DEMO_MODEL, SETS, Talk, TalkTurn, as_request, talks
 
+from graftwork.engine.build.devices import keep_freed_memory
 from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import RequestOutput, TokensGenerated
@@ -137,6 +138,7 @@ def write(path: Path, max_draft_tokens: int, before: dict[str, Any], comparisons
 
 def open_engine(max_draft_tokens: int, batch: int) -> Engine:
     config = EngineConfig(model=DEMO_MODEL, device="cpu", max_running=batch, max_draft_tokens=max_draft_tokens)
+    keep_freed_memory()  # as every engine process does
     return build_engine(config, lambda _: NoAdapters())
 
 

@@ -18,9 +18,9 @@ from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
+from graftwork.sessions.text.encoding import PromptEncoder
 from graftwork.sessions.text.messages import messages_from_chat
 from graftwork.sessions.text.model_files import ModelFolder
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"
 SETS = ("agent", "chat", "json")

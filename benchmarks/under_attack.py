@@ -18,11 +18,10 @@ import json
 import multiprocessing
 import socket
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -33,7 +32,7 @@ import psutil  # type: ignore[import-untyped]
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
-from server_processes import OWN_ROOT, Checkout, ServerProcess, free_port, make_tenant, scripted_engine
+from server_processes import OWN_ROOT, Checkout, RunningGateway, gateway_over_script, make_tenant
 
 _LONG = 7_900_000
 """Bytes of a long body, just below the limit of a route."""
@@ -141,11 +140,11 @@ def _exchange(port: int, request: bytes) -> str:
 class Target:
     """A gateway with two tenants."""
 
-    def __init__(self, checkout: Checkout, folder: Path, process_id: int, port: int) -> None:
+    def __init__(self, checkout: Checkout, gateway: RunningGateway) -> None:
         self.checkout = checkout
-        self.port = port
-        self._process = psutil.Process(process_id)
-        url, admin_key = f"http://127.0.0.1:{port}", (folder / "admin.key").read_text(encoding="utf-8").strip()
+        self.port = gateway.port
+        self._process = psutil.Process(gateway.process_id)
+        url, admin_key = gateway.url, gateway.admin_key
         self._attacker, self._victim = make_tenant(url, admin_key), make_tenant(url, admin_key)
         headers = {"authorization": f"Bearer {self._victim}"}
         models = httpx.get(f"{url}/v1/models", headers=headers, trust_env=False).raise_for_status().json()
@@ -292,15 +291,8 @@ def main() -> int:
     rows: list[Row] = []
     for root in arguments.checkout or [OWN_ROOT]:
         checkout = Checkout(root.absolute())
-        with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
-            folder, port = Path(name), free_port()
-            listen, engine = scripted_engine(checkout, folder, 1, arguments.step_ms)
-            stack.enter_context(engine)
-            options = ["--engine-address", listen, "--model", str(checkout.demo_model), "--data-dir", str(folder)]
-            command = checkout.command("gateway", *options, "--port", str(port))
-            process = stack.enter_context(ServerProcess(command, checkout.environment(), folder / "gateway.log"))
-            process.wait_for_http(f"http://127.0.0.1:{port}/healthz")
-            target = Target(checkout, folder, process.process_id, port)
+        with gateway_over_script(checkout, 1, arguments.step_ms) as gateway:
+            target = Target(checkout, gateway)
             asyncio.run(measure(target, "idle", 3.0, dict))  # imports and caches
             rows.append(asyncio.run(measure(target, "idle", arguments.seconds, dict)))
             names = arguments.attacks.split(",")

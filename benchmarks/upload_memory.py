@@ -13,12 +13,10 @@ Memory is the resident memory of the gateway's own process, before the uploads, 
 import argparse
 import json
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -28,7 +26,7 @@ import psutil  # type: ignore[import-untyped]
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
-from server_processes import OWN_ROOT, Checkout, ServerProcess, free_port, make_tenant, scripted_engine
+from server_processes import OWN_ROOT, Checkout, gateway_over_script, make_tenant
 
 _CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "base_model_name_or_path": "x"}
 _PIECE = bytes(1 << 20)
@@ -134,19 +132,12 @@ def main() -> int:
     rows: list[Row] = []
     for root in arguments.checkout or [OWN_ROOT]:
         checkout = Checkout(root.absolute())
-        with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
-            folder, port = Path(name), free_port()
-            write_weights(folder / "large", arguments.mb * 1_000_000)
-            write_weights(folder / "small", 1_000_000)
-            listen, engine = scripted_engine(checkout, folder, 1, 5.0)
-            stack.enter_context(engine)
-            options = ["--engine-address", listen, "--model", str(checkout.demo_model), "--data-dir", str(folder)]
-            command = checkout.command("gateway", *options, "--port", str(port))
-            process = stack.enter_context(ServerProcess(command, checkout.environment(), folder / "gateway.log"))
-            url = f"http://127.0.0.1:{port}"
-            process.wait_for_http(f"{url}/healthz")
-            key = make_tenant(url, (folder / "admin.key").read_text(encoding="utf-8").strip())
-            rows.append(measure(checkout, url, process.process_id, key, folder / "large", arguments.uploads))
+        with gateway_over_script(checkout, 1, 5.0) as gateway:
+            large = gateway.folder / "large"
+            write_weights(large, arguments.mb * 1_000_000)
+            write_weights(gateway.folder / "small", 1_000_000)
+            key = make_tenant(gateway.url, gateway.admin_key)
+            rows.append(measure(checkout, gateway.url, gateway.process_id, key, large, arguments.uploads))
     show(rows)
     if arguments.json:
         record = {"machine": describe_machine(), "rows": [asdict(row) for row in rows]}

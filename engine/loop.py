@@ -1,28 +1,28 @@
 """Runs the engine's loop: receive messages, admit requests, plan a step, run it, store its tokens, deliver outputs.
 
-Owns the scheduler, the adapter pool, the grammars and the runner. Only the loop's thread uses them; other threads send
-it messages. While requests run, the loop waits only for the forward pass. Otherwise it waits for a message.
+Owns the scheduler, the adapter pool, the grammars and the step pipeline, which runs the steps. Only the loop's thread
+uses them; other threads send it messages. While requests run, the loop waits only for the forward pass. Otherwise it
+waits for a message.
 """
 
-import logging
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.progress import LoopProgress
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineStats
-from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled
 from graftwork.engine.grammar.manager import GrammarManager
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.transfer.plan import CopyEngine, LayerGates, LoadReadable, TransferDone
+from graftwork.engine.lora.adapter_copies import AdapterCopied
 from graftwork.engine.lora.loader import AdapterLoaded
 from graftwork.engine.lora.pool import LoraPool
 from graftwork.engine.messages import (
     CancelRequest,
     CancelSink,
+    DeviceFailed,
     ForgetAdapter,
     ForgetDomain,
     Message,
@@ -33,18 +33,10 @@ from graftwork.engine.messages import (
     Stop,
     SubmitRequest,
 )
-from graftwork.engine.runner.model_runner import PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
-from graftwork.platform.errors import GraftworkError, InternalFailure
+from graftwork.engine.step_pipeline import DeviceLost, StepPipeline
+from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
-
-_log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """Runs the forward pass of a step and samples its tokens. ModelRunner implements it."""
-
-    def run(self, plan: StepPlan) -> StepResult: ...
 
 
 class EngineLoop:
@@ -63,8 +55,7 @@ class EngineLoop:
         kv_cache: KvCacheManager,
         copies: CopyEngine,
         gates: LayerGates,
-        runner: Runner,
-        prefills: PrefillMeter,
+        steps: StepPipeline,
         progress: LoopProgress,
     ) -> None:
         self.inbox = inbox
@@ -74,53 +65,43 @@ class EngineLoop:
         self._kv_cache = kv_cache
         self._copies = copies
         self._gates = gates
-        self.runner = runner
-        """Runs the steps. It may be replaced between two steps, for example by a runner that records them."""
-        self._prefills = prefills
+        self.steps = steps
         self.progress = progress
         """Shows other threads whether the loop advances."""
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
 
     def run(self) -> None:
-        """Handles messages and runs steps until a Stop message arrives. Then ends the threads of the engine's parts."""
+        """Handles messages and runs steps until a Stop message arrives. Then ends the threads of the engine's parts.
+
+        Raises DeviceLost if the device can compute nothing any more.
+        """
         worked = False
         while True:
             self._receive(wait=not worked)
             if self._stopping:
                 break
             worked = self.step()
+        self._deliver(self.steps.land())
         self._adapters.close()
         self._grammars.close_all()
         self._copies.close()
 
     def step(self) -> bool:
-        """Admits requests and runs one step. Returns False if no request could run.
+        """Admits requests, launches one step, and lands one: the same step, or with overlap the one before.
 
-        In that case only a new message can change something, so the caller waits for one.
+        Returns False if no step was launched or landed. In that case only a new message can change something, so the
+        caller waits for one.
         """
         self.progress.advance()
+        if self._scheduler.must_land():
+            self._deliver(self.steps.land())
         self._deliver(self._scheduler.admit())
         plan = self._scheduler.plan()
-        if plan is None:
+        if plan is None and not self.steps.is_busy:
             return False
-        self._deliver(self._carry_out(plan))
+        self._deliver(self.steps.advance(plan))
         return True
-
-    def _carry_out(self, plan: StepPlan) -> list[RequestOutput]:
-        loads = self._scheduler.pending_loads.read_by(plan)
-        self._gates.select(loads)
-        try:
-            self.progress.advance()
-            self._prefills.step_begins()
-            result = self.runner.run(plan)
-            self.progress.advance()
-            self._prefills.step_ended(plan, waited=bool(loads))
-            return self._scheduler.absorb(plan, result)
-        except Exception:  # noqa: BLE001 - the outermost loop: one failed step must not end the engine
-            _log.exception("step_failed", extra={"request_ids": [piece.request_id for piece in plan.slices]})
-            failure = InternalFailure("The engine failed while it computed this request; the engine's log says why.")
-            return self._scheduler.fail([piece.request_id for piece in plan.slices], failure)
 
     # ---- in ---------------------------------------------------------------------------------------------------
 
@@ -150,6 +131,10 @@ class EngineLoop:
                 error = self._adapters.absorb(message)
                 if error is not None:
                     self._deliver(self._scheduler.fail_waiting_for(message.digest, error))
+            case AdapterCopied():
+                error = self._adapters.absorb_copy(message)
+                if error is not None:
+                    self._deliver(self._scheduler.fail_waiting_for(message.digest, error))
             case GrammarCompiled():
                 self._grammars.absorb(message)
             case ForgetAdapter(digest):
@@ -171,6 +156,8 @@ class EngineLoop:
                 answer_command(self._scheduler.session_cache.run(command))
             case ReadStats(answer):
                 answer(self.stats())
+            case DeviceFailed(cause):
+                raise DeviceLost(cause)
             case Stop():
                 self._stopping = True
 
@@ -204,7 +191,7 @@ class EngineLoop:
         """Returns all counters and gauges of the engine."""
         scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._kv_cache.page_store
         device, host, disk = page_store.device, page_store.host, page_store.disk
-        disk_counters = disk.counters
+        disk_counters, lora_rows = disk.counters, self._adapters.rows
         pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages
         return EngineStats(
             **asdict(scheduler.counters),
@@ -225,6 +212,9 @@ class EngineLoop:
             disk_failures=disk_counters.failed,
             lora_pool_bytes=self._adapters.num_bytes,
             adapter_loads=self._adapters.num_loads,
+            lora_kernel_rows=lora_rows.kernels,
+            lora_torch_rows=lora_rows.torch,
+            lora_vocabulary_rows=lora_rows.vocabulary,
             forced_drafts=drafts.forced,
             accepted_drafts=drafts.accepted - drafts.forced,
             rejected_drafts=drafts.drafted - drafts.accepted,

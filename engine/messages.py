@@ -13,6 +13,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled
 from graftwork.engine.kv.transfer.plan import LoadReadable, TransferDone
+from graftwork.engine.lora.adapter_copies import AdapterCopied
 from graftwork.engine.lora.loader import AdapterLoaded
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
@@ -93,6 +94,13 @@ class ReadStats:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceFailed:
+    """Tells the engine loop that a device can compute nothing any more. The engine's process must end."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Asks the engine loop to end. It does not wait for running requests."""
 
@@ -107,8 +115,10 @@ Message = (
     | RunSessionCommand
     | ReadStats
     | AdapterLoaded
+    | AdapterCopied
     | GrammarCompiled
     | LoadReadable
     | TransferDone
+    | DeviceFailed
     | Stop
 )

@@ -7,6 +7,7 @@
     ├── NotAuthenticated          401  the API key is wrong, expired or revoked
     ├── NotPermitted              403  the API key is valid, but does not have the permission
     ├── NotFound                  404  the object is unknown, or belongs to another tenant
+    ├── RequestTimeout            408  the body of the request arrives too slowly
     ├── Conflict                  409  the object's present state does not allow the request
     ├── PayloadTooLarge           413  the request is too large
     ├── LimitExceeded             429  the request would exceed a limit of the caller
@@ -24,6 +25,9 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
+
+DEVICE_LOST = "device_lost"
+"""The code of the error that ends an engine's process, because its device can compute nothing after an error."""
 
 
 class GraftworkError(Exception):
@@ -53,6 +57,11 @@ class GraftworkError(Exception):
         self.details = dict(details or {})
 
     @property
+    def exit_status(self) -> int:
+        """The exit status of a program that this error ends: 75 if the program only has to be started again, else 1."""
+        return 75 if self.code == DEVICE_LOST else 1
+
+    @property
     def should_retry(self) -> bool:
         """Whether the same request may succeed if the caller sends it again."""
         return self.retry_after_s is not None
@@ -79,7 +88,7 @@ class GraftworkError(Exception):
         if self.retry_after_s is not None:
             seconds = max(self.retry_after_s, 0.0)
             return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
-        return {"x-should-retry": "false"} if self.status in (409, 429) else {}
+        return {"x-should-retry": "false"} if self.status in (408, 409, 429) else {}
 
 
 class InvalidRequest(GraftworkError):
@@ -151,6 +160,12 @@ class NotFound(GraftworkError):
     status = 404
     type = "not_found_error"
     default_code = "not_found"
+
+
+class RequestTimeout(GraftworkError):
+    status = 408
+    type = "invalid_request_error"
+    default_code = "request_timeout"
 
 
 class Conflict(GraftworkError):

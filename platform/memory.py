@@ -1,12 +1,14 @@
-"""Asks the C library to return freed memory to the system, and the system how much memory this process has.
+"""Asks the C library to return freed memory to the system, the system how much memory this process has, and Python to
+collect garbage rarely.
 
-Does nothing, or returns 0, on systems without these functions.
+What asks the C library or the system does nothing, or returns 0, on systems without these functions.
 
 glibc maps large blocks on their own, and returns them when they are freed. But each such free raises the size that
 counts as large, up to 32 MB. Smaller blocks stay in the heap when they are freed, so the process stays large.
 """
 
 import ctypes
+import gc
 import mmap
 import os
 from contextlib import suppress
@@ -14,6 +16,8 @@ from pathlib import Path
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_BYTES = 256 * 1024
+_MIDDLE_PER_FULL = 100
+"""Collections of the middle generation from one full collection to the next. Python's default is 10."""
 
 
 def free_large_blocks_at_once() -> None:
@@ -26,6 +30,19 @@ def give_memory_back() -> None:
     """Returns all freed memory to the system. Takes milliseconds."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def make_full_collections_rare() -> None:
+    """Makes Python's full garbage collections rare and short. Call it once, when a process begins to serve.
+
+    A full collection visits every object, and stops all threads meanwhile: 0.1 s with what start-up makes. So this
+    collects what start-up left behind, and exempts the rest, which lives to the end of the process. Afterwards a full
+    collection visits only newer objects, and comes ten times less often than by default.
+    """
+    gc.collect()
+    gc.freeze()
+    youngest, middle, _ = gc.get_threshold()
+    gc.set_threshold(youngest, middle, _MIDDLE_PER_FULL)
 
 
 def resident_bytes() -> int:

@@ -75,10 +75,16 @@ class Settings:
     """The most seconds of one request or turn, with its time in the queue; then it ends with a 504."""
     device: str = "auto"
     dtype: str = "auto"
+    tensor_parallel: int = 1
+    """Devices of this machine that compute one model together, 1 to 8. Each holds a part of each layer."""
     threads: int = 1
     """CPU threads of one engine, 1 to 1024."""
     device_bytes: int | None = None
     """Bytes of device memory for KV and adapters together. None is the engine's default."""
+    memory_share: float = 0.9
+    """The part of a GPU's memory, above 0 and up to 1, that the engine takes of what is free beside the weights."""
+    max_context_tokens: int | None = None
+    """The longest context that is served. None is the model's own."""
     lora_pool_bytes: int | None = None
     """The most bytes of `device_bytes` for adapters. None sets no limit besides the reserve of the KV."""
     lora_host_bytes: int | None = None
@@ -87,6 +93,16 @@ class Settings:
     """How adapters are applied: `auto`, `native` (CPU), `triton` (CUDA) or `torch`.
 
     `auto` takes `triton` on CUDA and `native` on a CPU, if they work there, else `torch`.
+    """
+    row_kernels: str = "auto"
+    """How norms, the rotary embedding, the write of KV and activations are computed: `auto`, `triton` (CUDA) or `torch`.
+
+    `auto` takes `triton` on CUDA if it works there, else `torch`.
+    """
+    attention_backend: str = "auto"
+    """How attention is computed: `auto`, `triton` (CUDA) or `torch`.
+
+    `auto` takes `triton` on CUDA, if it works there, else `torch`.
     """
     host_kv_bytes: int | None = None
     """Bytes of host memory for the KV of idle sessions. None is the engine's default; 0 turns this tier off."""
@@ -98,10 +114,12 @@ class Settings:
     """A folder of JSON schemas (`.json`) whose compiled grammars all tenants share."""
     kv_dir: Path | None = None
     """The folder of the KV files. Engines must not share one. None is `kv` in `data_dir`."""
-    max_batch_tokens: int = 512
-    """Tokens of one engine step, at least 1. More tokens give more throughput and longer steps."""
-    max_running: int = 64
-    """The most requests in one step, at least 1."""
+    max_batch_tokens: int | None = None
+    """Tokens of one engine step, at least 1. More tokens give more throughput and longer steps. None is the engine's
+    default for the device.
+    """
+    max_running: int | None = None
+    """The most requests in one step, at least 1. None is the engine's default for the device."""
     max_waiting: int = 256
     """The most requests in the queue, at least 1. When it is full, the tenant with the most requests in it gets a status
     429: for its new request, or for its last one in the queue if a tenant with fewer requests sends one.
@@ -125,6 +143,8 @@ class Settings:
     """Uploads of adapters that the gateway receives at the same time, at least 1. Each needs up to 512 MiB of disk."""
     max_tenant_uploads: int = 4
     """Uploads of one tenant at the same time, at least 1."""
+    upload_timeout_s: float = 1800.0
+    """Seconds, 1 to 86400, in which the body of an upload must arrive; then it ends with a 408."""
     max_draft_tokens: int = 16
     """The most tokens drafted for one request in one step; 0 switches drafting off. Drafting does not change answers.
     """
@@ -238,6 +258,14 @@ def _fraction(value: object) -> float:
     return float(str(value))
 
 
+def _share(value: object) -> float:
+    """Parses a number above 0, up to 1."""
+    share = _fraction(value)
+    if not share:
+        raise ValueError("give a number above 0, up to 1")
+    return share
+
+
 def _seconds(minimum: float, maximum: float) -> Callable[[object], float]:
     """Returns a parser of times in seconds, from `minimum` to `maximum`."""
 
@@ -301,11 +329,16 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "request_timeout_s": _seconds(0.1, 604800),
     "device": _device,
     "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
+    "tensor_parallel": _whole(1, 8),
     "threads": _whole(1, 1024),
     "device_bytes": parse_bytes,
+    "memory_share": _share,
+    "max_context_tokens": _whole(1),
     "lora_pool_bytes": parse_bytes,
     "lora_host_bytes": parse_bytes,
     "lora_kernels": _one_of("auto", "native", "triton", "torch"),
+    "row_kernels": _one_of("auto", "triton", "torch"),
+    "attention_backend": _one_of("auto", "triton", "torch"),
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
     "public_prompts": _path,
@@ -322,6 +355,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "lease_s": _seconds(1, 3600),
     "max_uploads": _whole(1),
     "max_tenant_uploads": _whole(1),
+    "upload_timeout_s": _seconds(1, 86400),
     "max_draft_tokens": _whole(0, 256),
     "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "log_level": _one_of("debug", "info", "warning", "error"),

@@ -23,12 +23,10 @@ from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSe
 from graftwork.sessions.eraser import SessionEraser
 from graftwork.sessions.store.session_store import SessionChange, SessionStore
 from graftwork.sessions.sweeper import SessionSweeper
-from graftwork.sessions.turns.handle import TurnHandle, TurnReader
-from graftwork.sessions.turns.launcher import TurnLauncher
+from graftwork.sessions.turns.launcher import ToolOutputs, TurnLauncher
 from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnDependencies
-from graftwork.sessions.turns.running import RunningTurns, SessionLoader, may_be_id
+from graftwork.sessions.turns.running import RunningTurns, SessionLoader, TurnHandle, TurnReader, may_be_id
 from graftwork.sessions.turns.settings import NO_OVERRIDES, TurnOverrides, check_metadata, checked_settings
-from graftwork.sessions.turns.tool_outputs import ToolOutputs
 
 MAX_FORKS = 64
 """The most sessions that one fork request may create."""
@@ -104,6 +102,7 @@ class SessionService:
         clock, running = dependencies.clock, RunningTurns(dependencies.work)
         self._registry = registry
         self._quota_of = dependencies.accounting.quota_of
+        self.counted = dependencies.accounting.counted
         self._clock: Clock = clock
         self._turns = dependencies.store
         self._kv = dependencies.kv
@@ -112,7 +111,7 @@ class SessionService:
         self._sweeper = SessionSweeper(database, clock, dependencies.kv, retention_s)
         self.store = SessionStore(database, clock, retention_s)
         self.eraser = SessionEraser(database, self.store, self.recover)
-        self.loader = SessionLoader(self.store, dependencies.store, running, clock)
+        self.loader = SessionLoader(self.store, dependencies.store, running)
         self.reader = TurnReader(dependencies.store, self.loader, running, _POLL_S)
         self.launcher = TurnLauncher(dependencies, running, self.reader)
         self.tool_outputs = ToolOutputs(self.loader, self.store, self.launcher, self.reader, dependencies.kv)

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from tests.test_layout import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-LOCKS = [ROOT / "requirements" / name for name in ("server.lock", "server-cpu.lock")]
+LOCKS = [ROOT / "requirements" / name for name in ("server.lock", "server-cpu.lock", "server-own-torch.lock")]
 OF_CUDA = re.compile(r"(torch|cuda-|nvidia-)")
 """The packages that the lock file for the CPU leaves out, because torch for the CPU comes from another index."""
 
@@ -57,7 +57,7 @@ def test_what_the_server_needs_is_locked_in_the_tested_version(path: Path) -> No
 
     for requirement in server_requirements():
         name = canonicalize_name(requirement.name)
-        if path.name == "server-cpu.lock" and OF_CUDA.match(name):
+        if path.name != "server.lock" and OF_CUDA.match(name):
             continue
         assert name in locked, f"{name}: run `make lock`"
         assert requirement.specifier.contains(locked[name]), f"{name}: run `make lock`"
@@ -69,11 +69,19 @@ def test_what_the_server_needs_is_locked_in_the_tested_version(path: Path) -> No
 
 def test_the_lock_for_the_cpu_leaves_out_cuda_alone() -> None:
     """The two files differ in torch and the CUDA packages, and in nothing else."""
-    whole, of_cpu = (versions(path) for path in LOCKS)
+    whole, of_cpu = (versions(path) for path in LOCKS[:2])
 
     assert whole.items() >= of_cpu.items()
     assert {name for name in whole if OF_CUDA.match(name)} == whole.keys() - of_cpu.keys()
     assert "torch" in whole
+
+
+def test_the_lock_for_another_torch_leaves_out_its_triton_too() -> None:
+    """Each build of torch for CUDA demands one version of triton, so the file without torch names no triton."""
+    of_cpu, without_torch = (versions(path) for path in LOCKS[1:])
+
+    assert of_cpu.items() - without_torch.items() == {("triton", of_cpu["triton"])}
+    assert of_cpu.items() >= without_torch.items()
 
 
 def test_the_constraints_fit_every_declared_range() -> None:

@@ -14,7 +14,7 @@ from graftwork.adapters.format.lora_config import LoraConfig, read_lora_config
 from graftwork.adapters.format.module_reader import FoundModule, ModuleReader, refuse
 from graftwork.adapters.format.safetensors_file import Readable, TensorEntry, read_entries
 from graftwork.adapters.format.specs import shown
-from graftwork.adapters.format.target_names import check_targets
+from graftwork.adapters.format.target_names import check_module_names
 from graftwork.adapters.format.tensor_names import Part, find_place
 from graftwork.adapters.format.unsupported import describe_unserved_tensor
 from graftwork.engine.core.stats import EngineDescription
@@ -45,7 +45,7 @@ def read_layout(config: bytes, weights: Readable, description: EngineDescription
     if lora_config.base_fingerprint not in (None, description.fingerprint):
         message = f"config.base_fingerprint: the adapter belongs to another base than {description.fingerprint}."
         raise ValidationFailed(message, param="config.base_fingerprint", code="wrong_base")
-    check_targets(lora_config, description)
+    check_module_names(lora_config, description)
     entries = read_entries(weights)
     if not entries:
         raise ValidationFailed("weights: the file holds no tensor, so the adapter would do nothing.", param="weights")

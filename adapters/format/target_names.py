@@ -1,11 +1,13 @@
-"""Checks that the target modules of an adapter's configuration exist in the base model.
+"""Checks that the modules that an adapter's configuration targets or excludes exist in the base model.
 
-PEFT ignores a name in target_modules that fits no module, as long as another name fits one. A misspelt name would so
-give an adapter that changes less than its author wanted. This server refuses the name instead.
+PEFT ignores a name in target_modules that fits no module, as long as another name fits one, and only warns if no name in
+exclude_modules fits one. A misspelt name would so give an adapter that changes less, or more, than its author wanted.
+This server refuses both. It accepts a name in exclude_modules that fits no module beside one that fits: a list of what to
+leave out may be made for several models, and the tensors show what was trained.
 Owns the list of a base model's module names. Never reads a tensor: `module_reader.py` does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from graftwork.adapters.format.adapter_spec import EMBEDDING, HEAD
 from graftwork.adapters.format.lora_config import LoraConfig, ModulePattern
@@ -14,30 +16,41 @@ from graftwork.adapters.format.tensor_names import FUSED, PARENTS
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import ValidationFailed
 
-_PARAM = "config.target_modules"
+_OTHERS_IN_LAYERS = (
+    *("self_attn", "self_attn.q_norm", "self_attn.k_norm", "mlp", "mlp.act_fn"),
+    *("input_layernorm", "post_attention_layernorm"),
+)
+_OTHERS = ("layers", "norm", "rotary_emb")
+"""The modules of the served architectures that cannot have LoRA. It changes nothing to exclude them, but it is no mistake."""
 
 
-def check_targets(config: LoraConfig, description: EngineDescription) -> None:
-    """Raises ValidationFailed if a name of target_modules, or target_modules as one pattern, fits no module of the
-    base model.
+def check_module_names(config: LoraConfig, description: EngineDescription) -> None:
+    """Raises ValidationFailed if a name in target_modules fits no module of the base model, or none in exclude_modules
+    fits one, or one of these fields is a pattern that fits none.
 
     A name fits a module if it is the module's whole name or the end of it after a dot, as in PEFT. The layers of
-    `layers_to_transform` do not count: a name fits if any layer has the module.
+    `layers_to_transform` do not count: a name fits if any layer has the module. Only exclude_modules may name modules
+    that cannot have LoRA, such as a norm.
     """
-    targets = config.target_modules
-    if targets is None:
-        return
-    if isinstance(targets, ModulePattern):
-        if not any(targets.matches(name) for name in _module_names(description)):
-            raise _refused("the pattern matches no module", description)
-        return
-    known = {end for name in _module_names(description) for end in _ends(name)}
-    for target in targets:
-        if target not in known:
-            raise _refused(f"'{shown(target)}' names no module", description)
+    targets = list(_target_names(description))
+    wrong = _wrong_names(config.target_modules, targets)
+    if wrong:
+        raise _refused("config.target_modules", wrong[0], description)
+    excluded = config.exclude_modules
+    wrong = _wrong_names(excluded, [*targets, *_other_names(description)])
+    if wrong and (isinstance(excluded, ModulePattern) or len(wrong) == len(excluded or ())):
+        raise _refused("config.exclude_modules", wrong[0], description)
 
 
-def _module_names(description: EngineDescription) -> Iterator[str]:
+def _wrong_names(chosen: tuple[str, ...] | ModulePattern | None, names: Sequence[str]) -> list[str]:
+    """Returns what is wrong with each of the chosen names that fits no module, or with a pattern that fits none."""
+    if isinstance(chosen, ModulePattern):
+        return [] if any(chosen.matches(name) for name in names) else ["the pattern matches no module"]
+    known = {end for name in names for end in _ends(name)}
+    return [f"'{shown(name)}' names no module" for name in chosen or () if name not in known]
+
+
+def _target_names(description: EngineDescription) -> Iterator[str]:
     """Yields the names of the modules that can have LoRA, fused ones included.
 
     Yields each name in both forms: as in a model with an output head, and as in a model that was trained without it.
@@ -53,14 +66,24 @@ def _module_names(description: EngineDescription) -> Iterator[str]:
     yield HEAD
 
 
+def _other_names(description: EngineDescription) -> Iterator[str]:
+    """Yields the names of the modules that cannot have LoRA, in both forms."""
+    yield "model"
+    for prefix in ("model.", ""):
+        yield from (f"{prefix}{name}" for name in _OTHERS)
+        for layer in range(description.num_layers):
+            yield f"{prefix}layers.{layer}"
+            yield from (f"{prefix}layers.{layer}.{name}" for name in _OTHERS_IN_LAYERS)
+
+
 def _ends(name: str) -> Iterator[str]:
     """Yields the name, and each end of it after a dot."""
     parts = name.split(".")
     return (".".join(parts[first:]) for first in range(len(parts)))
 
 
-def _refused(problem: str, description: EngineDescription) -> ValidationFailed:
+def _refused(param: str, problem: str, description: EngineDescription) -> ValidationFailed:
     known = ", ".join([*description.target_shapes, EMBEDDING, HEAD])
     layers = f"in {description.num_layers} layers, counted from 0"
-    message = f"{_PARAM}: {problem} of the base model; it has {known}, {layers}."
-    return ValidationFailed(message, param=_PARAM)
+    message = f"{param}: {problem} of the base model; it has {known}, {layers}."
+    return ValidationFailed(message, param=param)

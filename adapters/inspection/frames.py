@@ -31,28 +31,40 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequen
         connection.sendall(body)
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], tuple[int, ...]]:
+def receive(connection: socket.socket) -> dict[str, Any]:
+    """Returns the next message. The system closes the descriptors that came with it, which only a broken sender adds.
+
+    Raises EOFError if the process on the other side has ended, TimeoutError if nothing arrives within the socket's
+    timeout, and ValueError if the message is not a JSON object or is too long.
+    """
+    return _message(connection, connection.recv(_LENGTH_BYTES))
+
+
+def receive_files(connection: socket.socket) -> tuple[dict[str, Any], tuple[int, ...]]:
     """Returns the next message, and the file descriptors that came with it.
 
-    The caller must close the descriptors. Raises EOFError if the process on the other side has ended, TimeoutError if
-    nothing arrives within the socket's timeout, and ValueError if the message is not a JSON object or is too long.
+    The caller must close the descriptors. Raises the errors of `receive`, and then closes them itself.
     """
     frame, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, _MOST_DESCRIPTORS)
     try:
-        frame += _read(connection, _LENGTH_BYTES - len(frame)) if frame else b""
-        length = int.from_bytes(frame, "little")
-        if not frame:
-            raise EOFError
-        if length > _MAX_FRAME_BYTES:
-            raise ValueError(f"a message of {length} bytes")
-        message = json.loads(_read(connection, length))
-    except (OSError, ValueError, EOFError):
+        return _message(connection, frame), tuple(descriptors)
+    except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
+
+
+def _message(connection: socket.socket, frame: bytes) -> dict[str, Any]:
+    """Reads the rest of a message. `frame` has the first bytes of its length; none if the other side has ended."""
+    if not frame:
+        raise EOFError
+    length = int.from_bytes(frame + _read(connection, _LENGTH_BYTES - len(frame)), "little")
+    if length > _MAX_FRAME_BYTES:
+        raise ValueError(f"a message of {length} bytes")
+    message = json.loads(_read(connection, length))
     if not isinstance(message, dict):
         raise ValueError("a message that is no object")  # noqa: TRY004 - nonsense, like what is no JSON
-    return message, tuple(descriptors)
+    return message
 
 
 def _read(connection: socket.socket, number: int) -> bytes:

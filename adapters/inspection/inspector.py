@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.inspection.process import InspectionProcess, WorkerEnded, WorkerTooSlow
+from graftwork.adapters.inspection.turns import InspectionTurns
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import Unavailable, ValidationFailed
 from graftwork.platform.worker_slots import WorkerSlots
@@ -52,30 +53,39 @@ class IdentifiedAdapter:
 class AdapterInspector:
     """Validates uploaded adapters in worker processes, and computes their digests.
 
-    Each worker inspects one upload at a time, and further uploads wait. A worker process starts when it is first
-    needed.
+    Each worker inspects one upload at a time, and further uploads wait; their tenants have the workers in turn. A worker
+    process starts when it is first needed.
     """
 
     def __init__(self, limits: InspectionLimits | None = None, num_workers: int = 2) -> None:
         self._limits = limits or InspectionLimits()
         self._slots = WorkerSlots(InspectionProcess, _closing, num_workers, "adapter-inspection")
+        self._turns = InspectionTurns(num_workers)
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
         return self._slots.worker_pids
 
-    async def identify(self, files: AdapterFiles, description: EngineDescription) -> IdentifiedAdapter:
-        """Validates the two files of an uploaded adapter, and returns the adapter's digest and ranks.
+    async def identify(self, owner: str, files: AdapterFiles, description: EngineDescription) -> IdentifiedAdapter:
+        """Validates the two files of an uploaded adapter, and returns the adapter's digest and ranks. `owner` is the tenant.
 
         Raises ValidationFailed if a file is wrong, or if the inspection exceeds a limit. Raises Unavailable if no
         worker process can be started, or after `close`. The caller may close the file even while a cancelled inspection
         still runs.
         """
         self._slots.check_open()
-        weights = os.dup(files.weights.fileno())
-        return await self._slots.run(
-            lambda: self._identify(files.config, weights, description), lambda: os.close(weights)
-        )
+        await self._turns.acquire(owner)
+        try:
+            weights = os.dup(files.weights.fileno())
+        except BaseException:
+            self._turns.release(owner)
+            raise
+
+        def end() -> None:
+            os.close(weights)
+            self._turns.release(owner)
+
+        return await self._slots.run(lambda: self._identify(files.config, weights, description), end)
 
     async def close(self) -> None:
         """Stops all workers. Inspections that are still running fail. A second call does nothing."""

@@ -69,7 +69,7 @@ class InspectionProcess(WorkerProcess):
     def _receive(self, deadline: float) -> dict[str, Any]:
         self.connection.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
-            answer, _ = receive(self.connection)
+            answer = receive(self.connection)
         except TimeoutError:
             raise WorkerTooSlow from None
         except (EOFError, OSError):

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from graftwork.adapters.format.identity import identify_adapter
-from graftwork.adapters.inspection.frames import receive, send
+from graftwork.adapters.inspection.frames import receive_files, send
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import ValidationFailed
 
@@ -34,7 +34,7 @@ def main() -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         send(connection, {"ready": os.getpid()})
         while True:
-            order, descriptors = receive(connection)
+            order, descriptors = receive_files(connection)
             try:
                 config, weights = descriptors
                 send(connection, _inspect(order, config, weights))

@@ -88,7 +88,7 @@ class AdapterRegistry:
         engine or the storage does not answer. After an error, the upload is not stored.
         """
         check_adapter_name(name, description.model_name)
-        identified = await self._inspector.identify(files, description)
+        identified = await self._inspector.identify(scope, files, description)
         check_rank(identified, limits)
         upload = Upload(name, files, identified, description.fingerprint)
         async with self._database.read() as session:

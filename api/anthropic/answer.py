@@ -15,8 +15,7 @@ from typing import Any
 
 from graftwork.api.http.error_forms import anthropic_error
 from graftwork.api.http.streaming import PING_AFTER_S, Write, heartbeats, named_event
-from graftwork.api.inference.job import ChoiceEvent, InferenceJob
-from graftwork.api.inference.request import ResponseHead
+from graftwork.api.inference.job import ChoiceEvent, InferenceJob, ResponseHead
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (

@@ -13,10 +13,8 @@ from graftwork.api.schemas.shapes import Shape
 class TextBlockParam(Shape):
     """A piece of the text of a message or of a tool result."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "How is the weather?"}]})
-
     type: Literal["text"]
-    text: str
+    text: Annotated[str, Field(examples=["How is the weather?"])]
 
 
 class ToolUseBlockParam(Shape):

@@ -10,6 +10,7 @@ Never refuses a request: `schemas.py` and `messages.py` refuse what would change
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from graftwork.api.anthropic.cache_control import cache_controls, is_served
 from graftwork.api.anthropic.schemas import CountTokensRequest
 
 BETA_HEADER = "anthropic-beta"
@@ -25,6 +26,7 @@ UNSHOWN_BLOCKS = ("redacted_thinking", "fallback")
 def ignored_places(body: CountTokensRequest, headers: Mapping[str, str]) -> list[str]:
     """Returns the path of each part of the request that the server ignores, with what it is in parentheses."""
     found = [*_hints(body)]
+    found += [f"{place}.ttl ({ttl})" for place, ttl in cache_controls(body) if not is_served(ttl)]
     found += [*_hints_of_blocks(body.system, "system")]
     for index, message in enumerate(body.messages):
         found += _hints_of_blocks(message.content, f"messages[{index}].content")
@@ -38,8 +40,6 @@ def _hints(body: CountTokensRequest) -> Iterator[str]:
         yield f"thinking ({body.thinking.type})"
     if body.output_config is not None and body.output_config.effort is not None:
         yield f"output_config.effort ({body.output_config.effort})"
-    if body.cache_control is not None and body.cache_control.ttl is not None:
-        yield f"cache_control.ttl ({body.cache_control.ttl})"
     for name, value in {
         "context_management": body.context_management,
         "metadata": body.metadata,
@@ -71,12 +71,6 @@ def _billing(block: Mapping[str, Any]) -> str | None:
     return BILLING_TEXT.removesuffix(":") if is_billing_text(block) else None
 
 
-def _ttl(block: Mapping[str, Any]) -> str | None:
-    control = block.get("cache_control")
-    ttl = control.get("ttl") if isinstance(control, Mapping) else None
-    return ttl if isinstance(ttl, str) else None
-
-
 def _citations(block: Mapping[str, Any]) -> str | None:
     citations = block.get("citations")
     return "enabled" if isinstance(citations, Mapping) and citations.get("enabled") is True else None
@@ -85,7 +79,6 @@ def _citations(block: Mapping[str, Any]) -> str | None:
 _HINTS_OF_BLOCK: tuple[tuple[str, Callable[[Mapping[str, Any]], str | None]], ...] = (
     ("", _unshown),
     ("", _billing),
-    (".cache_control.ttl", _ttl),
     (".citations", _citations),
 )
 """Pairs of a path inside a block, and the function that returns what is ignored there, or None."""

@@ -10,6 +10,7 @@ from fastapi import Request, Response
 
 from graftwork.api.anthropic.translate import with_anthropic_fields
 from graftwork.api.deps.route_classes import OpenAiRoute
+from graftwork.api.http.response_headers import ANTHROPIC_REQUEST_ID
 from graftwork.api.http.validation import as_invalid_request
 from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
 
@@ -25,7 +26,7 @@ class AnthropicRoute(OpenAiRoute):
 
         async def answer(request: Request) -> Response:
             response = await handle(request)
-            response.headers["request-id"] = request.state.request_id
+            response.headers[ANTHROPIC_REQUEST_ID] = request.state.request_id
             return response
 
         return answer

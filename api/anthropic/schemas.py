@@ -44,6 +44,14 @@ class ConversationMessage(OpenAiBody):
     """With `next_user_message`, the model does not see a system message after a later message of the user."""
 
 
+class CacheControl(OpenAiBody):
+    """Asks the server to keep the prompt in its cache for a time. This is a hint: the server may need the memory."""
+
+    type: Literal["ephemeral"]
+    ttl: str | None = None
+    """How long to keep the prompt: `5m`, the default, or `1h`. The server ignores other times."""
+
+
 class CustomTool(OpenAiBody):
     """A tool that the client itself runs."""
 
@@ -57,6 +65,8 @@ class CustomTool(OpenAiBody):
     strict: bool | None = None
     defer_loading: bool | None = None
     """If true, the model sees the tool only after a message has named it, in a tool's result or a system message."""
+    cache_control: CacheControl | None = None
+    """Asks the server to keep the prompt in its cache for a time."""
 
 
 class ServerTool(OpenAiBody):
@@ -131,14 +141,6 @@ class ThinkingConfig(OpenAiBody):
     """Such as `enabled`, `adaptive` or `disabled`."""
 
 
-class CacheControl(OpenAiBody):
-    """Asks the server to cache the prompt. The server caches every prompt, and ignores the time."""
-
-    type: Literal["ephemeral"]
-    ttl: str | None = None
-    """How long to keep the prompt, such as `5m` or `1h`."""
-
-
 class ContextEdit(OpenAiBody):
     """One way to shorten a long conversation."""
 
@@ -182,7 +184,7 @@ class CountTokensRequest(OpenAiBody):
     thinking: ThinkingConfig | None = None
     """Whether the model should think before it answers. The server ignores this hint."""
     cache_control: CacheControl | None = None
-    """Asks the server to cache the prompt. The server caches every prompt."""
+    """Asks the server to keep the prompt in its cache for a time."""
     context_management: ContextManagement | None = None
     """How to shorten a long conversation. The server ignores this hint."""
     metadata: Metadata | None = None

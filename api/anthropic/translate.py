@@ -14,6 +14,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from graftwork.api.anthropic.cache_control import longest_ttl_s
 from graftwork.api.anthropic.hints import ignored_places
 from graftwork.api.anthropic.messages import chat_messages
 from graftwork.api.anthropic.schemas import CountTokensRequest, CustomTool, MessagesRequest, OutputFormat, ToolChoice
@@ -45,6 +46,8 @@ class Translation:
     ignored: tuple[str, ...]
     """The parts of the request that the server ignores, for the header `x-graftwork-ignored`."""
     names: "FieldNames"
+    cache_ttl_s: float | None
+    """For how many seconds the client asks the server to keep the prompt in its cache; None if it does not ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def translate(body: CountTokensRequest, headers: Mapping[str, str]) -> Translati
     except ValidationError as error:
         complaints = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
         raise names.rename(invalid_body(RequestValidationError(complaints, body=fields))) from error
-    return Translation(chat, (*chosen.ignored, *ignored_places(body, headers)), names)
+    return Translation(chat, (*chosen.ignored, *ignored_places(body, headers)), names, longest_ttl_s(body))
 
 
 def chat_body(body: CountTokensRequest, tools: Sequence[CustomTool]) -> dict[str, Any]:
@@ -98,6 +101,11 @@ def chat_body(body: CountTokensRequest, tools: Sequence[CustomTool]) -> dict[str
     `tools` are the tools that the model sees. Leaves out the fields that the client did not set.
     """
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
+    if not fields["messages"]:
+        raise InvalidRequest(
+            "messages has no message that the model sees: send one of the user's, or a system message with text.",
+            param="messages",
+        )
     if body.continues_last_message:
         _check_last_message(body, fields["messages"][-1])
         fields["continue_final_message"] = True

@@ -1,7 +1,7 @@
 """Builds the program `graftwork`, which serves, operates and uses Graftwork.
 
 Owns the order of the commands. Never defines a command: the modules in `commands/` do. The exit status is 0 after
-success, 1 after a failure, and 2 for wrong usage.
+success, 1 after a failure, 2 for wrong usage, and 75 for an engine that lost its device and must be started again.
 """
 
 import typer

@@ -1,11 +1,18 @@
-"""Groups the services of one process, such as the adapter registry, by the routes that use them.
+"""Groups the services of one process, such as the adapter registry, by the routes that use them. Runs background tasks.
 
 Owns the types of the parameters that FastAPI passes to a handler: a group of services, the request's id, or the
 principal, which is the owner of the request's API key. Checks that this key has the scope that a route needs.
-Never builds or closes a service (`wiring` does), and never authenticates a request (the route's class does).
+When a client leaves, the server cancels the handler of the client's request and everything that the handler awaits.
+Work that must finish, such as settling a quota reservation, is a background task instead.
+Never builds or closes a service (`wiring` does), never authenticates a request (the route's class does), and never
+knows what a background task does.
+Invariant: a reference to each background task is kept until the task ends, and the failure of a task is logged.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any
@@ -14,7 +21,6 @@ from fastapi import Depends, Request
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
-from graftwork.api.deps.background import ServerTasks
 from graftwork.api.schemas.base import MixturePart
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.stats import EngineDescription
@@ -30,8 +36,7 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
-from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, Scope
-from graftwork.platform.tenancy.running_work import RunningWork
+from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, RunningWork, Scope
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
@@ -42,6 +47,69 @@ from graftwork.sessions.service import SessionService
 from graftwork.sessions.text.encoding import PromptEncoding
 from graftwork.sessions.text.model_files import ModelFolder
 from graftwork.sessions.text.tokenizer import TextTokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class ServerTasks:
+    """Starts background tasks of the server, and keeps them until they end. `close` waits for the running tasks."""
+
+    def __init__(self, patience_s: float = 5.0) -> None:
+        self._patience_s = patience_s
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._retire)
+        return task
+
+    async def close(self) -> None:
+        """Waits at most `patience_s` seconds until the running tasks end.
+
+        Then cancels the tasks that still run, and waits at most `patience_s` seconds again.
+        """
+        if not self._running:
+            return
+        _, late = await asyncio.wait(self._running, timeout=self._patience_s)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=self._patience_s)
+
+    def _retire(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("server task failed: %s", task.get_name(), exc_info=error)
+
+
+Pause = Callable[[float], Awaitable[None]]
+"""A function that waits for a number of seconds. Tests replace the default, `asyncio.sleep`."""
+
+
+@asynccontextmanager
+async def repeating(
+    work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause = asyncio.sleep
+) -> AsyncGenerator[None, None]:
+    """Runs `work` again and again while the `async with` block runs. Waits `interval_s` seconds before each run.
+
+    If a run fails, logs the error and continues.
+    """
+    task = asyncio.create_task(_repeat(work, interval_s, name, pause), name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _repeat(work: Callable[[], Awaitable[Any]], interval_s: float, name: str, pause: Pause) -> None:
+    while True:
+        await pause(interval_s)
+        try:
+            await work()
+        except Exception:
+            logger.exception("%s failed; the next round is in %g s", name, interval_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +186,8 @@ class SessionResources:
     responses: ResponseService
     conversations: ConversationService
     tasks: ServerTasks
+    work: RunningWork
+    """The requests of this process that end when their keys lose their access."""
 
 
 @dataclass(frozen=True, slots=True)

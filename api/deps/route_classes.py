@@ -22,16 +22,16 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from graftwork.api.deps.admission import IDEMPOTENCY_KEY, first_place
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.http.request import BoundedRequest, JsonRequest, UploadRequest, client_address, presented_key
+from graftwork.api.http.response_headers import REPLAYED
 from graftwork.api.http.streaming import EventStream
 from graftwork.api.http.validation import as_invalid_request, as_validation_failed, invalid_body
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest, NotFound, ValidationFailed
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.idempotency import Attempt, IdempotencyStore, StoredReply, TurnClaim
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
-
-HEADER = "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ async def answer_once(
     API keys of the same `owner`.
     Raises Conflict if a different request used this idempotency key, or if the first request with this key still runs.
     """
-    key = request.headers.get(HEADER)
+    key = request.headers.get(IDEMPOTENCY_KEY)
     if key is None or request.method != "POST":
         return await handle()
     digest = await request.digest()
     while isinstance(claim := await store.begin(owner, key, digest), StoredReply):
         replayed = await replays.replay(claim)
         if replayed is not None:
-            replayed.headers["idempotent-replayed"] = "true"
+            replayed.headers[REPLAYED] = "true"
             return replayed
         await store.forget(claim)
     request.state.claimed_key = claimed = IdempotencyClaim(store, claim, replays.kept)
@@ -136,9 +136,15 @@ class AuthenticatedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
+            with first_place(self.endpoint, request) as place:
+                request.state.principal = await self.authenticate(request)
+                if place is not None and isinstance(request.state.principal, Principal):
+                    request.state.principal = replace(request.state.principal, place=place)
+                return await answer(request)
+
+        async def answer(request: Request) -> Response:
             # This function deletes its variables for errors before it raises them. An error refers to this frame by its
             # traceback, so a variable would close a cycle that keeps the body in memory until the next collection.
-            request.state.principal = await self.authenticate(request)
             bounded = self.bounded(request)
             try:
                 _refuse_null_characters(request)
@@ -233,9 +239,9 @@ class UploadRoute(NativeRoute):
 
     async def run(self, request: BoundedRequest, handle: Handler) -> Response:
         assert isinstance(request, UploadRequest)
-        with resources_of(request).account.uploads.place(request.state.principal.tenant_id):
+        with resources_of(request).account.uploads.place(request.state.principal.tenant_id) as place:
             try:
-                await request.read_form()
+                await request.read_form(place)
                 return await super().run(request, handle)
             finally:
                 await request.close()

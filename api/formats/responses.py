@@ -16,10 +16,12 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from graftwork.api.deps.admission import IDEMPOTENCY_KEY
+from graftwork.api.deps.read_streams import read_stream
 from graftwork.api.deps.resources import resources_of
-from graftwork.api.deps.route_classes import HEADER, Handler, OpenAiRoute
+from graftwork.api.deps.route_classes import Handler, OpenAiRoute
 from graftwork.api.http.request import BoundedRequest
-from graftwork.api.http.streaming import PING_AFTER_S, EventStream, Write, error_event, heartbeats, named_event
+from graftwork.api.http.streaming import PING_AFTER_S, Write, error_event, heartbeats, named_event
 from graftwork.platform.errors import GraftworkError, InvalidRequest, ValidationFailed
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.idempotency import StoredReply
@@ -41,7 +43,7 @@ class ResponsesRoute(OpenAiRoute):
     is_idempotent = True
 
     async def run(self, request: BoundedRequest, handle: Handler) -> Response:
-        if HEADER in request.headers and await _asks_to_store_nothing(request):
+        if IDEMPOTENCY_KEY in request.headers and await _asks_to_store_nothing(request):
             return await handle(request)
         return await super().run(request, handle)
 
@@ -68,7 +70,8 @@ class ResponsesRoute(OpenAiRoute):
             return None
         if await _asks_to_stream(request):
             run = await responses.find(principal, kept["id"])
-            return EventStream(partial(write_response_events, run.events()))
+            work = resources_of(request).sessions.work
+            return read_stream(work, principal, partial(write_response_events, run.events()))
         return JSONResponse(await responses.get(principal, kept["id"]))
 
     def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from graftwork.api.http.response_headers import ANTHROPIC_REQUEST_ID, AUTHENTICATE
 from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, NotAuthenticated
 
 VERSION_HEADER = "anthropic-version"
@@ -75,12 +76,12 @@ def _anthropic_response(
     scope: Scope, status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None
 ) -> JSONResponse:
     request_id = scope["state"]["request_id"]
-    sent = {**(headers or {}), "request-id": request_id}
+    sent = {**(headers or {}), ANTHROPIC_REQUEST_ID: request_id}
     return JSONResponse({**body, "request_id": request_id}, status_code=status, headers=sent)
 
 
 def _headers(error: GraftworkError) -> dict[str, str]:
-    return error.headers() | ({"www-authenticate": "Bearer"} if isinstance(error, NotAuthenticated) else {})
+    return error.headers() | ({AUTHENTICATE: "Bearer"} if isinstance(error, NotAuthenticated) else {})
 
 
 def _is_below(path: str, root: str) -> bool:

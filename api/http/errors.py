@@ -10,9 +10,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute
 
 from graftwork.api.http.error_forms import error_response, framework_error_response
+from graftwork.api.http.methods import methods_at
 from graftwork.api.http.validation import as_validation_failed, invalid_body
 from graftwork.platform.errors import GraftworkError, InternalFailure, NotFound
 
@@ -26,18 +27,12 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     async def answer_http_exception(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            return _wrong_method(request, _methods_at(request, routes))
+            return _wrong_method(request, methods_at(request.scope, routes))
         return _http_exception_response(request, error)
 
     app.add_exception_handler(GraftworkError, _answer_graftwork_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(HTTPException, answer_http_exception)
-
-
-def _methods_at(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
-    """Returns all HTTP methods that the routes at this path accept."""
-    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
 
 
 def _wrong_method(request: Request, methods: Sequence[str]) -> JSONResponse:

@@ -25,12 +25,10 @@ from fastapi import Request
 from python_multipart.multipart import parse_options_header
 from starlette.types import Receive, Scope
 
+from graftwork.api.http.response_headers import IGNORED, UNENFORCED
 from graftwork.platform.errors import InvalidRequest, NotAuthenticated, PayloadTooLarge
+from graftwork.platform.quotas.uploads import UploadPlace
 from graftwork.platform.strict_json import parse_json
-
-UNENFORCED = "x-graftwork-unenforced"
-IGNORED = "x-graftwork-ignored"
-
 
 _MOST_CHARACTERS = 2000
 
@@ -159,22 +157,28 @@ class UploadRequest(BoundedRequest):
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
+        self._place: UploadPlace | None = None
         _, options = parse_options_header(self.headers.get("content-type"))
         self._boundary = options.get(b"boundary", b"")
         self._digest = self._begin_digest()
         self._unread = b""
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yields the body in chunks, and computes its digest."""
+        """Yields the body in chunks, and computes its digest. Raises RequestTimeout if the body arrives too slowly."""
         async for chunk in super().stream():
+            if self._place is not None:
+                self._place.check()
             self._add_to_digest(chunk)
             yield chunk
 
-    async def read_form(self) -> None:
-        """Receives the whole form. The handler of the route then gets it without waiting.
+    async def read_form(self, place: UploadPlace | None = None) -> None:
+        """Receives the whole form, as long as the upload has its place. The handler of the route then gets it without
+        waiting.
 
-        Raises HTTPException if the form cannot be read, or has too many parts.
+        Raises HTTPException if the form cannot be read, or has too many parts. Raises RequestTimeout if it arrives too
+        slowly.
         """
+        self._place = place
         await self.form(max_files=_MOST_PARTS, max_fields=_MOST_PARTS)
 
     async def digest(self) -> str:

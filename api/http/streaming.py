@@ -10,13 +10,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, asynccontextmanager
+from json.encoder import encode_basestring
 from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from graftwork.api.http.middleware import SEND_BODY
 from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.core.events import SessionEvent
 
@@ -63,6 +63,14 @@ async def _disconnected(request: Request) -> None:
 
 Write = Callable[[bytes], Awaitable[None]]
 """A function that sends one or more encoded events. It waits if the client reads too slowly."""
+
+
+WRITE_BODY = "write_body"
+"""The key in a request's state for the connection's own `Write`. A server that has one puts it there.
+
+Every layer between the route and the connection looks only at the beginning of a response. So the pieces of a stream
+go directly to the connection.
+"""
 
 
 DONE = b"data: [DONE]\n\n"
@@ -113,11 +121,11 @@ class TextEvents:
 
     def __init__(self, event_of: Callable[[str], bytes]) -> None:
         """`event_of` encodes the event for a text. The event must contain the text exactly once."""
-        self._before, self._after = event_of(_PLACEHOLDER).split(_ENCODER.encode(_PLACEHOLDER).encode())
+        self._before, self._after = event_of(_PLACEHOLDER).decode().split(encode_basestring(_PLACEHOLDER))
 
     def of(self, text: str) -> bytes:
         """Returns the encoded event that contains `text`. These are the same bytes that `event_of(text)` returns."""
-        return self._before + _ENCODER.encode(text).encode() + self._after
+        return (self._before + encode_basestring(text) + self._after).encode()
 
 
 class EventStream(StreamingResponse):
@@ -137,21 +145,19 @@ class EventStream(StreamingResponse):
         super().__init__((), media_type="text/event-stream", headers={**_HEADERS, **(headers or {})})
         self._source = source
         self._on_end = on_end
-        self._send_body: Send | None = None
+        self._write: Write | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send_body = scope.get("state", {}).get(SEND_BODY, send)
+        self._write = scope.get("state", {}).get(WRITE_BODY)
         await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
-        send_body = self._send_body or send
-
-        async def write(event: bytes) -> None:
-            await send_body({"type": "http.response.body", "body": event, "more_body": True})
+        async def send_event(event: bytes) -> None:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
 
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._source(write)
+            await self._source(self._write or send_event)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             if self._on_end is not None:

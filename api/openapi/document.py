@@ -11,10 +11,18 @@ from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
 from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, OpenAiRoute
+from graftwork.api.http.response_headers import (
+    ANTHROPIC_REQUEST_ID,
+    IGNORED,
+    LIMIT_HEADERS,
+    MODEL,
+    REPLAYED,
+    REQUEST_ID,
+    UNENFORCED,
+)
 from graftwork.api.openapi import examples
 from graftwork.api.openapi.declare import EVENT_CLASSES
 from graftwork.api.openapi.errors import (
-    LIMIT_HEADERS,
     error_components,
     error_reference,
     header_components,
@@ -127,15 +135,14 @@ def _keeps_answers(route: APIRoute, operation: Mapping[str, Any]) -> bool:
 def _completed_success(
     response: dict[str, Any], route: APIRoute, operation: Mapping[str, Any], *, is_anthropic: bool
 ) -> dict[str, Any]:
-    names = ["x-request-id"]
+    names = [REQUEST_ID]
     if is_anthropic:
-        names.append("request-id")
+        names.append(ANTHROPIC_REQUEST_ID)
     if "POST" in (route.methods or ()) and route.tags[0] in _METERED:
-        names += LIMIT_HEADERS
-        names += ["x-graftwork-unenforced", "x-graftwork-ignored"]
-        names += ["x-graftwork-model"] if route.tags[0] == "inference" else []
+        names += [*LIMIT_HEADERS, UNENFORCED, IGNORED]
+        names += [MODEL] if route.tags[0] == "inference" else []
     if _keeps_answers(route, operation):
-        names.append("idempotent-replayed")
+        names.append(REPLAYED)
     content = response.get("content", {})
     example = examples.ANSWERS.get(operation["operationId"])
     if example is not None:

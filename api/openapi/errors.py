@@ -5,40 +5,15 @@ Each error status has one response in OpenAI's form, and one in Anthropic's form
 
 from typing import Any
 
-from graftwork.platform.answers.errors import AnthropicErrorAnswer, ErrorAnswer
-
-RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
-LIMIT_HEADERS = tuple(
-    f"x-ratelimit-{figure}-{kind}" for kind in ("requests", "tokens") for figure in ("limit", "remaining", "reset")
+from graftwork.api.http.response_headers import (
+    ANTHROPIC_REQUEST_ID,
+    AUTHENTICATE,
+    HEADERS,
+    LIMIT_HEADERS,
+    REQUEST_ID,
+    RETRY_HEADERS,
 )
-
-HEADERS: dict[str, tuple[str, dict[str, Any], Any]] = {
-    "x-request-id": ("The request's id. The server's log has it too.", {"type": "string"}, "req_01hzx"),
-    "request-id": ("The request's id under Anthropic's name.", {"type": "string"}, "req_01hzx"),
-    "www-authenticate": ("How to authenticate.", {"type": "string"}, "Bearer"),
-    "retry-after": ("Seconds to wait before the request is sent again.", {"type": "string"}, "1"),
-    "retry-after-ms": ("Milliseconds to wait before the request is sent again.", {"type": "string"}, "250"),
-    "x-should-retry": ("`false` where sending the same request again cannot help.", {"type": "string"}, "false"),
-    "x-ratelimit-limit-requests": ("The tenant's limit of requests a minute.", {"type": "string"}, "60"),
-    "x-ratelimit-remaining-requests": ("Requests left in this minute.", {"type": "string"}, "59"),
-    "x-ratelimit-reset-requests": ("Until the whole limit is available again.", {"type": "string"}, "1m0s"),
-    "x-ratelimit-limit-tokens": ("The tenant's limit of tokens a minute.", {"type": "string"}, "100000"),
-    "x-ratelimit-remaining-tokens": ("Tokens left in this minute.", {"type": "string"}, "99000"),
-    "x-ratelimit-reset-tokens": ("Until the whole limit is available again.", {"type": "string"}, "600ms"),
-    "x-graftwork-model": ("The model, or the adapter version, that answers.", {"type": "string"}, "support@3"),
-    "x-graftwork-unenforced": (
-        "Places in the request's JSON Schemas that are not enforced, separated by commas.",
-        {"type": "string"},
-        "tools[0].function.parameters#/properties/id/format",
-    ),
-    "x-graftwork-ignored": (
-        "Parts of the request that are hints, or that this server leaves out, separated by commas.",
-        {"type": "string"},
-        "tools[2] (web_search), thinking (adaptive)",
-    ),
-    "idempotent-replayed": ("`true` where an earlier request's answer is repeated.", {"type": "string"}, "true"),
-}
-"""Maps each header to its description, its schema and an example."""
+from graftwork.platform.answers.errors import AnthropicErrorAnswer, ErrorAnswer
 
 ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
     400: ("BadRequest", "A value that cannot be served.", "invalid_request_error", "invalid_value", ()),
@@ -47,10 +22,11 @@ ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
         "The key is missing, wrong, expired or revoked.",
         "authentication_error",
         "invalid_api_key",
-        ("www-authenticate",),
+        (AUTHENTICATE,),
     ),
     403: ("Forbidden", "The key does not allow this.", "permission_error", "not_permitted", ()),
     404: ("NotFound", "It does not exist, or belongs to another tenant.", "not_found_error", "not_found", ()),
+    408: ("RequestTimeout", "The body arrives too slowly.", "invalid_request_error", "request_timeout", RETRY_HEADERS),
     409: ("Conflict", "The state does not allow this now.", "conflict_error", "conflict", RETRY_HEADERS),
     413: ("PayloadTooLarge", "The body is too large.", "invalid_request_error", "payload_too_large", ()),
     422: ("UnprocessableContent", "The request is not valid.", "invalid_request_error", "validation_failed", ()),
@@ -71,8 +47,8 @@ ERRORS: dict[int, tuple[str, str, str, str, tuple[str, ...]]] = {
 def header_components() -> dict[str, Any]:
     """Returns the definition of every response header, for `#/components/headers`."""
     return {
-        name: {"description": description, "schema": schema, "example": example}
-        for name, (description, schema, example) in HEADERS.items()
+        name: {"description": header.meaning, "schema": {"type": "string"}, "example": header.example}
+        for name, header in HEADERS.items()
     }
 
 
@@ -89,10 +65,10 @@ def error_components() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, meaning, kind, code, headers in ERRORS.values():
         fields = {"message": meaning, "type": kind, "param": None, "code": code}
-        found[name] = _response(meaning, ErrorAnswer.__name__, {"error": fields}, ("x-request-id", *headers))
+        found[name] = _response(meaning, ErrorAnswer.__name__, {"error": fields}, (REQUEST_ID, *headers))
         theirs = {"type": "error", "error": {"type": kind, "message": meaning}, "request_id": "req_01hzx"}
         found[f"Anthropic{name}"] = _response(
-            meaning, AnthropicErrorAnswer.__name__, theirs, ("x-request-id", "request-id", *headers)
+            meaning, AnthropicErrorAnswer.__name__, theirs, (REQUEST_ID, ANTHROPIC_REQUEST_ID, *headers)
         )
     return found
 

@@ -24,7 +24,7 @@ AliasPath = Annotated[str, Path(json_schema_extra={"pattern": r"^(?![0-9]+$)[a-z
 """An alias in a path. The pattern is only for the OpenAPI document, because the registry checks aliases itself."""
 
 
-@uploads_router.post("", status_code=201, responses=also(429))
+@uploads_router.post("", status_code=201, responses=also(408, 429))
 async def create_adapter(
     name: Annotated[str, Form(description="The adapter's name.")],
     config: Annotated[UploadFile, File(description="adapter_config.json")],
@@ -36,7 +36,7 @@ async def create_adapter(
     return await _publish(name, config, weights, resources, principal)
 
 
-@uploads_router.post("/{name}/versions", status_code=201, responses=also(429))
+@uploads_router.post("/{name}/versions", status_code=201, responses=also(408, 429))
 async def create_version(
     name: str,
     config: Annotated[UploadFile, File(description="adapter_config.json")],

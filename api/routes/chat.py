@@ -1,17 +1,16 @@
 """Defines the route `POST /v1/chat/completions`."""
 
-import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
+from graftwork.api.deps.admission import takes_places
 from graftwork.api.deps.resources import CurrentRequestId, ForInference, InferenceKey, InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
-from graftwork.api.formats.chat import ChatForm, chat_completion, write_chat_chunks
+from graftwork.api.formats.completions import ChatForm, chat_completion, write_chat_chunks
 from graftwork.api.http.request import unenforced_header
 from graftwork.api.http.streaming import EventStream, json_answer, until_disconnect
-from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.request import InferenceRequest, ResponseHead, served_tier
+from graftwork.api.inference.job import InferenceRequest, ResponseHead, served_tier, start_inference
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.platform.answers.chat import ChatCompletion
@@ -26,6 +25,7 @@ router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
 @router.post("/chat/completions", response_model=ChatCompletion, responses=also(404, 429, 504, stream="chat"))
+@takes_places
 async def create_chat_completion(
     body: ChatCompletionRequest,
     request: Request,
@@ -34,7 +34,7 @@ async def create_chat_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Answer a conversation. With `stream`, send the answer in chunks while the model generates it."""
-    with resources.accounting.take_places(principal.tenant_id, body.n or 1) as places:
+    with resources.accounting.take_places(principal, body.n or 1) as places:
         inference = await chat_inference(body, resources, principal, request_id)
         job = await start_inference(resources, inference, places)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
@@ -60,7 +60,7 @@ async def chat_inference(
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     planner = resources.planner.of(principal.tenant_id)
-    output = await asyncio.to_thread(planner.plan, body.output_constraints())
+    output = await planner.plan_off_loop(body.output_constraints())
     prompt = await resources.accounting.encode(principal.tenant_id, resources.encoding, chat_prompt(body))
     prediction = await _encode_prediction(body, resources, principal)
     budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")

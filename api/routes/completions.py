@@ -1,17 +1,16 @@
 """Defines the route `POST /v1/completions`."""
 
-import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
+from graftwork.api.deps.admission import takes_places
 from graftwork.api.deps.resources import CurrentRequestId, ForInference, InferenceKey, InferenceResources
 from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.completions import CompletionForm, completion, write_completion_chunks
 from graftwork.api.http.request import unenforced_header
 from graftwork.api.http.streaming import EventStream, json_answer, until_disconnect
-from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.request import InferenceRequest, ResponseHead, served_tier
+from graftwork.api.inference.job import InferenceRequest, ResponseHead, served_tier, start_inference
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
 from graftwork.platform.answers.completions import TextCompletion
@@ -26,6 +25,7 @@ router = APIRouter(prefix="/v1", tags=["inference"], route_class=OpenAiRoute)
 
 
 @router.post("/completions", response_model=TextCompletion, responses=also(404, 429, 504, stream="completions"))
+@takes_places
 async def create_completion(
     body: CompletionRequest,
     request: Request,
@@ -34,7 +34,7 @@ async def create_completion(
     request_id: CurrentRequestId,
 ) -> Response:
     """Complete one or more prompts. With `stream`, send the completions in chunks while the model generates them."""
-    with resources.accounting.take_places(principal.tenant_id, len(body.prompt) * (body.n or 1)) as places:
+    with resources.accounting.take_places(principal, len(body.prompt) * (body.n or 1)) as places:
         inference = await _inference_request(body, resources, principal, request_id)
         form = _form(body, resources, inference)
         job = await start_inference(resources, inference, places)
@@ -56,7 +56,7 @@ async def _inference_request(
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     constraints = OutputConstraints(response_format=body.response_format_fields())
-    output = await asyncio.to_thread(resources.planner.of(principal.tenant_id).plan, constraints)
+    output = await resources.planner.of(principal.tenant_id).plan_off_loop(constraints)
     prompts = tuple([await _encode_prompt(prompt, body, resources, principal) for prompt in body.prompt])
     context_tokens = resources.description.context_tokens
     budgets = [token_budget(len(prompt), body.token_limit, context_tokens, "prompt") for prompt in prompts]

@@ -20,9 +20,12 @@ from graftwork.sessions.responses.views import conversation_answer
 router = APIRouter(prefix="/v1/conversations", tags=["responses"], route_class=ResponsesRoute)
 
 
-@router.post("")
+@router.post("", responses=also(429))
 async def create_conversation(body: ConversationBody, resources: ForSessions, principal: InferenceKey) -> Conversation:
-    """Create a conversation. It starts with the items of the request, or empty."""
+    """Create a conversation. It starts with the items of the request, or empty.
+
+    A request with items counts in the tenant's limits of requests.
+    """
     made = await resources.conversations.create(principal, body.metadata or {}, body.first_items())
     return conversation_answer(made)
 
@@ -57,11 +60,14 @@ async def list_conversation_items(
     return page_answer(await resources.conversations.items(principal, conversation_id, page), item_answer)
 
 
-@router.post("/{conversation_id}/items", responses=also(409))
+@router.post("/{conversation_id}/items", responses=also(409, 429))
 async def create_conversation_items(
     conversation_id: str, body: ConversationItemsBody, resources: ForSessions, principal: InferenceKey
 ) -> Page[Item]:
-    """Add items to the end of a conversation, for example what was said elsewhere."""
+    """Add items to the end of a conversation, for example what was said elsewhere.
+
+    The request counts in the tenant's limits of requests. A conversation may have 10,000 items, and 16 MiB of them.
+    """
     entries = read_input(body.items, "items")
     added = await resources.conversations.add_items(principal, conversation_id, entries)
     return list_answer([item_answer(item) for item in added])

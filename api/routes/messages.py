@@ -4,6 +4,7 @@ Translates the body to a chat completion request, runs it with the code for chat
 Anthropic's form.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -13,11 +14,11 @@ from graftwork.api.anthropic.answer import anthropic_message, write_anthropic_ev
 from graftwork.api.anthropic.route import AnthropicRoute
 from graftwork.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from graftwork.api.anthropic.translate import translate
+from graftwork.api.deps.admission import takes_places
 from graftwork.api.deps.resources import CurrentRequestId, ForInference, InferenceKey
 from graftwork.api.http.request import ignored_header, unenforced_header
 from graftwork.api.http.streaming import EventStream, until_disconnect
-from graftwork.api.inference.job import start_inference
-from graftwork.api.inference.request import ResponseHead
+from graftwork.api.inference.job import ResponseHead, start_inference
 from graftwork.api.openapi.declare import also
 from graftwork.api.routes.chat import chat_inference, chat_prompt
 from graftwork.platform.answers.messages import Message
@@ -27,6 +28,7 @@ router = APIRouter(prefix="/v1/messages", tags=["inference"], route_class=Anthro
 
 
 @router.post("", response_model=Message, responses=also(404, 429, 504, stream="messages"))
+@takes_places
 async def create_message(
     body: MessagesRequest,
     request: Request,
@@ -37,8 +39,9 @@ async def create_message(
     """Answer a conversation. With `stream`, send events while the model generates the answer."""
     translation = translate(body, request.headers)
     with translation.names.in_errors():
-        with resources.accounting.take_places(principal.tenant_id) as places:
+        with resources.accounting.take_places(principal) as places:
             inference = await chat_inference(translation.chat, resources, principal, request_id)
+            inference = replace(inference, cache_ttl_s=translation.cache_ttl_s)
             job = await start_inference(resources, inference, places)
         unenforced = unenforced_header(inference.unenforced, translation.names)
         headers = {**job.headers, **unenforced, **ignored_header(translation.ignored)}

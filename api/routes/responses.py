@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from graftwork.api.deps.admission import takes_places
+from graftwork.api.deps.read_streams import read_stream
 from graftwork.api.deps.resources import ForSessions, InferenceKey, SessionResources
 from graftwork.api.deps.route_classes import keep_begun
 from graftwork.api.formats.responses import ResponsesRoute, named_tools, responses_names, write_response_events
@@ -30,6 +32,7 @@ StartingAfter = Annotated[int | None, Query(ge=-1, lt=1 << 62)]
 
 
 @router.post("", response_model=answers.ResponseState, responses=also(404, 409, 429, 504, stream="responses"))
+@takes_places
 async def create_response(
     body: ResponseRequest, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:
@@ -82,7 +85,7 @@ async def get_response(
         return JSONResponse(await resources.responses.get(principal, response_id))
     run = await resources.responses.find(principal, response_id)
     events = run.events(-1 if starting_after is None else starting_after)
-    return EventStream(partial(write_response_events, events))
+    return read_stream(resources.work, principal, partial(write_response_events, events))
 
 
 @router.delete("/{response_id}")

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
+from graftwork.api.deps.read_streams import read_stream
 from graftwork.api.deps.resources import ForSessions, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.http.pagination import HistoryPageQuery, page_answer
@@ -42,7 +43,8 @@ async def follow_session_events(
     First send the stored events. Then follow the running turn until it ends.
     """
     seen = max(after, last_event_id or 0)
-    return EventStream(partial(write_session_events, await resources.sessions.events(principal, session_id, seen)))
+    events = await resources.sessions.events(principal, session_id, seen)
+    return read_stream(resources.work, principal, partial(write_session_events, events))
 
 
 @router.get("/cache")

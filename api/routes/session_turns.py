@@ -12,6 +12,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
+from graftwork.api.deps.admission import takes_places
+from graftwork.api.deps.read_streams import read_stream
 from graftwork.api.deps.resources import ForSessions, InferenceKey, resources_of
 from graftwork.api.deps.route_classes import NativeRoute, keep_begun
 from graftwork.api.http.request import unenforced_header
@@ -22,8 +24,8 @@ from graftwork.platform.answers.sessions import GivenOutputs, Turn
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.idempotency import StoredReply
 from graftwork.sessions.core.views import given_outputs_answer, turn_answer
-from graftwork.sessions.turns.handle import TurnHandle
-from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
+from graftwork.sessions.turns.launcher import ToolOutputsResult
+from graftwork.sessions.turns.running import TurnHandle
 
 _BEGUN = "turn.begun"
 """Marks a stored answer that has only the id of a turn."""
@@ -43,12 +45,12 @@ class TurnRoute(NativeRoute):
         kept = json.loads(reply.body)
         if kept.get("object") != _BEGUN:
             return await super().replay(request, reply)
-        sessions = resources_of(request).sessions.sessions
-        turn = await sessions.find_turn_of(request.state.principal, kept["session_id"], kept["turn_id"])
+        resources, principal = resources_of(request).sessions, request.state.principal
+        turn = await resources.sessions.find_turn_of(principal, kept["session_id"], kept["turn_id"])
         if (await turn.stored()).failed_by_server:
             return None
         if (await request.json()).get("stream"):
-            return EventStream(partial(write_session_events, turn.events()))
+            return read_stream(resources.work, principal, partial(write_session_events, turn.events()))
         ended = await until_disconnect(request, turn.result(), _leave_alone)
         return None if ended.failed_by_server else JSONResponse(turn_answer(ended).body())
 
@@ -57,6 +59,7 @@ router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_
 
 
 @router.post("/turns", response_model=Turn, responses=also(400, 429, 504, stream="session"))
+@takes_places
 async def create_turn(
     session_id: str, body: TurnBody, request: Request, resources: ForSessions, principal: InferenceKey
 ) -> Response:

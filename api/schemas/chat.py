@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from graftwork.api.schemas.base import (
     CHAT_UNSUPPORTED,
@@ -11,14 +11,14 @@ from graftwork.api.schemas.base import (
     OpenAiBody,
     Prediction,
     PromptLogprobs,
+    ResponseFormatBody,
     SamplingBody,
     ToolList,
     check_prompt_end,
     check_prompt_logprobs,
     refuse_unsupported,
 )
-from graftwork.api.schemas.shapes import MessageList, ToolChoiceJson
-from graftwork.api.schemas.structured_outputs import ResponseFormatBody
+from graftwork.api.schemas.shapes import CLOSED_AND_OPEN, MessageList, ToolChoiceJson, given, having, never, positive
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.constraints import OutputConstraints
 
@@ -36,6 +36,14 @@ class StreamOptions(OpenAiBody):
 
 class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
     """A conversation and the settings of its answer. The server refuses fields that it knows but does not support."""
+
+    model_config = ConfigDict(
+        json_schema_extra=never(
+            CLOSED_AND_OPEN,
+            [positive("top_logprobs"), {"not": having("logprobs", True)}],
+            [given("prompt_logprobs"), having("stream", True)],
+        )
+    )
 
     model: str
     adapters: MixtureParts | None = None

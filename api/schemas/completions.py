@@ -8,12 +8,12 @@ from graftwork.api.schemas.base import (
     COMPLETION_UNSUPPORTED,
     MixtureParts,
     PromptLogprobs,
+    ResponseFormatBody,
     SamplingBody,
     check_prompt_logprobs,
     refuse_unsupported,
 )
 from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
-from graftwork.api.schemas.structured_outputs import ResponseFormatBody
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.sampling import described_number
 

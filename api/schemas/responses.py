@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from graftwork.api.schemas.base import (
     COMPLETION_UNSUPPORTED,
@@ -15,7 +15,7 @@ from graftwork.api.schemas.base import (
 from graftwork.api.schemas.input_items import InputItemJson
 from graftwork.api.schemas.response_tools import ResponseTools
 from graftwork.api.schemas.sessions import Metadata
-from graftwork.api.schemas.shapes import ResponseToolChoiceJson, TextFormatJson
+from graftwork.api.schemas.shapes import ResponseToolChoiceJson, TextFormatJson, given, having, never, positive
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.responses.input import MAX_INPUT_ITEMS, ignored_items, read_input
@@ -47,6 +47,10 @@ _UNSUPPORTED = {
 
 
 _LOGPROBS = "message.output_text.logprobs"
+_INCLUDES_LOGPROBS = {
+    "required": ["include"],
+    "properties": {"include": {"type": "array", "items": {}, "contains": {"const": _LOGPROBS}}},
+}
 _NAMED_TYPES = ("function", "custom")
 """The types of a `tool_choice` that names one tool."""
 
@@ -81,6 +85,15 @@ class ResponseRequest(SamplingBody):
 
     The server ignores fields that do not change the answer, such as `user` and `reasoning`.
     """
+
+    model_config = ConfigDict(
+        json_schema_extra=never(
+            [given("conversation"), given("previous_response_id")],
+            [given("conversation"), having("store", False)],
+            [having("background", True), having("store", False)],
+            [positive("top_logprobs"), {"not": _INCLUDES_LOGPROBS}],
+        )
+    )
 
     model: str
     input: str | Annotated[list[InputItemJson], Field(json_schema_extra={"minItems": 1, "maxItems": MAX_INPUT_ITEMS})]

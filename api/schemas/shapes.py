@@ -7,6 +7,7 @@ Invariant: if a class of this file refuses a value, the reader of that field als
 `tests/api/openapi/test_shapes.py` checks this, and names the few fields whose readers are more lenient.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from pydantic_core import CoreSchema
 
 from graftwork.sessions.core.items import INPUT_ROLES, TEXT_PARTS
 from graftwork.sessions.generation.sampling import SessionSampling
+from graftwork.sessions.responses.tools import HOSTED_TYPES
 from graftwork.sessions.text.messages import ROLES
 
 
@@ -53,6 +55,25 @@ def exactly_one(field: str, other: str) -> dict[str, Any]:
     make two classes, and neither class would have the fields.
     """
     return {"if": given(field), "then": {"not": given(other)}, "else": given(other)}
+
+
+def having(field: str, value: Any) -> dict[str, Any]:
+    """Returns the JSON Schema of an object in which the field `field` has exactly this value."""
+    return {"required": [field], "properties": {field: {"const": value}}}
+
+
+def positive(field: str) -> dict[str, Any]:
+    """Returns the JSON Schema of an object in which the field `field` is a number above 0."""
+    return {"required": [field], "properties": {field: {"type": "number", "exclusiveMinimum": 0}}}
+
+
+def never(*combinations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the JSON Schema of an object in which no combination holds. A combination holds if all its schemas do."""
+    return {"not": {"anyOf": [{"allOf": list(schemas)} for schemas in combinations]}}
+
+
+CLOSED_AND_OPEN = (having("continue_final_message", True), having("add_generation_prompt", True))
+"""A prompt that ends inside its last message, and also with the start of an answer. No request can ask for both."""
 
 
 # ---- the text of messages ---------------------------------------------------------------------------------------
@@ -169,7 +190,7 @@ SessionInput = Annotated[
 class FunctionName(Shape):
     """The name of the function of a tool in the request."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     """The name of one of the request's tools."""
 
 
@@ -199,7 +220,7 @@ class AllowedTools(Shape):
 
     mode: Literal["auto", "required"]
     """With `required`, the answer must call one of these tools. With `auto`, the model decides."""
-    tools: list[NamedTool]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
     """The tools that the answer may call."""
 
 
@@ -226,6 +247,13 @@ class ResponseNamedTool(FunctionName):
     """Always `function`. The server does not read this field."""
 
 
+class HostedToolParam(Shape):
+    """One of the tools that OpenAI itself runs, by its type. The server leaves it out of the choice."""
+
+    type: Annotated[str, Field(pattern=f"^({'|'.join(HOSTED_TYPES)})(_20|$)")]
+    """Which of OpenAI's own tools this is."""
+
+
 class ResponseToolChoiceFunction(FunctionName):
     """A tool choice with which the answer must call one named tool exactly once, in the form of the Responses API."""
 
@@ -238,7 +266,7 @@ class ResponseToolChoiceAllowed(AllowedTools):
     """A tool choice with which the answer may call only some of the tools, in the form of the Responses API."""
 
     type: Literal["allowed_tools"]
-    tools: list[ResponseNamedTool]  # type: ignore[assignment]
+    tools: Annotated[list[ResponseNamedTool | HostedToolParam], Field(min_length=1)]  # type: ignore[assignment]
 
 
 ResponseToolChoiceJson = Annotated[

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from graftwork.api.schemas.base import OpenAiBody, ToolList, check_prompt_end
-from graftwork.api.schemas.shapes import MessageList, exactly_one
+from graftwork.api.schemas.shapes import CLOSED_AND_OPEN, MessageList, exactly_one, never
 
 
 class TokenizeRequest(OpenAiBody):
     """The text to convert to token ids: a prompt or messages, but not both."""
 
-    model_config = ConfigDict(json_schema_extra=exactly_one("prompt", "messages"))
+    model_config = ConfigDict(json_schema_extra=exactly_one("prompt", "messages") | never(CLOSED_AND_OPEN))
 
     model: str | None = None
     """The base model or an adapter; all have the same tokens. The default is the base model."""

@@ -18,9 +18,9 @@ from graftwork.api.server.served_model import model_dtype, model_folder, model_n
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
 from graftwork.engine.rpc.engine_pb2 import Failed
-from graftwork.platform.errors import GraftworkError
-from graftwork.platform.logs import configure_logging
+from graftwork.platform.errors import DEVICE_LOST, GraftworkError
 from graftwork.platform.settings import Settings
+from graftwork.platform.telemetry import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,16 @@ ARTIFACTS_FOLDER = "artifacts"
 KV_FOLDER = "kv"
 """The default folder for files of KV pages, inside the data folder. Only one engine may use this folder."""
 
-_BUDGETS = ("device_bytes", "host_kv_bytes", "lora_pool_bytes", "lora_host_bytes")
+_SIZES = (
+    "device_bytes",
+    "host_kv_bytes",
+    "lora_pool_bytes",
+    "lora_host_bytes",
+    "max_context_tokens",
+    "max_batch_tokens",
+    "max_running",
+)
+"""The settings that the engine chooses itself if they are None."""
 _DISK_KV_BYTES = 2 * 2**30
 _GRACE_S = 10.0
 """The seconds that an engine may take to end after its parent has ended."""
@@ -38,26 +47,30 @@ _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 """The settings that are not sent to the engine, because the engine does not need them."""
 
 
-def run_engine(settings: Settings, listen: str) -> None:
+def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False) -> None:
     """Serves the model at the gRPC address `listen` until SIGTERM or SIGINT. Blocks the caller until then.
 
+    Without a supervisor, ends the process with a status of its own (STUCK_STATUS) if the loop is stuck for longer than
+    `step_timeout_s`.
     Raises InvalidRequest for wrong settings and for a model that cannot be served.
     """
     configure_logging(settings.log_level)
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
     from graftwork.engine.rpc.server import serve_engine
 
-    budgets = {name: getattr(settings, name) for name in _BUDGETS}
-    sizes = {name: value for name, value in budgets.items() if value is not None}
+    given = {name: getattr(settings, name) for name in _SIZES}
+    sizes = {name: value for name, value in given.items() if value is not None}
     config = EngineConfig(
         model=model_folder(settings),
         model_name=model_name(settings),
         device=settings.device,
+        tensor_parallel=settings.tensor_parallel,
         dtype=model_dtype(settings),
         threads=settings.threads,
         lora_kernels=settings.lora_kernels,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_running=settings.max_running,
+        row_kernels=settings.row_kernels,
+        attention_backend=settings.attention_backend,
+        memory_share=settings.memory_share,
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,
         waiting_share=settings.waiting_share,
@@ -68,7 +81,11 @@ def run_engine(settings: Settings, listen: str) -> None:
         **sizes,
     )
     serve_engine(
-        config, partial(ArtifactAdapterSource, settings.data_dir / ARTIFACTS_FOLDER), listen, settings.engine_token
+        config,
+        partial(ArtifactAdapterSource, settings.data_dir / ARTIFACTS_FOLDER),
+        listen,
+        settings.engine_token,
+        step_limit_s=None if has_supervisor else settings.step_timeout_s,
     )
 
 
@@ -92,18 +109,21 @@ def main() -> None:
     Reads the settings from standard input, which is a pipe from the parent, and serves the model. When the parent ends,
     the pipe closes and the child ends too.
     The only argument of the program is the descriptor of another pipe. If a GraftworkError ends the engine, the child
-    writes the error there.
+    writes the error there, and ends with `GraftworkError.exit_status`.
     """
     lifeline, report = sys.stdin.fileno(), int(sys.argv[1])
     os.set_inheritable(report, False)
     orders = json.loads(_read_line(lifeline))
     watch_parent(lifeline)
     try:
-        run_engine(Settings.from_environment(orders["settings"]), orders["listen"])
+        run_engine(Settings.from_environment(orders["settings"]), orders["listen"], has_supervisor=True)
     except GraftworkError as error:
         logger.debug("engine_failed", exc_info=True)
         os.write(report, error_to_wire(error).SerializeToString())
-        sys.exit(1)
+        if error.code == DEVICE_LOST:
+            logging.shutdown()
+            os._exit(error.exit_status)  # the driver's own cleanup may wait for the lost device
+        sys.exit(error.exit_status)
 
 
 def read_report(report: int) -> GraftworkError | None:

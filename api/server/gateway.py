@@ -5,7 +5,6 @@ bind the port ─► wait for the engine ─► open the resources ─► serve 
 
 import asyncio
 import errno
-import gc
 import json
 import logging
 import socket
@@ -15,8 +14,7 @@ from contextlib import asynccontextmanager
 from rich.console import Console
 from rich.table import Table
 
-from graftwork.api.deps.background import repeating
-from graftwork.api.deps.resources import Resources
+from graftwork.api.deps.resources import Resources, repeating
 from graftwork.api.server.app import create_app, create_metrics_app
 from graftwork.api.server.demo_seed import DemoTenant, seed_demo
 from graftwork.api.server.http_connection import ConnectionLimits
@@ -27,7 +25,7 @@ from graftwork.api.server.wiring import connect_engine, open_resources
 from graftwork.engine.rpc.client import TOKEN_REFUSED
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
-from graftwork.platform.memory import free_large_blocks_at_once
+from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_rare
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
 
@@ -107,8 +105,7 @@ async def serve_gateway(settings: Settings, listening: socket.socket, console: C
         limits = ConnectionLimits(per_address=settings.max_connections_per_address)
         server = HttpServer(create_app(settings, resources=resources), on_ready, limits, tls)
         signals.direct_to(server)
-        gc.collect()
-        gc.freeze()  # what start-up made lives to the end, so no collection while serving needs to visit it
+        make_full_collections_rare()
         async with _metrics_port(settings, resources, console), _renewed(tls):
             await server.serve(sockets=[listening])
 

@@ -1,7 +1,11 @@
 """Reads the certificate and the private key with which the gateway serves HTTPS, and reads them again when they change.
 
-Owns the TLS context. Never makes a certificate. Invariant: new connections get the newest pair of files that fit each
+Owns the TLS contexts. Never makes a certificate. Invariant: new connections get the newest pair of files that fit each
 other. Connections that are already open keep the certificate that they began with.
+
+The server listens with one context for its whole life. At each handshake, OpenSSL calls `_use_newest`, which gives the
+connection the context of the newest pair. So each pair is loaded once, into a context of its own, and a pair that cannot
+be loaded changes nothing.
 """
 
 import asyncio
@@ -23,7 +27,8 @@ class TlsFiles:
         self._certificate = certificate
         self._key = key
         self._versions = self._read_versions()
-        self.context = self._read()
+        self._newest = self.context = self._read()
+        self.context.sni_callback = self._use_newest
 
     @classmethod
     def of(cls, settings: Settings) -> "TlsFiles | None":
@@ -47,13 +52,16 @@ class TlsFiles:
         if versions == self._versions:
             return
         try:
-            await asyncio.to_thread(self._read)  # a trial, because a failed load would leave half of a pair
+            self._newest = await asyncio.to_thread(self._read)
         except InvalidRequest as error:
             logger.error("the old TLS certificate stays in use: %s", error.message)
             return
-        self.context.load_cert_chain(self._certificate, self._key)
         self._versions = versions
         logger.info("tls_certificate_read", extra={"certificate": str(self._certificate)})
+
+    def _use_newest(self, connection: ssl.SSLObject, _server_name: str | None, _context: ssl.SSLContext) -> None:
+        """Is called in each handshake, also if the client names no server."""
+        connection.context = self._newest
 
     def _read(self) -> ssl.SSLContext:
         for name, path in (("tls_cert", self._certificate), ("tls_key", self._key)):

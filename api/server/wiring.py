@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.registry import AdapterRegistry
-from graftwork.api.deps.background import ServerTasks, repeating
 from graftwork.api.deps.resources import (
     AccountResources,
     AdminResources,
     InferenceResources,
     Resources,
     ServerResources,
+    ServerTasks,
     SessionResources,
+    repeating,
 )
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.served_model import model_folder
@@ -43,12 +44,11 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.keys import WrongKeyLimit
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
-from graftwork.platform.tenancy.principals import TenantScope, isolation_of
-from graftwork.platform.tenancy.running_work import AccessWatch, RunningWork
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter
+from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, TenantScope, isolation_of
+from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
-from graftwork.platform.tenancy.usage_journal import UsageJournal
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -57,9 +57,14 @@ from graftwork.sessions.responses.service import ResponseService
 from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
-from graftwork.sessions.text.encoding import LocalEncoding, PromptEncoding
+from graftwork.sessions.text.encoding import (
+    NO_PUBLIC_PREFIXES,
+    LocalEncoding,
+    PromptEncoder,
+    PromptEncoding,
+    PublicPrefixes,
+)
 from graftwork.sessions.text.model_files import ModelFolder
-from graftwork.sessions.text.prompt_encoder import NO_PUBLIC_PREFIXES, PromptEncoder, PublicPrefixes
 from graftwork.sessions.tools.formats import tool_call_format
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
@@ -103,7 +108,7 @@ async def open_resources(
         if inspector is None:
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
-        resources = await _assemble(settings, clock, database, telemetry, engine, inspector)
+        resources = await _assemble(_Foundation(settings, clock, database, telemetry, engine, inspector))
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
@@ -148,74 +153,139 @@ async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database,
         await stack.enter_async_context(beating)
 
 
-async def _assemble(
-    settings: Settings,
-    clock: Clock,
-    database: Database,
-    telemetry: Telemetry,
-    engine: EngineClient,
-    inspector: AdapterInspector,
-) -> Resources:
-    pepper = await asyncio.to_thread(load_pepper, settings)
-    admin_key = await asyncio.to_thread(load_admin_key, settings)
-    served = await _served_model(settings, clock, telemetry, engine)
-    work = RunningWork()
-    tenancy = Tenancy(database, pepper, clock, work)
-    meter = UsageMeter(database)
-    quotas = await _quota_keeper(settings, clock, meter)
-    description = served.generator.description
-    backlog = UsageBacklog(meter, UsageJournal(settings.data_dir / _USAGE_FOLDER))
-    in_flight = InFlightBound(clock, description.max_requests, description.max_domain_requests)
-    accounting = Accounting(tenancy.limits_of_active, quotas, backlog, telemetry, clock, in_flight)
-    registry = _registry(settings, clock, database, engine, inspector)
-    uploads = UploadBound(settings.max_uploads, settings.max_tenant_uploads)
-    inference = InferenceResources(
-        clock=clock,
-        pepper=pepper,
-        registry=registry,
-        generator=served.generator,
-        accounting=accounting,
-        description=description,
-        folder=served.folder,
-        encoding=served.encoding(clock),
-        planner=served.planner,
-        tasks=ServerTasks(),
-        work=work,
-    )
-    turns = TurnStore(database, clock, owner_name(settings) or new_id("gateway"), settings.lease_s)
-    dependencies = _turn_dependencies(inference, turns, engine, served.prompts, settings.lease_s)
-    sessions = SessionService(database, registry, dependencies)
-    responses, conversations = ResponseService(database, sessions, clock), ConversationService(sessions)
-    erasure = _tenant_erasure(inference, database, engine, sessions)
+@dataclass(frozen=True, slots=True)
+class _Foundation:
+    """What all services of the gateway stand on."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    telemetry: Telemetry
+    engine: EngineClient
+    inspector: AdapterInspector
+
+
+@dataclass(frozen=True, slots=True)
+class _TenantServices:
+    """The services that know the tenants, their keys, their limits and what they used."""
+
+    pepper: bytes
+    admin_key: str
+    work: RunningWork
+    tenancy: Tenancy
+    meter: UsageMeter
+    quotas: QuotaKeeper
+
+
+async def _assemble(base: _Foundation) -> Resources:
+    tenants = await _tenant_services(base)
+    served = await _served_model(base.settings, base.clock, base.telemetry, base.engine)
+    inference = _inference_resources(base, tenants, served)
+    sessions = _session_resources(base, inference, served)
     return Resources(
         inference=inference,
-        sessions=SessionResources(
-            clock, description.model_name, sessions, responses, conversations, tasks=inference.tasks
-        ),
-        account=AccountResources(clock, tenancy, meter, registry, description, uploads),
-        admin=AdminResources(
-            settings, clock, pepper, tenancy, meter, registry, engine, description, erasure, inference.tasks
-        ),
-        server=ServerResources(
-            settings=settings,
-            clock=clock,
-            database=database,
-            gate=Authenticator(tenancy, admin_key, WrongKeyLimit(clock, settings.max_wrong_keys)),
-            idempotency=IdempotencyStore(database, clock, GatewayLease(settings.lease_s)),
-            quotas=quotas,
-            telemetry=telemetry,
-            engine=engine,
-            json=JsonParsing(),
-        ),
+        sessions=sessions,
+        account=_account_resources(base, tenants, inference),
+        admin=_admin_resources(base, tenants, inference, sessions.sessions),
+        server=_server_resources(base, tenants),
     )
 
 
-def _registry(
-    settings: Settings, clock: Clock, database: Database, engine: EngineClient, inspector: AdapterInspector
-) -> AdapterRegistry:
-    artifacts = LocalArtifacts(settings.data_dir / ARTIFACTS_FOLDER)
+async def _tenant_services(base: _Foundation) -> _TenantServices:
+    pepper = await asyncio.to_thread(load_pepper, base.settings)
+    admin_key = await asyncio.to_thread(load_admin_key, base.settings)
+    work, meter = RunningWork(), UsageMeter(base.database)
+    tenancy = Tenancy(base.database, pepper, base.clock, work)
+    quotas = await _quota_keeper(base.settings, base.clock, meter)
+    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas)
+
+
+def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_ServedModel") -> InferenceResources:
+    description = served.generator.description
+    backlog = UsageBacklog(tenants.meter, UsageJournal(base.settings.data_dir / _USAGE_FOLDER))
+    in_flight = InFlightBound(base.clock, description.max_requests, description.max_domain_requests)
+    return InferenceResources(
+        clock=base.clock,
+        pepper=tenants.pepper,
+        registry=_registry(base),
+        generator=served.generator,
+        accounting=Accounting(
+            tenants.tenancy.limits_of_active, tenants.quotas, backlog, base.telemetry, base.clock, in_flight
+        ),
+        description=description,
+        folder=served.folder,
+        encoding=served.encoding(base.clock),
+        planner=served.planner,
+        tasks=ServerTasks(),
+        work=tenants.work,
+    )
+
+
+def _session_resources(base: _Foundation, inference: InferenceResources, served: "_ServedModel") -> SessionResources:
+    settings = base.settings
+    turns = TurnStore(base.database, base.clock, owner_name(settings) or new_id("gateway"), settings.lease_s)
+    dependencies = _turn_dependencies(inference, turns, base.engine, served.prompts, settings.lease_s)
+    sessions = SessionService(base.database, inference.registry, dependencies)
+    return SessionResources(
+        clock=base.clock,
+        base_name=inference.description.model_name,
+        sessions=sessions,
+        responses=ResponseService(base.database, sessions, base.clock),
+        conversations=ConversationService(sessions),
+        tasks=inference.tasks,
+        work=inference.work,
+    )
+
+
+def _account_resources(base: _Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
+    uploads = UploadBound(
+        base.settings.max_uploads, base.settings.max_tenant_uploads, base.clock, base.settings.upload_timeout_s
+    )
+    return AccountResources(
+        base.clock, tenants.tenancy, tenants.meter, inference.registry, inference.description, uploads
+    )
+
+
+def _admin_resources(
+    base: _Foundation, tenants: _TenantServices, inference: InferenceResources, sessions: SessionService
+) -> AdminResources:
+    return AdminResources(
+        settings=base.settings,
+        clock=base.clock,
+        pepper=tenants.pepper,
+        tenancy=tenants.tenancy,
+        meter=tenants.meter,
+        registry=inference.registry,
+        engine=base.engine,
+        description=inference.description,
+        erasure=_tenant_erasure(inference, base.database, base.engine, sessions),
+        tasks=inference.tasks,
+    )
+
+
+def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerResources:
+    wrong_keys = WrongKeyLimit(base.clock, base.settings.max_wrong_keys)
+    return ServerResources(
+        settings=base.settings,
+        clock=base.clock,
+        database=base.database,
+        gate=Authenticator(tenants.tenancy, tenants.admin_key, wrong_keys, RecentKeys(base.clock)),
+        idempotency=IdempotencyStore(base.database, base.clock, GatewayLease(base.settings.lease_s)),
+        quotas=tenants.quotas,
+        telemetry=base.telemetry,
+        engine=base.engine,
+        json=JsonParsing(),
+    )
+
+
+def _registry(base: _Foundation) -> AdapterRegistry:
     return AdapterRegistry(
-        database, artifacts, inspector, clock=clock, probe=engine.probe_adapter, before_free=engine.forget_adapter
+        base.database,
+        LocalArtifacts(base.settings.data_dir / ARTIFACTS_FOLDER),
+        base.inspector,
+        clock=base.clock,
+        probe=base.engine.probe_adapter,
+        before_free=base.engine.forget_adapter,
     )
 
 
@@ -226,10 +296,19 @@ def _tenant_erasure(
         await engine.forget_domain(isolation_of(scope, inference.pepper))
         return True
 
+    async def forget_checks(scope: TenantScope) -> bool:
+        inference.planner.forget(scope)
+        return True
+
     return TenantErasure(
         database,
         inference.clock,
-        {"sessions": sessions.eraser.erase, "adapters": inference.registry.erase, "kv": forget},
+        {
+            "sessions": sessions.eraser.erase,
+            "adapters": inference.registry.erase,
+            "kv": forget,
+            "checks of schemas": forget_checks,
+        },
     )
 
 

@@ -152,4 +152,5 @@ class Server:
 
     def _enter(self, turn: Turn, num_computed: int) -> None:
         nodes = self._kv_cache.insert(turn.path(num_computed), turn.pages, turn.use)
-        turn.pages = self._kv_cache.deduplicate(nodes, turn.pages)
+        turn.pages, replaced = self._kv_cache.deduplicate(nodes, turn.pages)
+        self._kv_cache.release(replaced)

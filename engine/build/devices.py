@@ -1,4 +1,4 @@
-"""Chooses the device and the dtype of an engine, loads the decoder, and sets up the memory allocator of the process.
+"""Chooses the device and the dtype of an engine, loads the weights, and sets up the memory allocator of the process.
 
 All this happens once, at the engine's start.
 """
@@ -6,16 +6,15 @@ All this happens once, at the engine's start.
 import ctypes
 import re
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import RotaryTable
-from graftwork.engine.model.weight_reader import WeightReader
-from graftwork.engine.model.weights import load_decoder_weights
-from graftwork.engine.runner.decoder import Decoder
+from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.engine.model.weight_reader import TensorSource, WeightReader
+from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights
+from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
@@ -30,8 +29,9 @@ _OLDER_LIMIT = 2**25  # the largest threshold that older versions accept
 def keep_freed_memory() -> None:
     """Makes glibc keep up to 1 GiB of freed memory in the process, instead of returning it to the system.
 
-    Without this, the CPU benchmark's prefill of 2,048 tokens took 0.49 s instead of 0.32 s, because a prefill allocates
-    and frees megabytes in every layer. Does nothing on systems other than Linux with glibc.
+    Call it once, in a process that is an engine: it changes the whole process. Without it, the CPU benchmark's prefill
+    of 2,048 tokens took 0.49 s instead of 0.32 s, because a prefill allocates and frees megabytes in every layer. Does
+    nothing on systems other than Linux with glibc.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -42,35 +42,79 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def _do_nothing() -> None:
-    return
-
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_decoder(
+_BATCH_LIMITS = {"cpu": (512, 64), "cuda": (2048, 256)}
+"""By type of device: the most tokens of one step, and the most requests in it.
+
+On a GPU a step of 2,048 tokens is long enough to be bound by arithmetic. It holds up 256 decoding requests for about
+the time of three or four decoding steps.
+"""
+
+
+def batch_limits(config: EngineConfig, device: torch.device) -> tuple[int, int]:
+    """Returns the most tokens of one step, and the most requests in it. A request has at least one token in a step.
+
+    If the configuration names none, the device decides.
+    """
+    tokens, running = _BATCH_LIMITS[device.type]
+    max_batch_tokens = config.max_batch_tokens or tokens
+    return max_batch_tokens, min(config.max_running or running, max_batch_tokens)
+
+
+def scheduler_limits(config: EngineConfig, model: ModelConfig, device: torch.device) -> SchedulerLimits:
+    """Returns the limits of requests and of steps."""
+    max_batch_tokens, max_running = batch_limits(config, device)
+    return SchedulerLimits(
+        page_tokens=config.page_tokens,
+        max_batch_tokens=max_batch_tokens,
+        max_running=max_running,
+        max_waiting=config.max_waiting,
+        max_waiting_tokens=config.max_waiting_tokens,
+        waiting_share=config.waiting_share,
+        context_tokens=model.context_tokens,
+        vocab_size=model.vocab_size,
+        eos_token_ids=frozenset(model.eos_token_ids),
+    )
+
+
+def read_served_model(config: EngineConfig) -> ModelConfig:
+    """Reads the configuration of the model. Its context is not longer than `max_context_tokens`.
+
+    Raises InvalidRequest if the model is not supported, or if its context is shorter than `max_context_tokens`.
+    """
+    model, longest = read_model_config(config.model), config.max_context_tokens
+    if longest is None:
+        return model
+    if not 1 <= longest <= model.context_tokens:
+        raise InvalidRequest(
+            f"--max-context-tokens {longest} cannot be served: give 1 to {model.context_tokens}, which is the context of "
+            "the model.",
+            param="max_context_tokens",
+        )
+    return replace(model, context_tokens=longest)
+
+
+def load_weights(
     config: EngineConfig,
     model: ModelConfig,
     device: torch.device,
     dtype: torch.dtype,
-    on_layer: Callable[[], None] = _do_nothing,
-) -> Decoder:
-    """Reads the model's weights onto the device, in `dtype`, and returns the decoder over them.
-
-    The decoder calls `on_layer` before each layer of a forward pass.
+    tensors: TensorSource | None = None,
+) -> DecoderWeights:
+    """Reads the model's weights onto the device, in `dtype`. Reads them from `tensors`, or else from the model's folder.
 
     Raises InvalidRequest if a file is damaged or the weights do not fit into the device's memory.
     """
     try:
-        weights = load_decoder_weights(WeightReader(config.model), model, device, dtype)
+        return load_decoder_weights(tensors or WeightReader(config.model), model, device, dtype)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise InvalidRequest(
             f"The weights of {config.model} do not fit into the memory of {device}: take a smaller model, "
             "or a device with more memory.",
             param="model",
         ) from error
-    return Decoder(model, weights, RotaryTable(model.head_dim, model.rope, model.context_tokens, device), on_layer)
 
 
 def _cpu_multiplies_bfloat16() -> bool:

@@ -7,14 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from random import Random
+from typing import NamedTuple
 
 import torch
 
 from graftwork.engine.build.calibration import measure
-from graftwork.engine.build.devices import choose_device, choose_dtype, keep_freed_memory, load_decoder
-from graftwork.engine.build.kv import KvStorage, allocate_kv_storage, build_kv_cache_manager
-from graftwork.engine.build.lora import build_lora
+from graftwork.engine.build.devices import (
+    choose_device,
+    choose_dtype,
+    load_weights,
+    read_served_model,
+    scheduler_limits,
+)
+from graftwork.engine.build.kv import (
+    KvStorage,
+    allocate_kv_storage,
+    build_page_copier,
+)
+from graftwork.engine.build.lora import build_lora, build_probe_lora
 from graftwork.engine.build.memory import EngineMemory
+from graftwork.engine.build.ranks import EngineRanks, RankSettings, check_division, choose_ranks
+from graftwork.engine.build.runner import RunnerParts
+from graftwork.engine.build.warm_up import choose_sizes
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.progress import LoopProgress
 from graftwork.engine.core.stats import EngineDescription
@@ -22,33 +36,35 @@ from graftwork.engine.core.tiers import Tier
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
 from graftwork.engine.grammar.compile.grammar_cache import PublicGrammars
 from graftwork.engine.grammar.manager import GrammarManager
-from graftwork.engine.grammar.matching.masks import MaskFiller
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker
 from graftwork.engine.kv.index.frame_allocator import FrameAllocator
-from graftwork.engine.kv.manager import KvCacheManager
+from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.tool_latency import ToolLatencyModel
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.loop import EngineLoop
+from graftwork.engine.lora.adapter_copies import build_adapter_copies
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.device_pool import DeviceAdapterPool
+from graftwork.engine.lora.fuse import BaseModules
 from graftwork.engine.lora.loader import AdapterLoader
 from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
+from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
 from graftwork.engine.lora.weights import AdapterSource
 from graftwork.engine.messages import Message
-from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.fingerprint import fingerprint
-from graftwork.engine.model.layers import BatchInvariance
-from graftwork.engine.runner.attention import PagedAttention
-from graftwork.engine.runner.decoder import Decoder
-from graftwork.engine.runner.input_batch import BatchBuilder
+from graftwork.engine.model.weight_reader import WeightReader
+from graftwork.engine.parallel.leader import StepRunner
+from graftwork.engine.parallel.workers import StartWorker, start_process
 from graftwork.engine.runner.model_runner import ModelRunner, PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
 from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.engine.step_pipeline import StepPipeline
 from graftwork.platform.clock import Clock, SystemClock
 
 
@@ -78,37 +94,35 @@ def build_engine(
     clock: Clock | None = None,
     costs: CostTracker | None = None,
     seeds: Random | None = None,
+    start_worker: StartWorker = start_process,
 ) -> Engine:
     """Loads the model, allocates memory for KV and adapters, and connects all parts of the engine.
 
     `source_for` returns the source from which adapters of this model are read. `seeds` draws a seed for each request
-    that has none. If `costs` is None, the engine measures two times on this device: the time to load KV pages from host
-    or disk, and the time of a prefill.
+    that has none. `start_worker` starts the workers of an engine with tensor parallelism. If `costs` is None, the engine
+    measures two times on this device: the time to load KV pages from host or disk, and the time of a prefill.
 
     Raises InvalidRequest if the model is not supported, or if the configured sizes do not fit it.
     """
-    torch.set_num_threads(config.threads)
-    keep_freed_memory()
-    model, device = read_model_config(config.model), choose_device(config.device)
-    dtype = choose_dtype(config.dtype, model, device)
     clock = clock or SystemClock()
     inbox: SimpleQueue[Message] = SimpleQueue()
-    storage = allocate_kv_storage(config, model, fingerprint(config.model), device, dtype)
-    description = _describe(config, model, storage.sizes.device_pages)
     progress = LoopProgress(clock)
-    decoder = load_decoder(config, model, device, dtype, progress.advance)
-    lora = build_lora(config, model, device, dtype)
+    settings, ranks, parts, storage = _load_model(config, progress, inbox, start_worker)
+    parts, model, dtype, limits = ranks.connected(parts), settings.model, settings.dtype, parts.limits
+    description = _describe(settings, limits, storage.sizes.device_pages)
     tracker = costs or CostTracker(UNMEASURED)
-    kv_cache, copier = build_kv_cache_manager(config, storage, tracker, inbox.put, clock)
-    on_device = DeviceAdapterPool(storage.device_memory, kv_cache.page_store, lora, config.lora_pool_bytes)
-    kv_cache.page_store.frame_users[Tier.DEVICE] = on_device
-    loader = AdapterLoader(source_for(description), decoder.weights, dtype, inbox.put)
+    copies = ranks.copies(lambda report: build_page_copier(config, storage, report, clock), inbox.put)
+    kv_cache = KvCacheManager(storage.sizes, LowerTiers(copies, tracker, ranks.disk()), clock)
+    on_device = _device_adapters(config, storage, kv_cache, ranks.lora(parts.lora), inbox)
+    base = ranks.base(parts.weights)
+    tester = _tester(parts, base, ranks.probe_device)
+    loader = AdapterLoader(source_for(description), base, dtype, tester, inbox.put, ranks.divide)
     adapters = LoraPool(loader, LoraPoolLimits(config.lora_host_bytes), on_device, clock)
     grammars = _grammars(config, model, inbox, clock)
-    runner = _runner(model, storage, decoder, adapters, lora, BatchInvariance.of(dtype))
-    limits = _limits(config, model)
+    runner = parts.runner(storage, adapters)
+    all_ranks = ranks.runner(runner)
     if costs is None:
-        tracker.start_from(measure(storage, runner.run, limits))
+        tracker.start_from(measure(storage, all_ranks.run, limits))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     speculator, seeds = _speculator(config, grammars, clock), seeds or Random()
@@ -116,8 +130,8 @@ def build_engine(
         limits, kv_cache, sessions, adapters, scopes, clock=clock, seeds=seeds, grammars=grammars, speculator=speculator
     )
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
-    gates, prefills = storage.cache.gates, PrefillMeter(tracker, clock)
-    loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copier, gates, runner, prefills, progress)
+    steps = _pipeline(config, storage, scheduler, all_ranks, PrefillMeter(tracker, clock), progress)
+    loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copies, storage.cache.gates, steps, progress)
     progress.rest()  # the trial steps of this function advanced it
     return Engine(
         loop=loop,
@@ -129,22 +143,74 @@ def build_engine(
         adapters=adapters,
         grammars=grammars,
         runner=runner,
-        memory=EngineMemory(decoder.weights.num_bytes, storage.device_memory.frames, storage.host.block),
+        memory=EngineMemory(parts.weights.num_bytes, storage.device_memory.frames, storage.host.block),
     )
 
 
-def _runner(
-    model: ModelConfig,
+class _Loaded(NamedTuple):
+    """The model of an engine in memory, and the ranks that compute it."""
+
+    settings: RankSettings
+    ranks: EngineRanks
+    parts: RunnerParts
+    storage: KvStorage
+
+
+def _load_model(
+    config: EngineConfig, progress: LoopProgress, inbox: SimpleQueue[Message], start_worker: StartWorker
+) -> _Loaded:
+    """Loads this rank's part of the model, allocates its memory, and waits for the other ranks.
+
+    The weights come first, because KV memory takes a share of what they leave.
+    """
+    torch.set_num_threads(config.threads)
+    model, device = read_served_model(config), choose_device(config.device)
+    dtype, limits = choose_dtype(config.dtype, model, device), scheduler_limits(config, model, device)
+    check_division(config, model, dtype, device)
+    settings = RankSettings(config, model, fingerprint(config.model), device, dtype)
+    ranks = choose_ranks(settings, start_worker)
+    own, part = ranks.config, ranks.model
+    try:
+        weights = load_weights(own, part, device, dtype, ranks.tensors(WeightReader(config.model)))
+        lora = build_lora(own, part, device, dtype)
+        parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
+        sizes = ranks.agree(choose_sizes(parts, device))
+        storage = allocate_kv_storage(own, part, sizes, ranks.layout, device, dtype)
+        ranks.meet(storage, inbox.put)
+    except Exception:
+        ranks.abandon()
+        raise
+    return _Loaded(settings, ranks, parts, storage)
+
+
+def _tester(parts: RunnerParts, base: BaseModules, device: torch.device) -> AdapterTester:
+    def new_backend() -> LoraBackend:
+        return build_probe_lora(parts.config, parts.model, parts.lora, device, parts.dtype)
+
+    return AdapterTester(base, parts.dtype, ProbeDevice.of(device, new_backend))
+
+
+def _device_adapters(
+    config: EngineConfig, storage: KvStorage, kv_cache: KvCacheManager, lora: LoraBackend, inbox: SimpleQueue[Message]
+) -> DeviceAdapterPool:
+    memory, page_store = storage.device_memory, kv_cache.page_store
+    copies = build_adapter_copies(memory.device, inbox.put)
+    on_device = DeviceAdapterPool(memory, page_store, lora, config.lora_pool_bytes, copies)
+    page_store.frame_users[Tier.DEVICE] = on_device
+    return on_device
+
+
+def _pipeline(
+    config: EngineConfig,
     storage: KvStorage,
-    decoder: Decoder,
-    adapters: LoraPool,
-    lora: LoraBackend,
-    rules: BatchInvariance,
-) -> ModelRunner:
-    memory = storage.device_memory
-    builder = BatchBuilder(storage.sizes.page_tokens, memory.null_frame, memory.device, rules)
-    attention = PagedAttention(model, storage.cache)
-    return ModelRunner(decoder, attention, builder, adapters, lora, MaskFiller(model.vocab_size))
+    scheduler: Scheduler,
+    runner: StepRunner,
+    prefills: PrefillMeter,
+    progress: LoopProgress,
+) -> StepPipeline:
+    on_gpu = storage.device_memory.device.type == "cuda"
+    overlaps = on_gpu if config.overlap_steps is None else config.overlap_steps
+    return StepPipeline(runner, scheduler, storage.cache.gates, prefills, progress, overlaps=overlaps)
 
 
 def _speculator(config: EngineConfig, grammars: GrammarManager, clock: Clock) -> Speculator:
@@ -162,25 +228,11 @@ def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Messa
     return GrammarManager(compiler, model.eos_token_ids, limits, clock)
 
 
-def _limits(config: EngineConfig, model: ModelConfig) -> SchedulerLimits:
-    return SchedulerLimits(
-        page_tokens=config.page_tokens,
-        max_batch_tokens=config.max_batch_tokens,
-        max_running=min(config.max_running, config.max_batch_tokens),
-        max_waiting=config.max_waiting,
-        max_waiting_tokens=config.max_waiting_tokens,
-        waiting_share=config.waiting_share,
-        context_tokens=model.context_tokens,
-        vocab_size=model.vocab_size,
-        eos_token_ids=frozenset(model.eos_token_ids),
-    )
-
-
-def _describe(config: EngineConfig, model: ModelConfig, device_pages: int) -> EngineDescription:
-    limits = _limits(config, model)
+def _describe(settings: RankSettings, limits: SchedulerLimits, device_pages: int) -> EngineDescription:
+    config, model = settings.config, settings.model
     return EngineDescription(
         model_name=config.model_name or config.model.resolve().name,
-        fingerprint=fingerprint(config.model),
+        fingerprint=settings.fingerprint,
         vocab_size=model.vocab_size,
         context_tokens=model.context_tokens,
         eos_token_ids=model.eos_token_ids,

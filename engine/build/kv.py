@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
+from graftwork.engine.build.device_sizes import FrameSizer
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.kv.disk.file_format import file_bytes
 from graftwork.engine.kv.disk.store import DiskStore
-from graftwork.engine.kv.index.cost_model import CostTracker
-from graftwork.engine.kv.index.page_store import KvSizes, NoDisk
-from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
+from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.engine.kv.transfer.copier import PageCopier
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page, frame_bytes_for
 from graftwork.engine.kv.transfer.host_memory import HostMemory
+from graftwork.engine.kv.transfer.pinned_memory import CudaRegistry
 from graftwork.engine.kv.transfer.plan import Report
 from graftwork.engine.lora.resident_adapter import RANK_PAGE
 from graftwork.engine.model.config import ModelConfig
@@ -40,44 +40,86 @@ class KvStorage:
     disk: DiskStore | None
 
 
+_CPU_DEVICE_BYTES = 768 * 2**20
+"""Bytes of KV and adapters on a CPU, if the configuration names none."""
+
 _PREDECESSOR_TIMEOUT_S = 15.0
 """Seconds to wait for the lock on the KV folder. An engine whose gateway was killed ends within ten seconds, and the
 next engine waits until then.
 """
 
 
-def allocate_kv_storage(
-    config: EngineConfig, model: ModelConfig, fingerprint: str, device: torch.device, dtype: torch.dtype
-) -> KvStorage:
-    """Allocates KV memory on the device and the host, and opens the disk tier.
+def frame_sizer(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> FrameSizer:
+    """Returns the object that decides the number of frames. A frame is device memory of the size of one KV page."""
+    page_bytes = bytes_per_page(model, config.page_tokens, dtype)
+    sizes = KvSizes(
+        page_tokens=config.page_tokens,
+        page_bytes=page_bytes,
+        device_pages=0,
+        host_pages=config.host_kv_bytes // page_bytes,
+        context_pages=pages_for(model.context_tokens, config.page_tokens),
+        reserve_share=config.kv_reserve_share,
+        lora_floor_share=config.lora_floor_share,
+    )
+    smallest = RANK_PAGE * min(map(sum, model.target_shapes.values())) * dtype.itemsize
+    return FrameSizer(sizes, model.context_tokens, smallest)
 
-    Raises InvalidRequest if a size is too large for this machine, or if the KV folder cannot be used. Raises
-    InvalidRequest if a size is too small: the device must hold one full context and one adapter, and each other tier
-    one page.
-    """
-    sizes = _sizes(config, model, dtype)
-    _check_room_for_adapters(config, model, sizes, dtype)
-    _check_lower_tiers(config, sizes)
+
+def check_sizes(config: EngineConfig, sizer: FrameSizer, device: torch.device) -> None:
+    """Raises InvalidRequest if a size of the configuration can never serve. Needs neither weights nor device memory."""
+    given = device_bytes_of(config, device)
+    if given is not None:
+        sizer.given(given)
+    if not 0 < config.memory_share <= 1:
+        raise InvalidRequest(
+            f"--memory-share {config.memory_share} is no share of memory: give a number above 0 and at most 1.",
+            param="memory_share",
+        )
+    _check_adapters(config, sizer)
+    _check_lower_tiers(config, sizer.wanted)
     _check_memory(config, device)
-    with _allocating("--device-bytes", config.device_bytes, f"on {device}"):
+
+
+def device_bytes_of(config: EngineConfig, device: torch.device) -> int | None:
+    """Returns the bytes of KV and adapters that the configuration names; None if the device decides."""
+    if config.device_bytes is not None or device.type == "cuda":
+        return config.device_bytes
+    return _CPU_DEVICE_BYTES
+
+
+def allocate_kv_storage(
+    config: EngineConfig,
+    model: ModelConfig,
+    sizes: KvSizes,
+    content: str,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> KvStorage:
+    """Allocates KV memory of these sizes on the device and the host, and opens the disk tier.
+
+    `content` names what computes the KV: the model's fingerprint, and which part of the model. Files of KV with another
+    content are not read.
+
+    Raises InvalidRequest if a size is too large for this machine, or if the KV folder cannot be used.
+    """
+    with _allocating("--device-bytes", sizes.device_pages * frame_bytes_for(sizes.page_bytes), f"on {device}"):
         device_memory = DeviceMemory(sizes.device_pages, sizes.page_bytes, device)
     cache = KvCache(model, device_memory, config.page_tokens, dtype)
     with _allocating("--host-kv-bytes", config.host_kv_bytes, "on the host"):
-        host = HostMemory(sizes.host_pages, cache.page_shape, dtype, pinned=device.type == "cuda")
-    return KvStorage(sizes, device_memory, cache, host, _open_disk(config, f"{fingerprint}/{dtype}/{cache.page_shape}"))
+        registry = CudaRegistry() if device.type == "cuda" else None
+        host = HostMemory(sizes.host_pages, cache.page_shape, dtype, registry)
+    return KvStorage(sizes, device_memory, cache, host, _open_disk(config, f"{content}/{dtype}/{cache.page_shape}"))
 
 
-def build_kv_cache_manager(
-    config: EngineConfig, storage: KvStorage, costs: CostTracker, report: Report, clock: Clock
-) -> tuple[KvCacheManager, PageCopier]:
-    """Builds the manager of the KV cache, and the PageCopier that copies pages for it on its own threads.
+def build_page_copier(config: EngineConfig, storage: KvStorage, report: Report, clock: Clock) -> PageCopier:
+    """Builds the PageCopier that copies pages between the tiers of `storage`, on its own threads."""
+    overlaps = overlaps_loads(config, storage.device_memory.device)
+    return PageCopier(storage.cache, storage.host, storage.disk, report, clock, overlaps_loads=overlaps)
 
-    Both use the memory of `storage`.
-    """
-    overlaps = storage.device_memory.device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
-    copier = PageCopier(storage.cache, storage.host, storage.disk, report, clock, overlaps_loads=overlaps)
-    lower = LowerTiers(copier, costs, storage.disk or NoDisk())
-    return KvCacheManager(storage.sizes, lower, clock), copier
+
+def overlaps_loads(config: EngineConfig, device: torch.device) -> bool:
+    """Returns whether a step starts while its KV is still loaded from the host."""
+    return device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
 
 
 def _open_disk(config: EngineConfig, layout: str) -> DiskStore | None:
@@ -91,44 +133,13 @@ def _open_disk(config: EngineConfig, layout: str) -> DiskStore | None:
     return disk
 
 
-def _sizes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> KvSizes:
-    page_bytes = bytes_per_page(model, config.page_tokens, dtype)
-    frame = frame_bytes_for(page_bytes)
-    pages = config.device_bytes // frame
-    needed = pages_for(model.context_tokens, config.page_tokens)
-    if pages < needed:
+def _check_adapters(config: EngineConfig, sizer: FrameSizer) -> None:
+    """Raises InvalidRequest if `lora_pool_bytes` leaves no room for even the smallest adapter."""
+    if config.lora_pool_bytes is not None and config.lora_pool_bytes < sizer.adapter_bytes:
         raise InvalidRequest(
-            f"--device-bytes {config.device_bytes} holds {pages} pages; one context of {model.context_tokens} "
-            f"tokens needs {needed}. Give at least {needed * frame} bytes.",
-            param="device_bytes",
-        )
-    return KvSizes(
-        page_tokens=config.page_tokens,
-        page_bytes=page_bytes,
-        device_pages=pages,
-        host_pages=config.host_kv_bytes // page_bytes,
-        context_pages=needed,
-        reserve_share=config.kv_reserve_share,
-        lora_floor_share=config.lora_floor_share,
-    )
-
-
-def _check_room_for_adapters(config: EngineConfig, model: ModelConfig, sizes: KvSizes, dtype: torch.dtype) -> None:
-    """Raises InvalidRequest if the device has no room for even the smallest adapter beside KV."""
-    smallest = RANK_PAGE * min(map(sum, model.target_shapes.values())) * dtype.itemsize
-    if config.lora_pool_bytes is not None and config.lora_pool_bytes < smallest:
-        raise InvalidRequest(
-            f"lora_pool_bytes {config.lora_pool_bytes} holds no adapter: the smallest takes {smallest} bytes. "
+            f"lora_pool_bytes {config.lora_pool_bytes} holds no adapter: the smallest takes {sizer.adapter_bytes} bytes. "
             "Give more, or leave it out.",
             param="lora_pool_bytes",
-        )
-    frame = frame_bytes_for(sizes.page_bytes)
-    frames = -(-smallest // frame)
-    if sizes.max_lora_pages < frames:
-        raise InvalidRequest(
-            f"--device-bytes {config.device_bytes} leaves adapters {sizes.max_lora_pages * frame} bytes beside KV; the "
-            f"smallest adapter takes {frames * frame}. Give at least {sizes.device_pages_for(frames) * frame} bytes.",
-            param="device_bytes",
         )
 
 
@@ -146,7 +157,7 @@ def _check_lower_tiers(config: EngineConfig, sizes: KvSizes) -> None:
 
 def _check_memory(config: EngineConfig, device: torch.device) -> None:
     """Raises InvalidRequest if the host's budgets are above the memory of this machine."""
-    given = config.host_kv_bytes + (config.device_bytes if device.type == "cpu" else 0)
+    given = config.host_kv_bytes + (device_bytes_of(config, device) or 0 if device.type == "cpu" else 0)
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if given > present:
         flags = "--host-kv-bytes" if device.type != "cpu" else "--device-bytes and --host-kv-bytes together"
@@ -161,7 +172,7 @@ def _allocating(flag: str, num_bytes: int, where: str) -> Generator[None]:
     """Turns torch's errors of a failed allocation into InvalidRequest."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OSError, RuntimeError) as error:
         raise InvalidRequest(
             f"{flag} {num_bytes} bytes cannot be allocated {where}: give less.", param=flag[2:].replace("-", "_")
         ) from error

@@ -20,7 +20,7 @@ from graftwork.platform.errors import InvalidRequest
 _log = logging.getLogger(__name__)
 
 _CHOICES = ("auto", "native", "triton", "torch")
-_PACK_BYTES = 256 * 2**20
+PACK_BYTES = 256 * 2**20
 """Bytes of packed copies that torch keeps of the adapters in recent batches."""
 
 
@@ -36,7 +36,7 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
             f"lora_kernels {wanted!r} is not known: choose one of {', '.join(_CHOICES)}.", param="lora_kernels"
         )
     rules = BatchInvariance.of(dtype)
-    plain = TorchLora(PackCache(_PACK_BYTES, rules.min_columns), rules)
+    plain = TorchLora(PackCache(PACK_BYTES, rules.min_columns), rules)
     kernels = _kernels_of(device) if wanted == "auto" else wanted
     if kernels == "torch":
         return plain
@@ -52,6 +52,22 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
         "lora_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": _COST_WITHOUT[kernels]}
     )
     return plain
+
+
+def build_probe_lora(
+    config: EngineConfig, model: ModelConfig, served: LoraBackend, device: torch.device, dtype: torch.dtype
+) -> LoraBackend:
+    """Builds a backend in which one adapter is tested, of the kind of `served`, the backend that serves on `device`.
+
+    On a CPU, torch stands for the compiled kernel.
+    """
+    rules = BatchInvariance.of(dtype)
+    plain = TorchLora(PackCache(0, rules.min_columns), rules)
+    if device.type != "cuda" or isinstance(served, TorchLora):
+        return plain
+    from graftwork.engine.lora.triton.backend import build_triton_lora
+
+    return build_triton_lora(model, config.max_lora_rank, dtype, device, plain, num_slots=1)
 
 
 _COST_WITHOUT = {

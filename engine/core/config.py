@@ -17,6 +17,10 @@ class EngineConfig:
     """The name of the base model for clients; empty takes the folder's name."""
     device: str = "auto"
     """The device that runs the model: `auto` (CUDA if available), `cpu`, or `cuda:N`."""
+    tensor_parallel: int = 1
+    """The number of devices of this machine that compute one model together, 1 to 8: `cuda:0`, `cuda:1`, …, or that many
+    processes on the CPU. `device_bytes` is for each device; `host_kv_bytes` and `disk_kv_bytes` are for all together.
+    """
     dtype: str = "auto"
     """The dtype of weights and KV: `float32`, `bfloat16`, `float16` or `auto`.
 
@@ -26,8 +30,17 @@ class EngineConfig:
     """CPU threads of the forward pass. With more threads than idle cores, a step can be a hundred times slower."""
     page_tokens: int = 16
     """The number of tokens in a KV page. Small pages waste less memory. Large pages are read faster."""
-    device_bytes: int = 768 * 2**20
-    """Bytes of KV and adapters together on the device; at least one full context and the smallest adapter."""
+    device_bytes: int | None = None
+    """Bytes of KV and adapters together on the device; at least one full context and the smallest adapter.
+
+    None means 768 MiB on a CPU. On CUDA it means what `memory_share` leaves beside the weights.
+    """
+    memory_share: float = 0.9
+    """The fraction of the memory, above 0 and at most 1, that the engine takes of what is free on a CUDA device beside
+    the weights. Steps, KV and adapters share it. The rest is for CUDA graphs and for fragments.
+    """
+    max_context_tokens: int | None = None
+    """The longest context that is served, in tokens; None means the longest that the model allows."""
     host_kv_bytes: int = 1024 * 2**20
     """Bytes of KV in host memory, for idle sessions; 0 turns this tier off."""
     disk_kv_bytes: int = 0
@@ -36,6 +49,10 @@ class EngineConfig:
     """The folder of KV files; required if `disk_kv_bytes` is not 0."""
     overlap_loads: bool | None = None
     """Whether a step starts while its KV is still loaded from the host, layer by layer. None means on CUDA only."""
+    overlap_steps: bool | None = None
+    """Whether the host plans the next step while the device computes this one. None means on CUDA only. Answers do not
+    change. On a CPU the host is the device, so there is nothing to gain.
+    """
     kv_reserve_share: float = 0.5
     """The fraction of each tier, 0 to 1, that is reserved for isolation domains. The domains that have pages on the
     tier share it equally.
@@ -56,11 +73,24 @@ class EngineConfig:
 
     `auto` takes the device's own kernels if they work, else `torch`.
     """
-    max_batch_tokens: int = 512
-    """The most tokens of one step, over all requests. Large steps prefill faster; small ones delay decoding less."""
-    max_running: int = 64
+    row_kernels: str = "auto"
+    """How norms, the rotary embedding, the write of KV and activations are computed: `auto`, `triton` (CUDA) or `torch`.
+
+    `auto` takes the Triton kernels on CUDA if they work, else `torch`.
+    """
+    attention_backend: str = "auto"
+    """How attention is computed: `auto`, `triton` (CUDA) or `torch`.
+
+    `auto` takes `triton` on CUDA if its kernels work, else `torch`.
+    """
+    max_batch_tokens: int | None = None
+    """The most tokens of one step, over all requests. Large steps prefill faster; small ones delay decoding less.
+
+    None means 512 on a CPU and 2048 on CUDA.
+    """
+    max_running: int | None = None
     """The most requests in one batch; at most `max_batch_tokens`. Isolation domains that wait get their fair number of
-    these places.
+    these places. None means 64 on a CPU and 256 on CUDA.
     """
     max_waiting: int = 256
     """The most requests in the queue. A further request displaces a request of the isolation domain with the most

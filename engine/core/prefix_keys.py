@@ -150,9 +150,14 @@ class TokenHistory:
         self._counted = TokenCounts()
         self._counted.token_ids.extend(dict.fromkeys(prompt_token_ids))
         self._counted.counts.extend([0] * len(self._counted))
+        self._num_prompt = len(self._counted)
+        self._generated = array(_WORD)
         self._places = {token: place for place, token in enumerate(self._counted.token_ids)}
-        self.num_generated_tokens = 0
+
+    @property
+    def num_generated_tokens(self) -> int:
         """The number of generated tokens that have been counted."""
+        return len(self._generated)
 
     def extend(self, token_ids: Iterable[int]) -> None:
         """Adds generated tokens to the counts. Each generated token must be passed once."""
@@ -162,7 +167,20 @@ class TokenHistory:
                 self._counted.token_ids.append(token)
                 self._counted.counts.append(0)
             self._counted.counts[place] += 1
-            self.num_generated_tokens += 1
+            self._generated.append(token)
+
+    def changed_since(self, num_generated: int) -> list[tuple[int, int, bool]]:
+        """Returns the distinct tokens that were counted after the first `num_generated` generated tokens, each with its
+        count, and with whether the prompt contains it.
+        """
+        changed = dict.fromkeys(self._generated[num_generated:])
+        places = [self._places[token] for token in changed]
+        return [(self._counted.token_ids[at], self._counted.counts[at], at < self._num_prompt) for at in places]
+
+    def all_counts(self) -> list[tuple[int, int, bool]]:
+        """Returns all tokens of the prompt and the answer, in the form of `changed_since`."""
+        pairs = zip(self._counted.token_ids, self._counted.counts, strict=True)
+        return [(token, count, at < self._num_prompt) for at, (token, count) in enumerate(pairs)]
 
     def check_integrity(self) -> None:
         """Checks that each token has one count, and that the counts add up to the number of generated tokens.

@@ -59,6 +59,10 @@ MAX_MIXTURE = 4
 """The most adapters of one request."""
 
 
+MAX_CACHE_TTL_S = 3600.0
+"""The longest time, in seconds, for which a request may ask to keep the pages of its prompt."""
+
+
 MAX_MIXTURE_WEIGHT = 16.0
 """The largest absolute weight of an adapter."""
 
@@ -110,6 +114,11 @@ class EngineRequest:
     cached until their room is needed.
     """
     kv_limits: KvLimits = NO_KV_LIMITS
+    cache_ttl_s: float | None = None
+    """For how many seconds after this request another request is likely to begin with its prompt: above 0, up to
+    `MAX_CACHE_TTL_S`. For this time, the full pages of the prompt are evicted after pages without a lease (see
+    engine/kv/prompt_leases.py). None asks for nothing. Has no effect on a request with a session.
+    """
     grammar: GrammarSource | None = None
     """The grammar that the answer must match; None allows any answer."""
     prediction_token_ids: tuple[int, ...] = ()

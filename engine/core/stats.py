@@ -59,6 +59,10 @@ def _drafts(result: str) -> dict[str, Any]:
     return counter("draft_tokens", "Guessed tokens by what came of them.", result=result)
 
 
+def _lora_rows(path: str) -> dict[str, Any]:
+    return counter("lora_rows", "Tokens of steps that had an adapter, by what applied it.", path=path)
+
+
 @dataclass(slots=True)
 class EngineCounters:
     """Totals since the engine's start. To add a counter, add one field here."""
@@ -120,6 +124,16 @@ class EngineStats(EngineCounters):
     """Operations on KV files that failed in the file system."""
     lora_pool_bytes: int = field(default=0, metadata=gauge("lora_pool_bytes", "Adapter weights on the device."))
     adapter_loads: int = field(default=0, metadata=counter("adapter_loads", "Adapters loaded to the device."))
+    lora_kernel_rows: int = field(default=0, metadata=_lora_rows("kernels"))
+    lora_torch_rows: int = field(default=0, metadata=_lora_rows("torch"))
+    """On a GPU these rows are slow: the kernels did not pass their self-test, or have no place for the adapter. On a CPU
+    they are the tokens of prefill chunks, for which torch is the fast way.
+    """
+    lora_vocabulary_rows: int = field(
+        default=0,
+        metadata=counter("lora_vocabulary_rows", "Tokens whose adapter changes the embedding or the output head."),
+    )
+    """These rows are in one of the two counters before, too. Torch makes these changes on every device."""
     forced_drafts: int = field(default=0, metadata=_drafts("forced"))
     """Accepted draft tokens that a grammar dictated. A verified draft token is either forced, accepted or rejected."""
     accepted_drafts: int = field(default=0, metadata=_drafts("accepted"))

@@ -1,7 +1,11 @@
-"""Defines the plan of one step (one forward pass) and its result.
+"""Defines the plan of one step (one forward pass), its result, and the runner that executes it.
 
-The scheduler makes the plan, and the runner executes it. Never imports torch. Invariant: a plan has at most one slice
-(part) of each request.
+    launch(plan) → Flight      the forward pass has begun
+    Flight.sample()            the choice of tokens has begun; all tokens before them are known
+    Flight.result()            the step has ended, and its tokens are on the host
+
+The scheduler makes the plan, and the runner executes it. Never imports torch. Invariants: a plan has at most one slice
+(part) of each request. Steps are sampled, and end, in the order in which they were launched.
 """
 
 from collections.abc import Mapping
@@ -44,11 +48,19 @@ class SampleSpec:
     banned_token_ids: tuple[int, ...] = ()
     """Tokens that must not be chosen: the stop tokens, until the answer has `min_tokens` tokens."""
     history: TokenHistory | None = None
-    """Token counts for penalties, up to the last known token; None without penalties. Valid only during the step."""
+    """Token counts for penalties, up to the token before `position`; None without penalties.
+
+    Valid from the time when all tokens before `position` are known to the end of the step.
+    """
     draft_token_ids: tuple[int, ...] = ()
     """Draft tokens right before this position; penalties count them too."""
     mask: MaskRow | None = None
     """The tokens that the grammar allows; None allows all."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether all tokens before `position` must be known, because penalties or a grammar depend on them."""
+        return self.history is not None or self.mask is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,7 @@ class ScoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class RequestSlice:
-    """The tokens of one request that a step computes: those at positions [start, start + len(token_ids)).
+    """The tokens of one request that a step computes: those at positions [start, start + num_tokens).
 
     The last `num_drafts` of these tokens are drafts, which the step verifies. The tokens before them are known: they
     belong to the prompt or to the answer.
@@ -76,7 +88,7 @@ class RequestSlice:
     start: int
     """Position of the first token. The KV of all tokens before it is in `pages`."""
     pages: tuple[PageId, ...]
-    """The first ceil((start + len) / page_tokens) pages of the request, in order."""
+    """The first ceil((start + num_tokens) / page_tokens) pages of the request, in order."""
     adapters: tuple[AdapterUse, ...]
     """The adapters of the request, sorted by digest; empty for the base model."""
     samples: tuple[SampleSpec, ...]
@@ -86,14 +98,28 @@ class RequestSlice:
     """
     scores: ScoreSpec | None = None
     """The tokens of the prompt to report log probabilities of; None for none."""
+    awaits_token: bool = False
+    """Whether this slice computes the token that the step launched right before samples for this request.
+
+    The plan is made before that token is known. It is the only token of the slice, and `token_ids` is empty.
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + self.awaits_token
 
     @property
     def end(self) -> int:
-        return self.start + len(self.token_ids)
+        return self.start + self.num_tokens
 
     @property
     def num_drafts(self) -> int:
         return max(len(self.samples) - 1, 0)
+
+    @property
+    def num_known(self) -> int:
+        """The number of known tokens of this slice. The other tokens are drafts."""
+        return self.num_tokens - self.num_drafts
 
     @property
     def known_end(self) -> int:
@@ -116,7 +142,17 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(piece.token_ids) for piece in self.slices)
+        return sum(piece.num_tokens for piece in self.slices)
+
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether the plan was made before the tokens of the step before it were known."""
+        return any(piece.awaits_token for piece in self.slices)
+
+    @property
+    def can_prepare_sampling(self) -> bool:
+        """Whether nothing that sampling needs, besides the logits, depends on tokens that are not known yet."""
+        return not self.awaits_tokens or not any(spec.needs_tokens for piece in self.slices for spec in piece.samples)
 
     @property
     def num_adapters(self) -> int:
@@ -139,3 +175,37 @@ class StepResult:
     """
     prompt_logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """The log probabilities of the tokens in `RequestSlice.scores`, by request."""
+
+
+class Flight(Protocol):
+    """A step that was launched: a device computes it, or has computed it already."""
+
+    def sample(self) -> None:
+        """Starts to choose the tokens that the plan asks for. Must be called once.
+
+        All tokens before the chosen ones must be known: the result of the step before must have been processed, so that
+        grammars and penalties include its tokens.
+        """
+        ...
+
+    def result(self) -> StepResult:
+        """Waits until the device has ended the step, and returns its tokens. Must be called once, after `sample`."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs steps on one device. ModelRunner implements it."""
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Starts the forward pass of one step. If the device can work by itself, returns before the step has ended.
+
+        A plan that awaits tokens takes them from the step that was launched before. That step must have been sampled.
+        """
+        ...
+
+    def recover(self) -> None:
+        """Waits until the device is idle, and frees memory that is not in use. Must be called after a failed step.
+
+        Raises the device's error if the device can compute nothing any more.
+        """
+        ...

@@ -142,14 +142,17 @@ class GrammarManager:
         """Returns the cursor (position in the grammar) of a running request. None if the request has no grammar."""
         return self._cursors.get(request_id)
 
-    def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int] = ()) -> MaskRow | None:
+    def row(
+        self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int] = (), num_in_flight: int = 0
+    ) -> MaskRow | None:
         """Returns a MaskRow: the tokens that the grammar allows after the answer so far and the draft tokens `drafted`.
 
-        The grammar must allow the draft tokens. `banned` tokens are never allowed. Returns None if the request has no
-        grammar.
+        The grammar must allow the draft tokens. `banned` tokens are never allowed. The answer so far includes
+        `num_in_flight` tokens that are not known yet: they must be accepted before the row is filled. Returns None if
+        the request has no grammar.
         """
         cursor = self._cursors.get(request_id)
-        return None if cursor is None else cursor.row(drafted, banned)
+        return None if cursor is None else cursor.row(drafted, banned, num_in_flight)
 
     def constraint(self, request_id: RequestId) -> GrammarDrafts | None:
         """Returns the GrammarDrafts of a running request. This object proposes draft tokens from the request's grammar,

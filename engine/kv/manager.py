@@ -3,9 +3,9 @@
     match → allocate_path → (loads end) → allocate_pages, insert → release     during a request
     prefetch, offloader.suspend, close_session                                 between the turns of a session
 
-KvCacheManager connects four classes: PageStore (the pages of each tier), PageLoader (loads to the device),
-PageOffloader (copies to lower tiers) and SessionIndex (the pages of each session). It never waits: the end of a copy
-arrives as a message, which the loop passes to `finish_transfer`.
+KvCacheManager connects five classes: PageStore (the pages of each tier), PageLoader (loads to the device),
+PageOffloader (copies to lower tiers), SessionIndex (the pages of each session) and PromptLeases (prompts that are kept
+for a time). It never waits: the end of a copy arrives as a message, which the loop passes to `finish_transfer`.
 
 Invariants: a page that a request holds is never evicted. After all requests and sessions are closed, no pool has an
 active page.
@@ -22,6 +22,7 @@ from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.index.eviction_queue import EvictionPolicy, Ranking
 from graftwork.engine.kv.index.page_store import DiskPages, KvSizes, NoDisk, PageStore
 from graftwork.engine.kv.index.radix_tree import Domain, Lease, Node
+from graftwork.engine.kv.prompt_leases import PromptLeases
 from graftwork.engine.kv.session_index import SessionIndex, SessionRecord
 from graftwork.engine.kv.transfer.loader import PageAllocation, PageLoader, PrefixMatch, TokenPath
 from graftwork.engine.kv.transfer.offloader import PageOffloader
@@ -53,6 +54,7 @@ class KvCacheManager:
             clock, lower.costs, sizes.page_tokens, self.sessions.is_in_history, lower.disk.holds, self._is_in_use
         )
         self.page_store = PageStore(sizes, ranking or policy.rank, lower.disk, clock)
+        self.prompt_leases = PromptLeases(self.page_store, clock)
         self._loader = PageLoader(self.page_store, lower.copies, lower.costs)
         has_disk = not isinstance(lower.disk, NoDisk)
         self.offloader = PageOffloader(self.page_store, lower.copies, self.sessions.is_in_history, has_disk=has_disk)
@@ -120,18 +122,19 @@ class KvCacheManager:
         self.offloader.mark_dirty(nodes)
         return nodes
 
-    def deduplicate(self, nodes: Sequence[Node], pages: list[PageId]) -> list[PageId]:
+    def deduplicate(self, nodes: Sequence[Node], pages: list[PageId]) -> tuple[list[PageId], list[PageId]]:
         """Replaces pages of a request with pages of the prefix tree that contain the same KV.
 
-        `nodes` are the nodes of the request's first pages. Returns the request's new list of pages.
+        `nodes` are the nodes of the request's first pages. Returns the request's new list of pages, and the pages that
+        were replaced, which the caller must release.
         """
-        shared = list(pages)
+        shared, replaced = list(pages), list[PageId]()
         for index, node in enumerate(nodes):
             if node.device is not None and node.device != pages[index] and not node.is_loading:
                 self.page_store.device.hold([node.device])
-                self.release([pages[index]])
+                replaced.append(pages[index])
                 shared[index] = node.device
-        return shared
+        return shared, replaced
 
     def _record_use(self, path: TokenPath, nodes: Sequence[Node], session: SessionUse | None) -> None:
         """Records that a session, or a request without a session, uses pages.
@@ -184,6 +187,7 @@ class KvCacheManager:
         The domain's running requests continue, and the pages that they compute are cached again.
         """
         self.sessions.remove_domain(domain)
+        self.prompt_leases.forget_domain(domain)
         self.page_store.set_limits(domain, NO_KV_LIMITS)
         tree = self.page_store.tree
         for node in [*tree.nodes_on(Tier.DEVICE), *tree.nodes_on(Tier.HOST)]:
@@ -202,8 +206,10 @@ class KvCacheManager:
     def enforce_limits(self, domain: Domain) -> None:
         """Moves pages of `domain` (usually one tenant) to a lower tier until the domain is within its limits.
 
-        Evicts the pages if there is no lower tier.
+        Evicts the pages if there is no lower tier. Also ends leases of prompts, of any domain, above the domain's
+        reserve.
         """
+        self.prompt_leases.enforce_limits()
         self.offloader.enforce_limits(domain)
 
     def offload(self, path: TokenPath, pages: Sequence[PageId], session: SessionUse | None) -> None:
@@ -285,8 +291,9 @@ class KvCacheManager:
                 yield parent
 
     def check_integrity(self) -> None:
-        """Checks the page store, the session index, the loader and the offloader."""
+        """Checks the page store, the session index, the leases of prompts, the loader and the offloader."""
         self.page_store.check_integrity()
         self.sessions.check_integrity()
+        self.prompt_leases.check_integrity()
         self._loader.check_integrity()
         self.offloader.check_integrity()

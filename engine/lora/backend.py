@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.torch_backend import Segment
+from graftwork.engine.lora.torch_backend import LoraRows, Segment
 
 
 class StepLora(Protocol):
@@ -57,11 +57,11 @@ class StepLora(Protocol):
 class LoraBackend(Protocol):
     """Applies adapters to the tokens of each step. Only the engine loop's thread calls it."""
 
-    def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
+    def place(self, adapter: ResidentAdapter) -> None:
         """Prepares an adapter for use, after its weights were copied to the device or moved within device memory.
 
-        The tensors of `on_device` are views of the device's memory. `on_host` has the same values in host memory, where
-        they can be read without waiting for the device.
+        Its tensors are views of the device's memory. It has `shares` only just after it was copied, and only if the engine
+        has several ranks. Never reads their content, which would wait for the device.
         """
         ...
 
@@ -75,6 +75,11 @@ class LoraBackend(Protocol):
     @property
     def copied_bytes(self) -> int:
         """Bytes on the device of all copies that were made from adapters' weights."""
+        ...
+
+    @property
+    def rows(self) -> LoraRows:
+        """The rows of all steps that had an adapter, by what applied it."""
         ...
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:

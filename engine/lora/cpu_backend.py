@@ -6,7 +6,7 @@ matrices at these addresses, so a step copies no weights.
 
 The kernel and torch round differently. So which of the two serves a row must not depend on other requests. It depends
 only on how many known tokens (tokens that are not drafts) the row's own request has in this step. Several known tokens
-are a prefill chunk. A single known token is a decoding row, and so is each draft token (see runner/input_batch.py). At
+are a prefill chunk. A single known token is a decoding row, and so is each draft token (see attention/backend.py). At
 the output head the kernel serves all rows.
 
 Invariant: an adapter's addresses are in the tables only between `place` and `forget`. An unused entry is all zeros and
@@ -29,7 +29,7 @@ from graftwork.engine.lora.cpu_kernel import (
     add_to_rows,
 )
 from graftwork.engine.lora.resident_adapter import RANK_PAGE, GroupDelta, ResidentAdapter
-from graftwork.engine.lora.torch_backend import LoraBatch, LoraProduct, Segment, TorchLora
+from graftwork.engine.lora.torch_backend import LoraBatch, LoraProduct, LoraRows, Segment, TorchLora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, GroupShape
 
@@ -183,10 +183,11 @@ class CpuLora:
         self.tables = tables
         self._rest = rest
         self._scratch = np.zeros((SCRATCH_ROWS, tables.widest), np.float32)
+        self.rows = LoraRows()
 
-    def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
-        self._rest.place(on_host, on_device)
-        self.tables.enter(on_device)
+    def place(self, adapter: ResidentAdapter) -> None:
+        self._rest.place(adapter)
+        self.tables.enter(adapter)
 
     def forget(self, digest: str) -> None:
         self._rest.forget(digest)
@@ -197,6 +198,8 @@ class CpuLora:
         return self._rest.copied_bytes
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
+        for segment in segments:
+            self.rows.count(segment, by_torch=segment.num_rows - len(segment.decoding))
         return LoraBatch(segments, self._products, self._rest.rules, num_rows)
 
     def check_integrity(self) -> None:

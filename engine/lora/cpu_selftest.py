@@ -29,6 +29,8 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 sums.
 """
 
+_SCALE = 1.7
+
 
 def why_cpu_kernel_fails(dtype: torch.dtype) -> str | None:
     """Returns what is wrong with the compiled CPU kernel on this machine, as a text for the log, or None.
@@ -49,7 +51,7 @@ def _failure(dtype: torch.dtype) -> str | None:
     tables = AddressTables({_KEY: GroupShape(_IN_FEATURES, _WIDTHS)}, dtype)
     lora = CpuLora(tables, TorchLora(PackCache(0, rules.min_columns), rules))
     for adapter in adapters:
-        lora.place(adapter, adapter)
+        lora.place(adapter)
     mixes = [AdapterMix(((adapters[0], 1.0),)), AdapterMix(((adapters[0], 0.5), (adapters[1], -0.25)))]
     x = torch.randn(4, _IN_FEATURES, generator=generator).to(dtype)
     y = torch.randn(4, sum(_WIDTHS), generator=generator).to(dtype)
@@ -74,10 +76,10 @@ def _adapter(digest: str, rank: int, dtype: torch.dtype, generator: torch.Genera
 
     ends = (_WIDTHS[0], sum(_WIDTHS))
     slices = [
-        SliceDelta(matrix(rank, width), place * rank, (place + 1) * rank, end - width, end)
+        SliceDelta(matrix(rank, width), place * rank, (place + 1) * rank, end - width, end, _SCALE)
         for place, (width, end) in enumerate(zip(_WIDTHS, ends, strict=True))
     ]
-    delta = GroupDelta(matrix(2 * rank, _IN_FEATURES), torch.full((2 * rank,), 1.7), tuple(slices))
+    delta = GroupDelta(matrix(2 * rank, _IN_FEATURES), torch.full((2 * rank,), _SCALE), tuple(slices))
     return compacted(digest, {_KEY: delta}, None, None, None)
 
 

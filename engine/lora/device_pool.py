@@ -11,18 +11,18 @@ adapters cannot take them (see KvSizes).
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
-
-import torch
 
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.index.eviction_queue import EvictionClass, EvictionRank
 from graftwork.engine.kv.index.frame_allocator import FrameAllocator, FrameRun
 from graftwork.engine.kv.index.page_store import PageStore
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
+from graftwork.engine.lora.adapter_copies import AdapterCopies, DirectCopies
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.engine.lora.torch_backend import LoraRows
 
 
 class PlacementResult(Enum):
@@ -46,6 +46,8 @@ class _Slot:
     """When the adapter was last used, in ticks that the prefix tree counts. Adapters and pages have one eviction order.
     """
     num_pins: int = 0
+    is_copying: bool = False
+    """Whether the adapter's bytes are still on their way to the device."""
 
 
 class DeviceAdapterPool:
@@ -56,14 +58,25 @@ class DeviceAdapterPool:
     """
 
     def __init__(
-        self, device_memory: DeviceMemory, page_store: PageStore, lora: LoraBackend, most_bytes: int | None = None
+        self,
+        device_memory: DeviceMemory,
+        page_store: PageStore,
+        lora: LoraBackend,
+        most_bytes: int | None = None,
+        copies: AdapterCopies | None = None,
     ) -> None:
-        """`most_bytes` limits the bytes of all adapters. The memory that is reserved for KV limits them too."""
+        """`most_bytes` limits the bytes of all adapters. The memory that is reserved for KV limits them too.
+
+        Without `copies`, adapters are copied at once.
+        """
         self._device_memory = device_memory
         self._page_store = page_store
         self._lora = lora
         self._most_bytes = most_bytes
+        self._copies = copies or DirectCopies()
         self._slots: OrderedDict[str, _Slot] = OrderedDict()
+        self._allocated: list[FrameRun] = []
+        """The runs of frames of the adapters that are being placed now."""
         self.frame_allocator = FrameAllocator(page_store, device_memory)
         self.frame_allocator.on_runs_moved = self._runs_moved
         self.num_bytes = 0
@@ -81,6 +94,11 @@ class DeviceAdapterPool:
         return self._lora.copied_bytes
 
     @property
+    def rows(self) -> LoraRows:
+        """The rows of all steps that had an adapter, by what applied it."""
+        return self._lora.rows
+
+    @property
     def digests(self) -> tuple[str, ...]:
         return tuple(self._slots)
 
@@ -95,7 +113,12 @@ class DeviceAdapterPool:
     # ---- use --------------------------------------------------------------------------------------------------
 
     def is_pinned(self, digest: str) -> bool:
-        return digest in self._slots and self._slots[digest].num_pins > 0
+        """Whether the adapter must stay on the device: requests use it, or it is being copied there."""
+        return digest in self._slots and (self._slots[digest].num_pins > 0 or self._slots[digest].is_copying)
+
+    def is_usable(self, digest: str) -> bool:
+        """Whether the whole adapter is on the device."""
+        return digest in self._slots and not self._slots[digest].is_copying
 
     def pin(self, digest: str) -> None:
         """Adds one pin to an adapter, so that it is not evicted, and marks it as just used.
@@ -138,51 +161,99 @@ class DeviceAdapterPool:
         return None
 
     def place(self, on_host: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
-        """Copies adapters to the device, either all of them or none. The result says whether they were copied.
+        """Starts to copy adapters to the device, either all of them or none. The result says whether it did.
 
-        To make room, evicts idle KV pages and idle adapters (those that no request uses). Never evicts the adapters
+        An adapter is usable when its copy has ended: at once on a CPU, and after `finish_copy` on CUDA. To make room, evicts idle KV pages and idle adapters (those that no request uses). Never evicts the adapters
         whose digests are in `spared`.
         """
         room = self._make_room(on_host, spared)
         if room is not PlacementResult.DONE:
             return room
-        for number, adapter in enumerate(on_host):
+        for adapter in on_host:
             run = self.frame_allocator.allocate(self._frames_of(adapter))
             if run is None:
-                for placed in on_host[:number]:
-                    self.evict(placed.digest)
+                for allocated in self._allocated:
+                    self.frame_allocator.free(allocated)
+                self._allocated.clear()
                 return PlacementResult.FRAMES_IN_USE
+            self._allocated.append(run)
+        for adapter, run in zip(on_host, self._allocated, strict=True):  # after all moves of frames
             self._settle(adapter, run)
+        self._allocated.clear()
         return PlacementResult.DONE
+
+    def finish_copy(self, digest: str) -> None:
+        """Makes an adapter usable whose copy to the device has ended."""
+        slot = self._slots[digest]
+        self._end_copy(slot)
+        self._place_in_backend(slot)
+
+    def fail_copy(self, digest: str) -> None:
+        """Frees the memory of an adapter whose copy to the device has failed."""
+        slot = self._slots.pop(digest)
+        self._end_copy(slot)
+        self.num_bytes -= slot.adapter.num_bytes
+        self.frame_allocator.free(slot.run)
+
+    def _end_copy(self, slot: _Slot) -> None:
+        slot.is_copying = False
+        self.frame_allocator.unfix(slot.run)
+
+    def close(self) -> None:
+        """Waits for the copies to the device that have begun."""
+        self._copies.close()
 
     def evict(self, digest: str) -> None:
         """Removes an adapter from the device and frees its memory.
 
         Raises AssertionError if a request uses the adapter.
         """
+        assert not self.is_pinned(digest), f"{digest} is in use"
         slot = self._slots.pop(digest)
-        assert not slot.num_pins, f"{digest} is in use"
         self.num_bytes -= slot.adapter.num_bytes
         self._lora.forget(digest)
         self.frame_allocator.free(slot.run)
 
     def _settle(self, on_host: ResidentAdapter, run: FrameRun) -> None:
-        adapter = on_host.moved_to(self._device_memory.buffer(run.first, on_host.num_bytes))
-        self._slots[adapter.digest] = _Slot(adapter, run, self._page_store.tree.ticks)
+        on_device = on_host.over(self._device_memory.buffer(run.first, on_host.num_bytes))
+        adapter = replace(on_device, shares=on_host.shares)
+        self._slots[adapter.digest] = slot = _Slot(adapter, run, self._page_store.tree.ticks)
         self.num_bytes += adapter.num_bytes
-        self._lora.place(on_host, adapter)
+        if self._copies.begin(adapter.digest, on_host.buffer, adapter.buffer):
+            self._place_in_backend(slot)
+        else:
+            slot.is_copying = True
+            self.frame_allocator.fix(run)
+
+    def _place_in_backend(self, slot: _Slot) -> None:
+        """Lets the backend use an adapter that was just copied. The backend passes the shares on, and nobody keeps them."""
+        self._lora.place(slot.adapter)
+        if slot.adapter.shares is not None:
+            slot.adapter = replace(slot.adapter, shares=None)
+
+    def room_for(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
+        """Returns DONE if evicting idle adapters and KV seems to make enough room for `coming`, else why it cannot.
+
+        Changes nothing. Even if the result is DONE, `place` may find that the room cannot be used yet.
+        """
+        frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
+        idle = self._idle(spared)
+        pool, idle_frames = self._page_store.device, sum(self._slots[digest].run.num_frames for digest in idle)
+        if self._victims(idle, self.num_frames + frames, self.num_bytes + num_bytes) is None:
+            return PlacementResult.SHARE_IN_USE
+        has_room = pool.free_pages + pool.idle_pages + idle_frames >= frames
+        return PlacementResult.DONE if has_room else PlacementResult.FRAMES_IN_USE
+
+    def _idle(self, spared: Collection[str]) -> list[str]:
+        return [digest for digest in self._slots if not self.is_pinned(digest) and digest not in spared]
 
     def _make_room(self, coming: Sequence[ResidentAdapter], spared: Collection[str]) -> PlacementResult:
         """Evicts idle adapters and KV as necessary. Evicts nothing if it is clear that this cannot free enough."""
+        room = self.room_for(coming, spared)
+        if room is not PlacementResult.DONE:
+            return room
         frames, num_bytes = self.frames_for(coming), sum(adapter.num_bytes for adapter in coming)
-        idle = [digest for digest in self._slots if not self.is_pinned(digest) and digest not in spared]
-        pool, idle_frames = self._page_store.device, sum(self._slots[digest].run.num_frames for digest in idle)
-        victims = self._victims(idle, self.num_frames + frames, self.num_bytes + num_bytes)
-        if victims is None:
-            return PlacementResult.SHARE_IN_USE
-        if pool.free_pages + pool.idle_pages + idle_frames < frames:
-            return PlacementResult.FRAMES_IN_USE
-        for digest in victims:
+        for digest in self._victims(self._idle(spared), self.num_frames + frames, self.num_bytes + num_bytes) or ():
             self.evict(digest)
         candidates = _Idle(self, lambda digest: digest not in spared)
         has_room = self._page_store.make_room_for_frames(Tier.DEVICE, frames, candidates)
@@ -228,15 +299,15 @@ class DeviceAdapterPool:
         return max(self._device_memory.frames_for(adapter.num_bytes), 1)
 
     def _runs_moved(self, moves: Mapping[FrameRun, FrameRun]) -> None:
-        """Renews the views of all adapters whose frames were moved, also in the backend."""
+        """Renews the views of all adapters whose frames were moved, also in the backend. None of them is being copied."""
+        self._allocated = [moves.get(run, run) for run in self._allocated]
         moved = [slot for slot in self._slots.values() if slot.run in moves]
         for slot in moved:
             self._lora.forget(slot.adapter.digest)
         for slot in moved:
             slot.run = moves[slot.run]
             slot.adapter = slot.adapter.over(self._device_memory.buffer(slot.run.first, slot.adapter.num_bytes))
-            readable = slot.adapter.moved_to(torch.empty_like(slot.adapter.buffer, device="cpu"))
-            self._lora.place(readable, slot.adapter)
+            self._lora.place(slot.adapter)
 
     # ---- giving way to pages ----------------------------------------------------------------------------------
 

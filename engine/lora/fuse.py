@@ -153,7 +153,8 @@ def _slices(
             rank_end = rank_start + pages_of_ranks(pair.rank)
             rescaled = pair.magnitude is not None and own_columns is not None
             B = pair.B.float() * own_columns.scale[:, None] if rescaled and own_columns is not None else pair.B
-            yield SliceDelta(_stored_factor(B, dtype), rank_start, rank_end, out_start, out_end)
+            left = 1.0 if _is_exact(pair.scale, dtype) else pair.scale
+            yield SliceDelta(_stored_factor(B, dtype), rank_start, rank_end, out_start, out_end, left)
             rank_start = rank_end
         out_start = out_end
 

@@ -1,6 +1,6 @@
 """Reads adapter files into host memory.
 
-Owns the loading threads. Never blocks the engine loop and never touches the device.
+Owns the loading threads. Never blocks the engine loop. Touches the device only to test uploads (see verify.py).
 """
 
 import logging
@@ -12,7 +12,7 @@ import torch
 
 from graftwork.engine.lora.fuse import BaseModules, build_resident
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.verify import probe_adapter
+from graftwork.engine.lora.verify import AdapterTester
 from graftwork.engine.lora.weights import AdapterSource, AdapterWeights
 from graftwork.platform.errors import GraftworkError, InternalFailure, ValidationFailed
 
@@ -44,13 +44,25 @@ class AdapterLoader:
     """
 
     def __init__(
-        self, source: AdapterSource, base: BaseModules, dtype: torch.dtype, deliver: Callable[[AdapterLoaded], None]
+        self,
+        source: AdapterSource,
+        base: BaseModules,
+        dtype: torch.dtype,
+        tester: AdapterTester,
+        deliver: Callable[[AdapterLoaded], None],
+        divide: Callable[[ResidentAdapter], ResidentAdapter] = lambda adapter: adapter,
     ) -> None:
-        """`deliver` is called on the loading threads and must hand the event over to the loop."""
+        """`deliver` is called on the loading threads and must hand the event over to the loop.
+
+        `divide` turns a whole adapter into the part of it that this process places on its device. It is called on the
+        loading threads. The default keeps the adapter whole.
+        """
         self._source = source
         self._base = base
         self._dtype = dtype
+        self._tester = tester
         self._deliver = deliver
+        self._divide = divide
         self._threads = ThreadPoolExecutor(max_workers=_LOADING_THREADS, thread_name_prefix="adapter-load")
         self.loading: set[str] = set()
 
@@ -81,7 +93,7 @@ class AdapterLoader:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _load(self, digest: str) -> None:
-        self._deliver(AdapterLoaded(digest, self._attempt(digest, lambda weights, adapter: adapter)))
+        self._deliver(AdapterLoaded(digest, self._attempt(digest, lambda _, adapter: self._divide(adapter))))
 
     def _probe(
         self,
@@ -90,10 +102,10 @@ class AdapterLoader:
         answer: Callable[[GraftworkError | None], None],
     ) -> None:
         def probe(weights: AdapterWeights, adapter: ResidentAdapter) -> ResidentAdapter:
-            too_large = why_never([adapter])
+            too_large = why_never([self._divide(adapter)])
             if too_large is not None:
                 raise adapter_too_large(f"weights: the weights of this adapter {too_large}", "weights")
-            probe_adapter(weights, adapter, self._base, self._dtype)
+            self._tester.test(weights, adapter)
             return adapter
 
         outcome = self._attempt(digest, probe)

@@ -21,11 +21,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.lora.adapter_copies import AdapterCopied
 from graftwork.engine.lora.device_pool import DeviceAdapterPool, PlacementResult
 from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader, adapter_too_large
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.engine.lora.torch_backend import LoraRows
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, InvalidRequest
 
@@ -48,6 +51,21 @@ class LoraPoolLimits:
     patience_s: float = 0.2
 
 
+class ResidentAdapters(Protocol):
+    """Gives the adapters that are on the device. LoraPool implements it."""
+
+    def get(self, digest: str) -> ResidentAdapter:
+        """Returns an adapter that is on the device and pinned. The result must be used only in this step."""
+        ...
+
+
+class NoAdapters:
+    """The ResidentAdapters of an engine that serves no request yet."""
+
+    def get(self, digest: str) -> ResidentAdapter:
+        raise AssertionError(f"no adapter is on the device, and {digest} is asked for")
+
+
 class LoraPool:
     """Decides which adapters are in host and device memory. Only the engine loop's thread calls it."""
 
@@ -65,6 +83,8 @@ class LoraPool:
         self._draining: set[str] = set()
         """Digests of adapters that take no new requests, so that they can be evicted. Some may be evicted already."""
         self._to_forget: set[str] = set()
+        self._arrived: list[str] = []
+        """Digests of adapters that were copied to the device, and become usable when no step uses the device."""
         self.host_bytes = 0
         self.num_loads = 0
 
@@ -82,14 +102,25 @@ class LoraPool:
         """Bytes of the copies on the device that serve several adapters at a time."""
         return self._device.copied_bytes
 
+    @property
+    def rows(self) -> LoraRows:
+        """The rows of all steps that had an adapter, by what applied it."""
+        return self._device.rows
+
     # ---- asking -----------------------------------------------------------------------------------------------
 
-    def want(self, groups: Sequence[Group]) -> None:
+    def want(self, groups: Sequence[Group], *, may_place: bool = True) -> bool:
         """Tells the pool which adapters the waiting requests need, in the order of the queue.
 
         Each group has the digests of the adapters of one request. The pool starts to load adapters that are missing. It
-        copies to the device those adapters that are on the host and fit.
+        copies to the device those adapters that are on the host and fit. Adapters whose copy has ended become usable.
+
+        `may_place` is False while a step uses the device: then nothing is copied there, because a copy may move the
+        pages and adapters that the step uses. In this case, returns whether there seems to be room for a copy, or a copy
+        has ended. Else returns False.
         """
+        if may_place:
+            self._finish_copies()
         distinct = dict.fromkeys(groups)
         self._device.wanted = {digest for group in distinct for digest in group}
         self._claims = {group: since for group, since in self._claims.items() if group in distinct}
@@ -100,7 +131,13 @@ class LoraPool:
         for group in distinct:
             if self._is_claimed(group):
                 self._claims.setdefault(group, self._clock.monotonic())
-        self._serve_claims()
+        return self._serve_claims(may_place=may_place) or bool(self._arrived)
+
+    def _finish_copies(self) -> None:
+        for digest in self._arrived:
+            self._device.finish_copy(digest)
+            self._evict_if_forgotten(digest)
+        self._arrived.clear()
 
     def _is_claimed(self, group: Group) -> bool:
         """Returns whether the group waits only for device memory: some of its adapters are on the host, the others on
@@ -112,9 +149,9 @@ class LoraPool:
     def is_ready(self, digest: str) -> bool:
         """Returns whether a new request may use this adapter now.
 
-        It may if the adapter is on the device and is not about to be evicted.
+        It may if the whole adapter is on the device and is not about to be evicted.
         """
-        return digest in self._device and digest not in self._draining and digest not in self._to_forget
+        return self._device.is_usable(digest) and digest not in self._draining and digest not in self._to_forget
 
     def refusal(self, uses: Sequence[AdapterUse]) -> GraftworkError | None:
         """Returns the error if a request can never use these adapters together. Else returns None.
@@ -157,6 +194,9 @@ class LoraPool:
 
     def unpin(self, digest: str) -> None:
         self._device.unpin(digest)
+        self._evict_if_forgotten(digest)
+
+    def _evict_if_forgotten(self, digest: str) -> None:
         if digest in self._to_forget and not self._device.is_pinned(digest):
             self._evict(digest)
 
@@ -197,13 +237,26 @@ class LoraPool:
         self._keep_on_host(adapter)
         return None
 
+    def absorb_copy(self, copied: AdapterCopied) -> GraftworkError | None:
+        """Processes the end of a copy to the device. The adapter becomes usable with the next call of `want`.
+
+        Returns an error if the copy failed. The caller must then fail all requests that wait for this adapter.
+        """
+        if copied.failure is None:
+            self._arrived.append(copied.digest)
+        else:
+            self._device.fail_copy(copied.digest)
+            self._to_forget.discard(copied.digest)
+        return copied.failure
+
     def close(self) -> None:
-        """Waits until the running loads have ended, and ends the loading threads."""
+        """Waits until the running loads and copies have ended, and ends their threads."""
         self._loader.close()
+        self._device.close()
 
     def check_integrity(self) -> None:
         self._device.check_integrity()
-        assert self.host_bytes == sum(adapter.num_bytes for adapter in self._host.values())
+        assert self.host_bytes == sum(adapter.host_bytes for adapter in self._host.values())
         assert all(self._device.is_pinned(digest) for digest in self._to_forget)
 
     # ---- the host ---------------------------------------------------------------------------------------------
@@ -221,7 +274,7 @@ class LoraPool:
             for digest in group:
                 if digest not in self._device and digest not in kept:
                     kept[digest] = None
-                    num_bytes += self._host[digest].num_bytes if digest in self._host else self._typical_bytes
+                    num_bytes += self._host[digest].host_bytes if digest in self._host else self._typical_bytes
         return kept
 
     def _keep_on_host(self, adapter: ResidentAdapter) -> None:
@@ -230,21 +283,24 @@ class LoraPool:
         Never drops the adapters that the first requests in the queue need.
         """
         self._drop_from_host(adapter.digest)
-        self._typical_bytes = adapter.num_bytes
+        self._typical_bytes = adapter.host_bytes
         idle = [digest for digest in self._host if digest not in self._kept]
-        while idle and self.host_bytes + adapter.num_bytes > self._limits.host_bytes:
+        while idle and self.host_bytes + adapter.host_bytes > self._limits.host_bytes:
             self._drop_from_host(idle.pop(0))
         self._host[adapter.digest] = adapter
-        self.host_bytes += adapter.num_bytes
+        self.host_bytes += adapter.host_bytes
 
     def _drop_from_host(self, digest: str) -> None:
         adapter = self._host.pop(digest, None)
-        self.host_bytes -= adapter.num_bytes if adapter is not None else 0
+        self.host_bytes -= adapter.host_bytes if adapter is not None else 0
 
     # ---- the device -------------------------------------------------------------------------------------------
 
-    def _serve_claims(self) -> None:
-        """Places waiting groups in order. Stops at the first group that does not fit, so that no group overtakes it."""
+    def _serve_claims(self, *, may_place: bool) -> bool:
+        """Places waiting groups in order. Stops at the first group that does not fit, so that no group overtakes it.
+
+        If `may_place` is False, stops at the first group that seems to fit, and returns True.
+        """
         self._finish_draining()
         self._device.claimed_pages = 0
         now = self._clock.monotonic()
@@ -253,14 +309,18 @@ class LoraPool:
                 continue  # one of its adapters left the host and is loading again
             out_of_patience = now - since >= self._limits.patience_s
             away = [self._host[digest] for digest in group if digest not in self._device]
-            placing = self._device.place(away, set(group) if out_of_patience else self._device.wanted)
+            spared = set(group) if out_of_patience else self._device.wanted
+            placing = self._device.place(away, spared) if may_place else self._device.room_for(away, spared)
             if placing is not PlacementResult.DONE:
                 if out_of_patience:
                     self._hold_up(placing, away, set(group))
-                return
+                return False
+            if not may_place:
+                return True
             del self._claims[group]
             for adapter in away:
                 self._host.move_to_end(adapter.digest)
+        return False
 
     def _hold_up(self, placing: PlacementResult, away: Sequence[ResidentAdapter], spared: set[str]) -> None:
         """Holds new requests back, because a group of adapters waited longer than `patience_s` for device memory."""

@@ -11,6 +11,8 @@ same, whichever other adapters are multiplied in the same product (see packs.py)
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Protocol
 
 import torch
 
@@ -42,9 +44,11 @@ class SliceDelta:
     rank_end: int
     out_start: int
     out_end: int
+    scale: float = 1.0
+    """The factor that `GroupDelta.scales` has for these ranks, where the host reads it without the device."""
 
     def mapped(self, change: TensorChange) -> "SliceDelta":
-        return SliceDelta(change(self.B), self.rank_start, self.rank_end, self.out_start, self.out_end)
+        return replace(self, B=change(self.B))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,13 @@ class EmbeddingDelta:
         return EmbeddingDelta(change(self.A), change(self.B), self.scale)
 
 
+class OtherShares(Protocol):
+    """Holds the parts of an adapter that the other ranks of a tensor-parallel engine need, in host memory."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ResidentAdapter:
     """An adapter whose tensors are all in one buffer, on the host or on the device."""
@@ -113,24 +124,25 @@ class ResidentAdapter:
     """The most ranks of any projection, rounded up to whole pages of eight."""
     is_low_rank: bool
     """Whether the adapter has only low-rank factors of linear layers, so that it may be part of a weighted mixture."""
+    shares: "OtherShares | None" = None
+    """The parts of the adapter that other ranks place on their devices; None without other ranks. The adapter has them on
+    the host, and on the device only until they were passed on.
+    """
 
     @property
     def num_bytes(self) -> int:
         return self.buffer.nbytes
 
     @property
+    def host_bytes(self) -> int:
+        """Bytes of the adapter in host memory, with the parts of other ranks."""
+        return self.buffer.nbytes + (0 if self.shares is None else self.shares.num_bytes)
+
+    @property
     def changes_vocabulary(self) -> bool:
         """Whether the adapter changes the embedding or the output head."""
         parts = (self.embedding, self.saved_embedding, self.saved_head, self.deltas.get((HEAD_LAYER, HEAD.name)))
         return any(part is not None for part in parts)
-
-    def moved_to(self, buffer: torch.Tensor) -> "ResidentAdapter":
-        """Copies the adapter into `buffer` in one transfer. Returns the adapter over the new buffer.
-
-        buffer: [num_bytes] uint8, aligned, on any device.
-        """
-        buffer.copy_(self.buffer, non_blocking=True)
-        return self.over(buffer)
 
     def over(self, buffer: torch.Tensor) -> "ResidentAdapter":
         """Returns the same adapter with tensors that are views of `buffer`. Copies nothing.
@@ -152,6 +164,7 @@ class ResidentAdapter:
         return replace(
             self,
             buffer=buffer,
+            shares=None,
             deltas={key: delta.mapped(change) for key, delta in self.deltas.items()},
             embedding=None if self.embedding is None else self.embedding.mapped(change),
             saved_embedding=_changed(self.saved_embedding, change),
@@ -180,6 +193,26 @@ class _Views:
         return typed.as_strided(shape, strides[::-1], typed.storage_offset() + start // like.itemsize)
 
 
+def scattered(
+    digest: str,
+    deltas: dict[tuple[int, str], GroupDelta],
+    embedding: EmbeddingDelta | None,
+    saved_embedding: torch.Tensor | None,
+    saved_head: torch.Tensor | None,
+) -> ResidentAdapter:
+    """Returns an adapter whose tensors are not in one buffer. See `compacted` for the arguments."""
+    widths = [part.rank_end - part.rank_start for delta in deltas.values() for part in delta.slices]
+    more = (embedding, saved_embedding, saved_head)
+    return ResidentAdapter(
+        digest,
+        torch.empty(0, dtype=torch.uint8),
+        deltas,
+        *more,
+        max_ranks=max(widths, default=0),
+        is_low_rank=all(part is None for part in more) and all(delta.is_low_rank for delta in deltas.values()),
+    )
+
+
 def compacted(
     digest: str,
     deltas: dict[tuple[int, str], GroupDelta],
@@ -192,30 +225,39 @@ def compacted(
     The keys of `deltas` are pairs (layer, name of the group of projections). `saved_embedding` and `saved_head` replace
     the base model's embedding and output head; None replaces nothing.
     """
-    widths = [part.rank_end - part.rank_start for delta in deltas.values() for part in delta.slices]
-    more = (embedding, saved_embedding, saved_head)
-    loose = ResidentAdapter(
-        digest,
-        torch.empty(0, dtype=torch.uint8),
-        deltas,
-        *more,
-        max_ranks=max(widths, default=0),
-        is_low_rank=all(part is None for part in more) and all(delta.is_low_rank for delta in deltas.values()),
-    )
-    starts = [0]
+    loose = scattered(digest, deltas, embedding, saved_embedding, saved_head)
+    buffer = torch.zeros(_starts(loose)[-1], dtype=torch.uint8)
+    arranged = arranged_in(loose, buffer)
+    copies = iter(_tensors(loose))
+    arranged.mapped(lambda view: view.copy_(next(copies)), buffer)
+    return arranged
 
-    def reserve(tensor: torch.Tensor) -> torch.Tensor:
-        starts.append(starts[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
+
+def arranged_in(loose: ResidentAdapter, buffer: torch.Tensor) -> ResidentAdapter:
+    """Returns an adapter with the shapes and dtypes of `loose`, whose tensors are views of `buffer`. Copies nothing.
+
+    `buffer` must have the content that `compacted` has written for the same shapes.
+    """
+    start_of, views = iter(_starts(loose)), _Views(buffer)
+    return loose.mapped(lambda tensor: views.at(next(start_of), tensor), buffer)
+
+
+def _tensors(adapter: ResidentAdapter) -> list[torch.Tensor]:
+    """Returns all tensors of an adapter, in the order of `ResidentAdapter.mapped`."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
         return tensor
 
-    loose.mapped(reserve, loose.buffer)
-    buffer = torch.zeros(starts[-1], dtype=torch.uint8)
-    start_of, views = iter(starts), _Views(buffer)
+    adapter.mapped(note, adapter.buffer)
+    return found
 
-    def place(tensor: torch.Tensor) -> torch.Tensor:
-        return views.at(next(start_of), tensor).copy_(tensor)
 
-    return loose.mapped(place, buffer)
+def _starts(adapter: ResidentAdapter) -> list[int]:
+    """Returns where in its buffer each tensor of an adapter begins, in bytes, and at last the size of the buffer."""
+    sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in _tensors(adapter)]
+    return list(accumulate(sizes, initial=0))
 
 
 def pages_of_ranks(rank: int) -> int:

@@ -64,6 +64,25 @@ class Segment:
         return [Segment(row + 1, end, self.mix) for row, end in pairwise(bounds) if row + 1 < end]
 
 
+@dataclass(slots=True)
+class LoraRows:
+    """How many rows (tokens of steps) had an adapter since the engine's start, by what applied it.
+
+    A row counts once in `kernels` or `torch`, for all linear layers of the decoder together.
+    """
+
+    kernels: int = 0
+    torch: int = 0
+    vocabulary: int = 0
+    """Rows whose adapter also changes the embedding or the output head. Torch applies that on every device."""
+
+    def count(self, segment: Segment, *, by_torch: int) -> None:
+        """Counts the rows of a segment. Torch applies the adapters of `by_torch` of them, and kernels the others."""
+        self.torch += by_torch
+        self.kernels += segment.num_rows - by_torch
+        self.vocabulary += segment.num_rows if segment.mix.changes_vocabulary else 0
+
+
 LONG_SEGMENT_ROWS = 16
 """The least number of rows in a segment that is multiplied alone. For so many rows, a separate product costs less than
 a pack (factors of several adapters, padded with zeros).
@@ -324,8 +343,9 @@ class TorchLora:
         self._packs = packs
         self.rules = rules
         self.products = TorchProducts(packs, rules)
+        self.rows = LoraRows()
 
-    def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
+    def place(self, adapter: ResidentAdapter) -> None:
         """Does nothing. Copies of an adapter's matrices are made when a step first needs them."""
 
     def forget(self, digest: str) -> None:
@@ -336,6 +356,8 @@ class TorchLora:
         return self._packs.num_bytes
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
+        for segment in segments:
+            self.rows.count(segment, by_torch=segment.num_rows)
         return LoraBatch(segments, self.products, self.rules, num_rows)
 
     def check_integrity(self) -> None:

@@ -1,74 +1,166 @@
 """Tests an adapter before any request may use it. The engine's deltas must equal those that plain torch computes.
 
 The test runs every group of projections (linear layers with the same input) on a few random inputs, in every layer. One
-input has no adapter, and its output must not change. The test uses the torch backend in host memory. The kernels have
-self-tests of their own (cpu_selftest.py, triton/selftest.py).
+input has no adapter, and its output must not change. It runs on the engine's device, through a backend of the kind that
+serves there: the Triton kernels on CUDA, torch on a CPU, whose kernel has a self-test of its own (cpu_selftest.py). The
+reference is computed on the same device in fp32, from the matrices of the upload and the base model's weights, a few
+rows of a weight at a time. So no weight of the base model leaves the device.
+
+On CUDA all of this runs on a stream of its own, and running steps do not wait for it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
 
 import torch
 
-from graftwork.engine.lora.fuse import BaseModules
-from graftwork.engine.lora.packs import AdapterMix, PackCache
+from graftwork.engine.lora.backend import LoraBackend, StepLora
+from graftwork.engine.lora.fuse import BaseModules, Module
+from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.torch_backend import LoraBatch, Segment, TorchProducts
+from graftwork.engine.lora.torch_backend import Segment
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
-from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import GROUPS, HEAD, HEAD_LAYER, ProjectionGroup
 from graftwork.platform.errors import ValidationFailed
 
-_NUM_ROWS = 5
+_ROW_COUNTS = {"cpu": (5,), "cuda": (5, 80)}
+"""The rows of the steps that are tested. On CUDA, short steps and long ones have kernels of their own."""
 _SEED = 20260
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """The largest error, relative to the largest output. It covers a few roundings of inputs, factors and sums."""
+REFERENCE_VALUES = 2**24
+"""The most values of a weight that the reference holds in fp32 at a time: 64 MiB."""
 
 
-def probe_adapter(weights: AdapterWeights, adapter: ResidentAdapter, base: BaseModules, dtype: torch.dtype) -> None:
-    """Tests that the engine computes the deltas that the adapter's matrices define.
+@dataclass(frozen=True, slots=True)
+class ProbeDevice:
+    """Where adapters are tested, and through what."""
 
-    Raises ValidationFailed if an output is wrong. The error names the group of projections, such as qkv.
-    """
-    generator = torch.Generator().manual_seed(_SEED)
-    segment = Segment(1, _NUM_ROWS, AdapterMix(((adapter, 1.0),)))
-    rules = BatchInvariance.of(dtype)
-    batch = LoraBatch([segment], TorchProducts(PackCache(0, rules.min_columns), rules), rules, _NUM_ROWS)
-    for layer, group in _groups_of(weights):
-        modules = [base.module(layer, target) for target in group.targets]
-        x = torch.randn(_NUM_ROWS, modules[0][0].shape[1], generator=generator).to(dtype)
-        outputs = [_base_output(x, weight, bias) for weight, bias in modules]
-        expected = torch.cat(
-            [
-                _expected(weights, layer, target, x[1:].float(), weight, bias)
-                for target, (weight, bias) in zip(group.targets, modules, strict=True)
-            ],
-            dim=1,
-        )
-        y = torch.cat(outputs, dim=1).to(dtype)
-        before = y.clone()
-        batch.add_deltas(y, x, layer, group.name)
-        _compare(_place(layer, group), before, y, expected, dtype)
-    _probe_embedding(weights, batch, base, dtype)
-    _probe_saved_head(weights, adapter, dtype)
+    device: torch.device
+    new_backend: Callable[[], LoraBackend]
+    """Returns a backend of the kind that serves, without adapters. It serves this test alone."""
+    row_counts: Sequence[int]
+    """The numbers of rows of the steps that are tested, at least 2 each."""
+
+    @classmethod
+    def of(cls, device: torch.device, new_backend: Callable[[], LoraBackend]) -> "ProbeDevice":
+        return cls(device, new_backend, _ROW_COUNTS[device.type])
 
 
-def _probe_embedding(weights: AdapterWeights, batch: LoraBatch, base: BaseModules, dtype: torch.dtype) -> None:
-    """Tests what the adapter changes in the embeddings of a few tokens.
+class AdapterTester:
+    """Tests adapters, one at a time. Any thread may call it."""
 
-    The base's rows are all ones. Any values serve, because the adapter adds to them or replaces them.
-    """
-    pair, saved = weights.embedding, weights.saved_embedding
-    if pair is None and saved is None:
+    def __init__(self, base: BaseModules, dtype: torch.dtype, where: ProbeDevice) -> None:
+        """`base` has the weights of the base model on the device, and `dtype` is the engine's."""
+        self._base = base
+        self._dtype = dtype
+        self._where = where
+        self._lock = Lock()
+        self._stream = _new_stream(where.device)
+
+    def test(self, weights: AdapterWeights, adapter: ResidentAdapter) -> None:
+        """Tests that the engine computes the deltas that the adapter's matrices define.
+
+        `adapter` is on the host. Raises ValidationFailed if an output is wrong. The error names the group of
+        projections, such as qkv.
+        """
+        with self._lock, _on(self._stream), torch.inference_mode():
+            probe = _Probe(weights, self._placed(adapter), self._base, self._dtype, self._where)
+            probe.run()
+        _probe_saved_head(weights, adapter, self._dtype)
+
+    def _placed(self, adapter: ResidentAdapter) -> ResidentAdapter:
+        return adapter.over(adapter.buffer.to(self._where.device))
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _on(stream: torch.cuda.Stream | None) -> Generator[None]:
+    """Makes a stream and its device the current ones of this thread. None changes nothing."""
+    if stream is None:
+        yield
         return
-    vocab_size, hidden_size = base.shape(HEAD_LAYER, "lm_head")
-    token_ids = torch.arange(_NUM_ROWS) * (vocab_size // _NUM_ROWS)
-    before = torch.ones(_NUM_ROWS, hidden_size, dtype=dtype)
-    expected = before[1:].float() if saved is None else saved[token_ids[1:]].float()
-    if pair is not None:
-        expected = expected + pair.scale * (pair.A.float().t()[token_ids[1:]] @ pair.B.float().t())
-    after = before.clone()
-    batch.change_embedding(after, token_ids)
-    _compare("embed_tokens", before, after, expected, dtype)
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
+        stream.synchronize()
+
+
+class _Probe:
+    """The test of one adapter."""
+
+    def __init__(
+        self,
+        weights: AdapterWeights,
+        adapter: ResidentAdapter,
+        base: BaseModules,
+        dtype: torch.dtype,
+        where: ProbeDevice,
+    ) -> None:
+        """`adapter` is on the device."""
+        self._weights = weights
+        self._adapter = adapter
+        self._base = base
+        self._dtype = dtype
+        self._device = where.device
+        self._row_counts = where.row_counts
+        self._lora = where.new_backend()
+
+    def run(self) -> None:
+        self._lora.place(self._adapter)
+        generator = torch.Generator(self._device).manual_seed(_SEED)
+        wheres = list(_groups_of(self._weights))
+        for num_rows in self._row_counts:
+            step = self._step(num_rows)
+            for layer, group in wheres:
+                self._probe_group(step, num_rows, layer, group, generator)
+            self._probe_embedding(step, num_rows)
+
+    def _step(self, num_rows: int) -> StepLora:
+        """Returns a step of this many rows, of which all but the first use the adapter, and all are sampled."""
+        mix = AdapterMix(((self._adapter, 1.0),))
+        return self._lora.step([Segment(1, num_rows, mix, 1, num_rows)], num_rows)
+
+    def _probe_group(
+        self, step: StepLora, num_rows: int, layer: int, group: ProjectionGroup, generator: torch.Generator
+    ) -> None:
+        modules = [self._base.module(layer, target) for target in group.targets]
+        in_features = modules[0][0].shape[1]
+        x = torch.randn(num_rows, in_features, generator=generator, device=self._device).to(self._dtype)
+        plain, expected = list[torch.Tensor](), list[torch.Tensor]()
+        for target, module in zip(group.targets, modules, strict=True):
+            y, adapted = _outputs(self._weights, layer, target, x.float(), module)
+            plain.append(y)
+            expected.append(adapted)
+        before = torch.cat(plain, dim=1).to(self._dtype)
+        after = before.clone()
+        if layer == HEAD_LAYER:
+            step.change_logits(after, x)
+        else:
+            step.add_deltas(after, x, layer, group.name)
+        _compare(_place(layer, group), before, after, torch.cat(expected, dim=1)[1:], self._dtype)
+
+    def _probe_embedding(self, step: StepLora, num_rows: int) -> None:
+        """Tests what the adapter changes in the embeddings of a few tokens.
+
+        The base's rows are all ones. Any values serve, because the adapter adds to them or replaces them.
+        """
+        pair, saved = self._weights.embedding, self._weights.saved_embedding
+        if pair is None and saved is None:
+            return
+        vocab_size, hidden_size = self._base.shape(HEAD_LAYER, "lm_head")
+        token_ids = torch.arange(num_rows) * vocab_size // num_rows
+        before = torch.ones(num_rows, hidden_size, dtype=self._dtype, device=self._device)
+        expected = torch.ones(num_rows - 1, hidden_size) if saved is None else saved[token_ids[1:]].float()
+        if pair is not None:
+            expected = expected + pair.scale * (pair.A.t()[token_ids[1:]].float() @ pair.B.float().t())
+        after = before.clone()
+        step.change_embedding(after, token_ids.to(self._device))
+        _compare("embed_tokens", before, after, expected.to(self._device), self._dtype)
 
 
 def _probe_saved_head(weights: AdapterWeights, adapter: ResidentAdapter, dtype: torch.dtype) -> None:
@@ -86,37 +178,45 @@ def _groups_of(weights: AdapterWeights) -> Iterator[tuple[int, ProjectionGroup]]
         yield HEAD_LAYER, HEAD
 
 
-def _base_output(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    y = x.float() @ weight.float().cpu().t()
-    return y if bias is None else y + bias.float().cpu()
+def _outputs(
+    weights: AdapterWeights, layer: int, target: str, x: torch.Tensor, module: Module
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the outputs of one module without and with the adapter, as PEFT computes them, in fp32.
 
-
-def _expected(
-    weights: AdapterWeights,
-    layer: int,
-    target: str,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """Returns the output of one module, computed as PEFT does, in fp32: [rows, out_features]."""
+    x: [rows, in_features] fp32. Each result is [rows, out_features].
+    """
+    weight, bias = module
     pair = weights.head if layer == HEAD_LAYER else weights.pairs.get((layer, target))
-    merged = weight.float().cpu()
-    if pair is not None:
-        merged = _merged(merged, pair)
-    y = x @ merged.t()
+    num_rows = max(REFERENCE_VALUES // weight.shape[1], 1)
+    parts = [
+        _products(x, weight[start : start + num_rows], pair, slice(start, start + num_rows))
+        for start in range(0, len(weight), num_rows)
+    ]
+    plain, adapted = (torch.cat(outputs, dim=1) for outputs in zip(*parts, strict=True))
     trained = weights.biases.get((layer, target), bias)
+    if bias is not None:
+        plain = plain + bias.float()
     if trained is not None:
-        y = y + trained.float().cpu()
-    return y if pair is None or pair.bias is None else y + pair.scale * pair.bias.float()
+        adapted = adapted + trained.to(x.device).float()
+    if pair is not None and pair.bias is not None:
+        adapted = adapted + pair.scale * pair.bias.to(x.device).float()
+    return plain, adapted
 
 
-def _merged(weight: torch.Tensor, pair: LoraPair) -> torch.Tensor:
-    merged = weight + pair.scale * (pair.B.float() @ pair.A.float())
-    if pair.magnitude is None:
-        return merged
-    norms: torch.Tensor = torch.linalg.vector_norm(merged, dim=1)
-    return merged * (pair.magnitude.float() / norms)[:, None]
+def _products(
+    x: torch.Tensor, weight: torch.Tensor, pair: LoraPair | None, rows: slice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the products of x with some rows of a weight, without and with an adapter's change of them."""
+    merged = weight.float()
+    plain = x @ merged.t()
+    if pair is None:
+        return plain, plain
+    B, A = pair.B[rows].to(x.device).float(), pair.A.to(x.device).float()
+    merged = merged + pair.scale * (B @ A)
+    if pair.magnitude is not None:
+        norms: torch.Tensor = torch.linalg.vector_norm(merged, dim=1)
+        merged = merged * (pair.magnitude[rows].to(x.device).float() / norms)[:, None]
+    return plain, x @ merged.t()
 
 
 def _place(layer: int, group: ProjectionGroup) -> str:
@@ -130,6 +230,7 @@ def _compare(
     expected: torch.Tensor,
     dtype: torch.dtype,
 ) -> None:
+    # expected: [rows - 1, features], because the first row has no adapter
     error = (after[1:].float() - expected).abs().max().item()
     size = max(expected.abs().max().item(), before.float().abs().max().item(), 1e-6)
     if not torch.equal(after[0], before[0]) or not error <= _TOLERANCE[dtype] * size:

@@ -90,10 +90,12 @@ class Linear:
 def _pays(weight: torch.Tensor) -> bool:
     """Returns whether storing a weight in blocks makes products faster.
 
-    It does not for fp32, because these products use MKL. Without oneDNN, torch has no blocks.
+    It does not for fp32, because these products use MKL. torch has blocks only with oneDNN, on CPUs whose bf16 products
+    oneDNN computes.
     """
-    has_blocks = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_blocks
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not torch._C._has_mkldnn:
+        return False
+    return hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class RotaryTable:
@@ -103,15 +105,15 @@ class RotaryTable:
         frequencies = rotary_frequencies(head_dim, rope)
         angles = torch.outer(torch.arange(context_tokens, dtype=torch.float32), frequencies)
         both = torch.cat([angles, angles], dim=1)  # [context, head_dim]
-        self._cos = (both.cos() * rope.attention_factor).to(device)
-        self._sin = (both.sin() * rope.attention_factor).to(device)
+        self.cosines = (both.cos() * rope.attention_factor).to(device)  # [context, head_dim]; both halves are equal
+        self.sines = (both.sin() * rope.attention_factor).to(device)  # [context, head_dim]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the cosines and the sines of the given positions.
 
         positions: [num_tokens]. Each of the two results is [num_tokens, 1, head_dim], so that it broadcasts over heads.
         """
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self.cosines[positions].unsqueeze(1), self.sines[positions].unsqueeze(1)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotates queries or keys by their positions' cosines and sines. Computes in fp32.

@@ -5,8 +5,9 @@ Owns the record of which tensors have been read. A tensor is loaded only when `r
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +16,26 @@ from graftwork.engine.model.fingerprint import weight_files
 from graftwork.platform.errors import InvalidRequest
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part [start, end) of a tensor along one dimension."""
+
+    dim: int
+    start: int
+    end: int
+
+
+class TensorSource(Protocol):
+    """Gives the tensors of a checkpoint, by name, and remembers which were not read yet. WeightReader implements it."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    @property
+    def unread(self) -> frozenset[str]: ...
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor: ...
 
 
 class WeightReader:
@@ -37,18 +58,19 @@ class WeightReader:
         """The names of those tensors in the files that have not been read yet."""
         return frozenset(self._unread)
 
-    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Reads one tensor into CPU memory, in the dtype of its file.
+    def read(self, name: str, shape: tuple[int, ...], part: Part | None = None) -> torch.Tensor:
+        """Reads one tensor into CPU memory, in the dtype of its file. Reads only `part` of it, if a part is given.
 
-        Raises InvalidRequest if the tensor is missing, has another shape, or has the dtype of a quantised model.
+        `shape` is the shape of the whole tensor. Raises InvalidRequest if the tensor is missing, has another shape, or has the dtype of a quantised model.
         """
         path = self._file_by_name.get(name)
         if path is None:
             raise InvalidRequest(f"The checkpoint has no tensor {name!r}.", param="model")
         with _open(path) as tensors:
-            tensor: torch.Tensor = tensors.get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise InvalidRequest(f"Tensor {name!r} has shape {tuple(tensor.shape)}, not {shape}.", param="model")
+            stored = tuple(tensors.get_slice(name).get_shape())
+            if stored != shape:
+                raise InvalidRequest(f"Tensor {name!r} has shape {stored}, not {shape}.", param="model")
+            tensor = _read(tensors, name, part)
         if tensor.dtype not in _DTYPES:
             raise InvalidRequest(
                 f"Tensor {name!r} is of {tensor.dtype}, which is not served: float32, bfloat16 and float16 are.",
@@ -56,6 +78,16 @@ class WeightReader:
             )
         self._unread.discard(name)
         return tensor
+
+
+def _read(tensors: Any, name: str, part: Part | None) -> torch.Tensor:
+    tensor: torch.Tensor
+    if part is None:
+        tensor = tensors.get_tensor(name)
+    else:
+        before = (slice(None),) * part.dim
+        tensor = tensors.get_slice(name)[(*before, slice(part.start, part.end))]
+    return tensor
 
 
 @contextmanager

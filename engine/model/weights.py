@@ -11,7 +11,7 @@ import torch
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.projections import GROUPS, HEAD_LAYER
-from graftwork.engine.model.weight_reader import WeightReader
+from graftwork.engine.model.weight_reader import TensorSource
 from graftwork.platform.errors import InvalidRequest
 
 
@@ -86,7 +86,7 @@ class DecoderWeights:
 
 
 def load_decoder_weights(
-    reader: WeightReader, config: ModelConfig, device: torch.device, dtype: torch.dtype
+    reader: TensorSource, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> DecoderWeights:
     """Reads all weights of a model onto the device, in `dtype`. Joins linear layers with the same input.
 
@@ -111,7 +111,7 @@ def load_decoder_weights(
 class _TensorReader:
     """Reads tensors with the shapes that the configuration gives them."""
 
-    reader: WeightReader
+    reader: TensorSource
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
@@ -167,7 +167,7 @@ class _TensorReader:
         return embedding
 
 
-def _refuse_leftovers(reader: WeightReader) -> None:
+def _refuse_leftovers(reader: TensorSource) -> None:
     """Raises InvalidRequest if a tensor was not read, because the output would be wrong without it.
 
     Ignores the rotary frequencies of older files, and second copies of the weights under a vendor's names.

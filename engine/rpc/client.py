@@ -9,7 +9,7 @@ whose loop is stuck.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import grpc
@@ -23,8 +23,8 @@ from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.engine.rpc.engine_token import call_metadata
+from graftwork.engine.rpc.outputs import TICKET_KEY, OutputReader
 from graftwork.engine.rpc.watch import LoopWatch, look_every_s
-from graftwork.platform.clock import Wakeup
 from graftwork.platform.errors import DeadlineExceeded, GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -47,6 +47,11 @@ _ANSWER_WITHIN_S = 10.0
 _PROBED_WITHIN_S = 120.0
 _SESSION_COMMAND_WITHIN_S = 3.0
 """Seconds to wait for a session command. A turn of a session does not end before its command does."""
+
+_WORK_PER_TURN = 32
+"""How much work the readers of outputs may have in one turn of the event loop; a token is 1."""
+_END_WORK = 8
+"""The work that the first and the last event of a request make: an answer's start, or its usage row and its quota."""
 
 _LAST = (RequestFinished, GraftworkError)
 """The kinds of the last event of a request."""
@@ -136,7 +141,7 @@ class GrpcEngineClient:
 
     def _open_conversation(self) -> "_Conversation":
         if self._conversation is None or self._conversation.is_over:
-            self._conversation = _Conversation(self._stub.Converse(metadata=self._metadata), self._address)
+            self._conversation = _Conversation(self._stub.Converse, self._metadata, self._address)
         return self._conversation
 
     def _has_requests(self) -> bool:
@@ -155,6 +160,30 @@ class GrpcEngineClient:
             raise _absent(self._address, error, logging.DEBUG) from error  # callers poll while an engine starts
 
 
+class Wakeup:
+    """Lets one task wait for a signal. `wake` wakes the task that waits; if no task waits, the call of `wake` is lost.
+
+    This replaces asyncio.Event, which costs several times as much. The gateway waits for every token of every stream.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wait(self) -> asyncio.Future[None]:
+        """Returns a future that the next call of `wake` completes. Await the future at once.
+
+        A `wake` before this call is lost. So check before this call whether there is anything to wait for.
+        """
+        self._waiter = asyncio.Future(loop=self._loop)
+        return self._waiter
+
+    def wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
 class _Inbox:
     """Queues the events of one request for its only reader. The length of the queue has no limit."""
 
@@ -170,11 +199,15 @@ class _Inbox:
         """Puts the error of a passed time limit into the queue after `seconds`. None sets no limit."""
         if seconds is None:
             return None
-        error = DeadlineExceeded(
-            f"The request took longer than {seconds:g} seconds, this server's limit: ask for fewer tokens, "
-            "or send it again when the server is less busy."
+        return asyncio.get_running_loop().call_later(seconds, self._put_late, seconds)
+
+    def _put_late(self, seconds: float) -> None:
+        self.put(
+            DeadlineExceeded(
+                f"The request took longer than {seconds:g} seconds, this server's limit: ask for fewer tokens, "
+                "or send it again when the server is less busy."
+            )
         )
-        return asyncio.get_running_loop().call_later(seconds, self.put, error)
 
 
 class _Conversation:
@@ -182,13 +215,16 @@ class _Conversation:
     its request.
     """
 
-    def __init__(self, call: Any, address: str) -> None:
-        self._call = call
+    def __init__(self, converse: Any, metadata: tuple[tuple[str, str], ...], address: str) -> None:
+        """`converse` opens the stream, with `metadata`."""
+        self._converse = converse
+        self._metadata = metadata
         self._address = address
         self._inboxes: dict[str, _Inbox] = {}
         """The queue of each request's events, by request id."""
         self._outgoing: asyncio.Queue[wire.GatewayMessage] = asyncio.Queue()
-        self._writing = asyncio.create_task(self._write())
+        self._work = 0
+        """The work that was handed out since the last pause for the event loop."""
         self._reading = asyncio.create_task(self._read())
         self.is_over = False
 
@@ -213,37 +249,72 @@ class _Conversation:
         self.is_over = True
         for inbox in self._inboxes.values():
             inbox.put(error)
-        self._call.cancel()
+        self._reading.cancel()
 
     async def close(self) -> None:
         self.is_over = True
-        self._call.cancel()
-        self._writing.cancel()
-        await asyncio.gather(self._reading, self._writing, return_exceptions=True)
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        self._end(None)  # the reader may never have begun
 
-    async def _write(self) -> None:
+    async def _write(self, call: Any) -> None:
         try:
             while True:
-                await self._call.write(await self._outgoing.get())
+                await call.write(await self._outgoing.get())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader meets the same error and reports it
 
     async def _read(self) -> None:
         cause: grpc.aio.AioRpcError | None = None
+        beside = await OutputReader.connect(self._address)
+        ticket = () if beside is None else ((TICKET_KEY, beside.ticket),)
+        call = self._converse(metadata=(*self._metadata, *ticket))
+        writing = asyncio.create_task(self._write(call))
         try:
-            async for step in self._call:
-                for output in step.outputs:
-                    inbox = self._inboxes.get(output.request_id)
-                    if inbox is not None:
-                        inbox.put(codec.event_from_wire(output))
+            async for step in call if beside is None else _steps_beside(call, beside):
+                await self._hand_out(step.outputs)
         except grpc.aio.AioRpcError as error:
             cause = error
         finally:
-            loss = _absent(self._address, cause, logging.DEBUG if self.is_over else logging.WARNING)
-            self.is_over = True
-            self._writing.cancel()
-            for inbox in self._inboxes.values():
-                inbox.put(loss)
+            call.cancel()
+            writing.cancel()
+            self._end(cause)
+
+    def _end(self, cause: grpc.aio.AioRpcError | None) -> None:
+        """Ends all requests, because the stream has ended."""
+        loss = _absent(self._address, cause, logging.DEBUG if self.is_over else logging.WARNING)
+        self.is_over = True
+        for inbox in self._inboxes.values():
+            inbox.put(loss)
+
+    async def _hand_out(self, outputs: Iterable[wire.RequestOutput]) -> None:
+        """Puts the outputs of a step into the queues of their requests.
+
+        Lets the event loop run from time to time. Otherwise the readers of all requests, or of several steps that have
+        arrived together, would run in one turn of the loop, and what has just arrived, such as another tenant's
+        request, would wait for all of them.
+        """
+        for output in outputs:
+            inbox = self._inboxes.get(output.request_id)
+            if inbox is None:
+                continue
+            inbox.put(codec.event_from_wire(output))
+            self._work += 1 if output.HasField("tokens") else _END_WORK
+            if self._work >= _WORK_PER_TURN:
+                self._work = 0
+                await asyncio.sleep(0)
+
+
+async def _steps_beside(call: Any, beside: OutputReader) -> AsyncGenerator[wire.StepOutput, None]:
+    """Yields the steps from an output socket until it or the call ends. Raises the error with which the call ended."""
+    call.add_done_callback(lambda _: beside.close())
+    try:
+        async for step in beside.steps():
+            yield step
+        if call.done():
+            await call.read()
+    finally:
+        beside.close()
 
 
 def _pings(silence_s: float) -> list[tuple[str, int]]:

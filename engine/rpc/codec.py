@@ -7,6 +7,7 @@ WARNING: every other message lists the fields of its dataclass in engine.proto; 
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from graftwork.engine.core.events import (
     PromptAdmitted,
     PromptScored,
     RequestFinished,
+    RequestOutput,
     TokenLogprobs,
     TokensGenerated,
 )
@@ -57,6 +59,7 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         session=None if request.session is None else wire.SessionUse(**asdict(request.session)),
         kv_limits=wire.KvLimits(**asdict(request.kv_limits)),
         public_tokens=request.public_tokens,
+        cache_ttl_s=request.cache_ttl_s,
         grammar=_grammar_to_wire(request.grammar),
         prediction_token_ids=request.prediction_token_ids,
     )
@@ -78,6 +81,7 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         session=_read(SessionUse, submit.session) if submit.HasField("session") else None,
         kv_limits=_read(KvLimits, submit.kv_limits),
         public_tokens=submit.public_tokens,
+        cache_ttl_s=submit.cache_ttl_s if submit.HasField("cache_ttl_s") else None,
         grammar=_grammar_from_wire(submit.grammar) if submit.HasField("grammar") else None,
         prediction_token_ids=tuple(submit.prediction_token_ids),
     )
@@ -85,6 +89,17 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
 
 def _grammar_from_wire(grammar: wire.Grammar) -> GrammarSource:
     return GrammarSource(GrammarKind(grammar.kind), grammar.text, grammar.strict)
+
+
+def step_to_wire(step: Iterable[RequestOutput]) -> wire.StepOutput:
+    """Fills in plain tokens in place, which takes less than half the time: the engine loop waits for this after each step."""
+    message = wire.StepOutput()
+    for request_id, event in ((output.request_id, output.event) for output in step):
+        if isinstance(event, TokensGenerated) and event.token_ids and not event.logprobs:
+            message.outputs.add(request_id=request_id).tokens.token_ids.extend(event.token_ids)
+        else:
+            message.outputs.append(output_to_wire(request_id, event))
+    return message
 
 
 def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -> wire.RequestOutput:
@@ -107,9 +122,13 @@ def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -
 
 
 def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
+    if output.HasField("tokens"):  # first, because nearly all events are tokens
+        tokens = output.tokens
+        token_ids = tuple(tokens.token_ids[:])  # a slice is a list, which is iterated twice as fast as a repeated field
+        if not tokens.logprobs:
+            return TokensGenerated(token_ids)
+        return TokensGenerated(token_ids, tuple(map(_logprobs_from_wire, tokens.logprobs)))
     match output.WhichOneof("event"):
-        case "tokens":
-            return _tokens_from_wire(output.tokens)
         case "admitted":
             return PromptAdmitted(_cache_from_wire(output.admitted))
         case "scored":
@@ -133,13 +152,6 @@ def _logprobs_to_wire(logprobs: TokenLogprobs) -> wire.TokenLogprobs:
         top_logprobs=[logprob for _, logprob in logprobs.top],
         rank=logprobs.rank,
     )
-
-
-def _tokens_from_wire(tokens: wire.Tokens) -> TokensGenerated:
-    token_ids = tuple(tokens.token_ids[:])  # a slice is a list, which is iterated twice as fast as a repeated field
-    if len(tokens.logprobs) == 0:
-        return TokensGenerated(token_ids)
-    return TokensGenerated(token_ids, tuple(map(_logprobs_from_wire, tokens.logprobs)))
 
 
 def _logprobs_from_wire(message: wire.TokenLogprobs) -> TokenLogprobs:

@@ -6,7 +6,9 @@ Invariant: when a gateway disconnects, all its requests are cancelled.
 """
 
 import asyncio
+import faulthandler
 import logging
+import os
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -15,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from graftwork.engine.build.devices import keep_freed_memory
 from graftwork.engine.build.engine import Engine, SourceFor, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import RequestOutput
@@ -35,8 +38,12 @@ from graftwork.engine.messages import (
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.engine.rpc.engine_token import TokenCheck, is_local
-from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
+from graftwork.engine.rpc.outputs import TICKET_KEY, GrpcOutputs, OutputListener, Outputs
+from graftwork.engine.rpc.watch import LoopWatch
+from graftwork.engine.step_pipeline import DeviceLost
+from graftwork.platform.errors import DEVICE_LOST, GraftworkError, InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.memory import make_full_collections_rare
 
 _log = logging.getLogger(__name__)
 
@@ -46,13 +53,17 @@ _OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),  # gateways ping as often as they like
 ]
 
+STUCK_STATUS = 75
+"""The exit status of an engine that has ended itself because its loop was stuck. In `sysexits.h` it means: try again."""
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EngineServicer(engine_pb2_grpc.EngineServicer):
     """Passes messages from gateways to the engine loop, and the loop's outputs back to the gateways."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, listener: OutputListener) -> None:
+        self._listener = listener
         self._inbox = engine.loop.inbox
         self._progress = engine.loop.progress
         self._memory = engine.memory
@@ -62,22 +73,21 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self, messages: AsyncIterator[wire.GatewayMessage], context: Context
     ) -> AsyncIterator[wire.StepOutput]:
         """Serves one gateway until it disconnects. Then cancels all requests of this gateway."""
-        event_loop = asyncio.get_running_loop()
-        outputs: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
-
-        def sink(step: list[RequestOutput]) -> None:
-            event_loop.call_soon_threadsafe(outputs.put_nowait, step)
-
-        reading = asyncio.create_task(self._read(messages, sink))
+        outputs = await self._outputs_of(context)
+        reading = asyncio.create_task(self._read(messages, outputs))
         try:
-            while True:
-                step = await outputs.get()
-                yield wire.StepOutput(
-                    outputs=[codec.output_to_wire(output.request_id, output.event) for output in step]
-                )
+            while (message := await outputs.next_message()) is not None:
+                yield message
         finally:
             reading.cancel()
-            self._inbox.put(CancelSink(sink))
+            self._inbox.put(CancelSink(outputs))
+            outputs.close()
+
+    async def _outputs_of(self, context: Context) -> Outputs:
+        for key, value in context.invocation_metadata() or ():
+            if key == TICKET_KEY:
+                return await self._listener.claim(str(value))
+        return GrpcOutputs()
 
     async def _read(self, messages: AsyncIterator[wire.GatewayMessage], sink: Sink) -> None:
         async for message in messages:
@@ -167,7 +177,9 @@ class EngineServer:
         self._engine = engine
         checks = () if token is None else (TokenCheck(token),)
         self._server = grpc.aio.server(options=_OPTIONS, interceptors=checks)
-        engine_pb2_grpc.add_EngineServicer_to_server(EngineServicer(engine), self._server)  # type: ignore[no-untyped-call]
+        self._listen, self._listener = listen, OutputListener()
+        servicer = EngineServicer(engine, self._listener)
+        engine_pb2_grpc.add_EngineServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         try:
             self.port = self._server.add_insecure_port(listen)
         except RuntimeError as error:
@@ -179,32 +191,53 @@ class EngineServer:
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.has_died = asyncio.Event()
         """An event that is set when the loop has ended by an error. After that no request is served."""
+        self.death: InternalFailure | None = None
+        """The error with which the engine's process must end; None while the loop lives."""
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()
         self._thread.start()
+        await self._listener.start(self._listen)
         await self._server.start()
 
     def _run(self) -> None:
         assert self._event_loop is not None
         try:
             self._engine.loop.run()
+        except DeviceLost:
+            _log.exception("device_lost")
+            self.death = InternalFailure(
+                "The engine's device can compute nothing after an error; the engine's log has it as `step_failed`. The "
+                "engine must be started again.",
+                code=DEVICE_LOST,
+            )
         except Exception:  # noqa: BLE001 - the outermost loop: an engine without it must not seem to be alive
             _log.exception("engine_loop_died")
+            self.death = InternalFailure(
+                "The engine's loop ended by an error; its log says which. It must be started again."
+            )
+        if self.death is not None:
             self._event_loop.call_soon_threadsafe(self.has_died.set)
 
     async def stop(self) -> None:
         """Disconnects all gateways, then ends the engine loop and its thread."""
         await self._server.stop(grace=None)
+        await self._listener.close()
         self._engine.loop.inbox.put(Stop())
         await asyncio.to_thread(self._thread.join)
 
 
-def serve_engine(config: EngineConfig, source_for: SourceFor, listen: str, token: str | None = None) -> None:
+def serve_engine(
+    config: EngineConfig,
+    source_for: SourceFor,
+    listen: str,
+    token: str | None = None,
+    step_limit_s: float | None = None,
+) -> None:
     """Builds an engine and serves it at the address `listen`, until the process gets SIGTERM or SIGINT.
 
     `source_for` makes the source from which the engine loads adapters. If there is a `token`, the engine obeys only
-    gateways that send it.
+    gateways that send it. `step_limit_s` is that of `run_server`.
 
     Raises InvalidRequest if other machines can reach the address and there is no token.
     """
@@ -214,20 +247,48 @@ def serve_engine(config: EngineConfig, source_for: SourceFor, listen: str, token
             "one secret for the engine and its gateways, such as the output of `openssl rand -hex 32`.",
             param="engine_token",
         )
-    asyncio.run(_serve(build_engine(config, source_for), listen, token))
+    keep_freed_memory()
+    asyncio.run(run_server(build_engine(config, source_for), listen, token, step_limit_s))
 
 
-async def _serve(engine: Engine, listen: str, token: str | None) -> None:
+async def run_server(engine: Engine, listen: str, token: str | None, step_limit_s: float | None) -> None:
+    """Serves an engine until the process gets SIGTERM or SIGINT.
+
+    If the loop works for more than `step_limit_s` seconds without advancing, ends the process with STUCK_STATUS, so that
+    whoever started it can start it again. If it is None, another process has this duty. Raises InternalFailure if the
+    loop ends by an error.
+    """
     server = EngineServer(engine, listen, token)
     stopping = asyncio.Event()
+    watch = None if step_limit_s is None else _watch(engine, step_limit_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     await server.start()
+    make_full_collections_rare()
+    if watch is not None:
+        watch.start()
     _log.info("engine_ready", extra={"listen": listen, "model": engine.description.model_name})
     waits = [asyncio.create_task(event.wait()) for event in (stopping, server.has_died)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-    if server.has_died.is_set():
-        raise InternalFailure("The engine's loop ended by an error; its log says which. It must be started again.")
+    if watch is not None:
+        await watch.close()
+    if server.death is not None:
+        raise server.death
     await server.stop()
+
+
+def _watch(engine: Engine, step_limit_s: float) -> LoopWatch:
+    """Returns a watch that ends this process if the engine's loop is stuck."""
+
+    async def read_stall() -> float:
+        return engine.loop.progress.stalled_s
+
+    def end() -> None:
+        _log.critical("engine_stuck", extra={"limit_s": step_limit_s, "stalled_s": engine.loop.progress.stalled_s})
+        faulthandler.dump_traceback()
+        logging.shutdown()
+        os._exit(STUCK_STATUS)  # the loop's thread cannot be ended in any other way
+
+    return LoopWatch(read_stall, step_limit_s, lambda: True, end)

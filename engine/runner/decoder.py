@@ -1,8 +1,8 @@
 """Computes the forward pass of a decoder over a flat batch: the tokens of all requests of a step, one after another.
 
-Owns the order of operations in a layer. Only attention knows which tokens belong to one request, and only LoRA knows
-which tokens use one adapter. All other operations see [num_tokens, features]. Never branches by architecture: models
-differ only in their weights and their configuration.
+Owns the order of operations in a layer. Only attention and the write of KV know which tokens belong to one request, and
+only LoRA knows which tokens use one adapter. All other operations see [num_tokens, features]. Never branches by
+architecture or by device: models differ in their weights and their configuration, devices in their RowOps.
 """
 
 from collections.abc import Callable
@@ -11,102 +11,77 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from graftwork.engine.attention.backend import StepAttention
 from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import RotaryTable
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
-from graftwork.engine.runner.attention import PagedAttention
-from graftwork.engine.runner.input_batch import BatchTensors, VisibleKeys
+from graftwork.engine.runner.input_batch import BatchTensors
+from graftwork.engine.runner.row_ops import RowOps, StepRows
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """The inputs of one step that all layers use."""
 
-    batch: BatchTensors
-    attention: PagedAttention
+    rows: StepRows
+    attention: StepAttention
     lora: StepLora
-    cos: torch.Tensor  # [num_tokens, 1, head_dim]
-    sin: torch.Tensor  # [num_tokens, 1, head_dim]
-    visible_by_window: dict[int | None, VisibleKeys]
 
 
 class Decoder:
     """Holds a model's weights and computes its forward pass. A forward pass changes only the KV cache."""
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, rotary: RotaryTable, on_layer: Callable[[], None]
+        self, config: ModelConfig, weights: DecoderWeights, rows: RowOps, on_layer: Callable[[], None]
     ) -> None:
         """`on_layer` is called before each layer, so that others can see that a long step advances."""
         self.config = config
         self.weights = weights
-        self._rotary = rotary
+        self.rows = rows
         self._on_layer = on_layer
-        self._windows = tuple(dict.fromkeys(config.windows))
 
-    def hidden(self, batch: BatchTensors, attention: PagedAttention, lora: StepLora) -> torch.Tensor:
+    def hidden(self, batch: BatchTensors, attention: StepAttention, lora: StepLora) -> torch.Tensor:
         """Computes the forward pass up to the last layer. Returns the hidden states: [num_tokens, hidden].
 
         A row is one token of the step.
         """
+        rows, layers = self.rows, self.weights.layers
         hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
         lora.change_embedding(hidden, batch.token_ids)
-        cos, sin = self._rotary.at(batch.positions)
-        step = _Step(batch, attention, lora, cos, sin, {window: batch.visible_keys(window) for window in self._windows})
-        for index, layer in enumerate(self.weights.layers):
+        step = _Step(rows.plan(batch), attention, lora)
+        x = rows.norm(hidden, layers[0].attention_norm)
+        for index, layer in enumerate(layers):
             self._on_layer()
-            hidden = hidden + self._attention(hidden, layer, index, step)
-            hidden = hidden + self._mlp(hidden, layer, index, lora)
-        return hidden
+            hidden, x = rows.add_norm(hidden, self._attention(x, layer, index, step), layer.mlp_norm)
+            delta = self._mlp(x, layer, index, lora)
+            if index + 1 < len(layers):
+                hidden, x = rows.add_norm(hidden, delta, layers[index + 1].attention_norm)
+        return rows.add(hidden, delta)
 
     def logits(self, hidden: torch.Tensor, lora: StepLora | None) -> torch.Tensor:
         """Returns the logits of some rows of `hidden`: [num_rows, vocab] in the model's dtype.
 
         hidden: [num_rows, hidden]. The sampled rows of `lora` must be these rows; None applies no adapter.
         """
-        last = self._norm(hidden, self.weights.norm)
+        last = self.rows.norm(hidden, self.weights.norm)
         logits = self.weights.head(last)
         if lora is not None:
             lora.change_logits(logits, last)
         return logits
 
-    def _attention(self, hidden: torch.Tensor, layer: LayerWeights, index: int, step: _Step) -> torch.Tensor:
-        config = self.config
-        x = self._norm(hidden, layer.attention_norm)
+    def _attention(self, x: torch.Tensor, layer: LayerWeights, index: int, step: _Step) -> torch.Tensor:
         qkv = layer.qkv(x)  # [num_tokens, query + 2 * kv_width]
         step.lora.add_deltas(qkv, x, index, "qkv")
-        heads = qkv.view(len(qkv), -1, config.head_dim)  # [num_tokens, heads + 2 * kv_heads, head_dim]
-        queries_and_keys, value = torch.split(
-            heads, [config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=1
-        )
-        if layer.qk_norm is not None:
-            queries_and_keys = self._norm(queries_and_keys, layer.qk_norm)
-        rotated = self._rotary.rotate(queries_and_keys, step.cos, step.sin)
-        query, key = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
-        visible = step.visible_by_window[config.windows[index]]
-        mixed = step.attention.attend(index, query, key, value, step.batch, visible)  # [num_tokens, query]
+        query = step.rows.rotate_and_store(qkv, index, layer.qk_norm)  # [num_tokens, heads, head_dim]
+        mixed = step.attention.attend(index, query)  # [num_tokens, query]
         output = layer.output(mixed)
         step.lora.add_deltas(output, mixed, index, "o")
         return output
 
-    def _mlp(self, hidden: torch.Tensor, layer: LayerWeights, index: int, lora: StepLora) -> torch.Tensor:
-        x = self._norm(hidden, layer.mlp_norm)
+    def _mlp(self, x: torch.Tensor, layer: LayerWeights, index: int, lora: StepLora) -> torch.Tensor:
         gate_up = layer.gate_up(x)  # [num_tokens, 2 * intermediate]
         lora.add_deltas(gate_up, x, index, "gate_up")
-        gate, up = gate_up.chunk(2, dim=1)
-        inner = functional.silu(gate) * up
+        inner = self.rows.activate(gate_up)  # [num_tokens, intermediate]
         output = layer.down(inner)
         lora.add_deltas(output, inner, index, "down")
         return output
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, self.config.rms_norm_eps)
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Divides x by the root mean square of its last dimension, and multiplies it by `weight`. Keeps the dtype of x.
-
-    Rounds to the dtype of x before the multiplication, as transformers does. torch's function, if it gets the weight
-    too, rounds after the multiplication; then a quarter of all bf16 values would differ.
-    """
-    return functional.rms_norm(x, (x.shape[-1],), eps=epsilon) * weight

@@ -1,32 +1,29 @@
 """Runs steps on the device, and measures how long prefills take.
 
 Owns the decoder and the running measurement. Reads the adapter pool. For each step it builds input tensors, runs the
-forward pass and samples tokens. Keeps no state of a request between steps: the scheduler does that.
+forward pass and samples tokens. Keeps nothing between steps but the tokens of the last one, which stay on the device so
+that the next step can take them from there. The scheduler keeps the state of requests.
 
 The measurement never waits for the device. It reads the clock around each step, and uses the times of steps that sample
 tokens: for these tokens the host has waited anyway. A time is recorded only if the steps did nothing but this prefill:
 no decoding, no draft tokens, no log probabilities of the prompt, no waiting for a copy of KV pages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from graftwork.engine.core.events import TokenLogprobs
-from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, StepPlan, StepResult
-from graftwork.engine.grammar.matching.masks import MaskFiller
+from graftwork.engine.core.step_timer import StepTimer
+from graftwork.engine.kernels.step_inputs import Passenger, PinnedMemory
 from graftwork.engine.kv.index.cost_model import CostTracker
-from graftwork.engine.lora.backend import LoraBackend
-from graftwork.engine.lora.packs import AdapterMix
-from graftwork.engine.lora.pool import LoraPool
-from graftwork.engine.lora.torch_backend import Segment
-from graftwork.engine.runner.attention import PagedAttention
-from graftwork.engine.runner.decoder import Decoder
-from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder, BatchTensors
+from graftwork.engine.runner.forward import ForwardPass, SampledTokens
+from graftwork.engine.runner.input_batch import BatchRows
 from graftwork.engine.runner.prompt_scorer import PromptScorer
-from graftwork.engine.sampling.sampler import StepLogprobs, choose_tokens
+from graftwork.engine.sampling.sampler import Sampled, SampledRows, Sampler, StepSampling
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
@@ -55,22 +52,21 @@ class PrefillMeter:
 
     def __init__(self, costs: CostTracker, clock: Clock) -> None:
         self._costs = costs
-        self._clock = clock
         self._previous: StepPlan | None = None
         self._prefill: _Prefill | None = None
-        self._began_at = 0.0
+        self._timer = StepTimer(clock)
 
     def step_begins(self) -> None:
-        """Records the time at which a step begins. Must be called right before the step runs."""
-        self._began_at = self._clock.monotonic()
+        """Records the time at which a step begins. Must be called right before the step is launched."""
+        self._timer.begin()
 
     def step_ended(self, plan: StepPlan, *, waited: bool) -> None:
         """Adds the time of the step that has just ended to the measured prefill.
 
-        Must be called as soon as the result of the step is known. `waited` says whether the step waited for KV pages
-        that were being copied to the device. Such a step is not measured.
+        Must be called as soon as the result of the oldest step is known. `waited` says whether the step waited for KV
+        pages that were being copied to the device, or has failed. Such a step is not measured.
         """
-        seconds = self._clock.monotonic() - self._began_at
+        seconds = self._timer.end()
         previous, self._previous = self._previous, plan
         begun, self._prefill = self._prefill, None
         piece = plan.slices[0]
@@ -96,67 +92,119 @@ def _samples(plan: StepPlan) -> bool:
 class ModelRunner:
     """Runs the steps of one model on one device."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        attention: PagedAttention,
-        builder: BatchBuilder,
-        pool: LoraPool,
-        lora: LoraBackend,
-        masks: MaskFiller,
-    ) -> None:
-        self._decoder = decoder
-        self._attention = attention
-        self._builder = builder
-        self._pool = pool
-        self._lora = lora
-        self._masks = masks
-        self._scorer = PromptScorer(decoder, lora, builder.rules, self._mix)
+    def __init__(self, forward: ForwardPass, sampler: Sampler, scorer: PromptScorer, device: torch.device) -> None:
+        self.forward = forward
+        self._sampler = sampler
+        self._scorer = scorer
+        self._device = device
+        self._launched: StepFlight | None = None
+        """The step that was launched last. The next one may take tokens from it."""
 
     @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> "StepFlight":
+        """Starts the forward pass of one step. On a CPU, the forward pass has ended when this method returns."""
+        rows = self.forward.arrange(plan)
+        flight = StepFlight(rows.slices, self._sampler, self._scorer)
+        tokens: SampledTokens | None = None
+        if plan.awaits_tokens:
+            assert self._launched is not None, "a plan awaits tokens of no step"
+            tokens = self._launched.sampled_tokens()
+        passenger: Passenger | None = None
+        if plan.can_prepare_sampling:
+            passenger = flight.prepare()  # so that grammar masks are filled during the forward pass
+        flight.computes(*self.forward.compute(rows, tokens, passenger))
+        self._launched = flight
+        return flight
+
     def run(self, plan: StepPlan) -> StepResult:
-        """Runs the forward pass of one step, and samples the tokens that the plan asks for."""
-        batch = self.batch(plan)
-        specs = [spec for piece in batch.slices for spec in piece.samples]
-        filling = self._masks.begin(specs)
-        hidden, logits = self._forward(batch)
-        logprobs = StepLogprobs(logits, specs)
-        ends = self._masks.apply(filling, logits)
-        tokens = choose_tokens(logits, specs)
-        return _by_request(batch, tokens, logprobs.of(tokens), ends, self._scorer.score(batch.slices, hidden))
+        """Runs one step, and waits for its end. The plan must not await tokens."""
+        flight = self.launch(plan)
+        flight.sample()
+        return flight.result()
 
-    def batch(self, plan: StepPlan) -> BatchTensors:
-        """Builds the input tensors of one step on the device."""
-        return self._builder.build(plan)
+    def recover(self) -> None:
+        """Waits until the device is idle, and frees memory that is not in use. See Runner.recover."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
 
-    def logits(self, batch: BatchTensors) -> torch.Tensor:
+    def batch(self, plan: StepPlan) -> BatchRows:
+        """Arranges the rows of one step."""
+        return self.forward.arrange(plan)
+
+    def logits(self, rows: BatchRows) -> torch.Tensor:
         """Computes the forward pass. Returns the logits of the sampled rows: [num_sampled, vocab] fp32.
 
         A row is one token of the step. A sampled row is one whose next token the step samples.
         """
-        return self._forward(batch)[1]
+        return self.forward.compute(rows)[1].to(torch.float32, copy=True)
 
-    def _forward(self, batch: BatchTensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the hidden states of all rows, [num_tokens, hidden], and the logits as `logits` does."""
-        segments = [self._segment(run) for run in batch.adapter_runs]
-        lora = self._lora.step(segments, len(batch.token_ids))
-        hidden = self._decoder.hidden(batch, self._attention, lora)
-        logits = self._decoder.logits(hidden.index_select(0, batch.sampled_rows), lora)
-        return hidden, logits[: batch.num_sampled].float()
 
-    def _segment(self, run: AdapterRun) -> Segment:
-        mix = self._mix(run.adapters)
-        return Segment(run.start_row, run.end_row, mix, run.first_sample, run.last_sample, run.decoding)
+class StepFlight:
+    """A step of a ModelRunner. The device may still compute it.
 
-    def _mix(self, uses: Sequence[AdapterUse]) -> AdapterMix:
-        return AdapterMix(tuple((self._pool.get(use.digest), use.weight) for use in uses))
+    The sampled rows of the step are the rows of its logits, in the order of its slices.
+    """
+
+    def __init__(self, slices: tuple[RequestSlice, ...], sampler: Sampler, scorer: PromptScorer) -> None:
+        self._slices = slices
+        self._sampler = sampler
+        self._scorer = scorer
+        self._sampling: StepSampling | None = None
+        self._hidden: torch.Tensor | None = None
+        self._logits: torch.Tensor | None = None
+        self._sampled: Sampled | None = None
+        self._wait: Callable[[], None] | None = None
+
+    def prepare(self) -> Passenger | None:
+        """Prepares the sampling. What it needs besides the logits must be known.
+
+        Returns the numbers that the sampling sends to the device, if they may travel with others.
+        """
+        self._sampling = self._sampler.begin([spec for piece in self._slices for spec in piece.samples])
+        return self._sampling.passenger
+
+    def computes(self, hidden: torch.Tensor | None, logits: torch.Tensor) -> None:
+        """Takes the results of the forward pass, which the device may still compute.
+
+        hidden: [num_tokens, hidden], or None if no slice asks for scores; logits: [num_sampled, vocab].
+        """
+        self._hidden, self._logits = hidden, logits
+
+    @torch.inference_mode()
+    def sample(self) -> None:
+        """Starts to choose the tokens. See Flight.sample."""
+        if self._sampling is None:
+            self.prepare()
+        assert self._sampling is not None
+        assert self._logits is not None, "a step is sampled once, after its forward pass was launched"
+        self._sampled = self._sampling.sample(self._logits)
+        self._wait = PinnedMemory(self._logits.device).mark()
+        self._logits = None
+
+    def sampled_tokens(self) -> SampledTokens:
+        """Returns the first token that this step samples for each request, on the device. Does not wait for it."""
+        assert self._sampled is not None, "a step that another awaits must be sampled first"
+        first_rows = accumulate((len(piece.samples) for piece in self._slices), initial=0)
+        row_by_id = {piece.request_id: row for piece, row in zip(self._slices, first_rows, strict=False)}
+        return SampledTokens(self._sampled.token_ids, row_by_id)
+
+    @torch.inference_mode()
+    def result(self) -> StepResult:
+        """Waits for the device, and returns the tokens of the step. Also scores prompts, which takes the device's time.
+
+        If the step scores a prompt, no other step may have been launched after it.
+        """
+        assert self._sampled is not None
+        assert self._wait is not None
+        self._wait()
+        scores = {} if self._hidden is None else self._scorer.score(self._slices, self._hidden)
+        return _by_request(self._slices, self._sampled.result(), scores)
 
 
 def _by_request(
-    batch: BatchTensors,
-    tokens: list[int],
-    logprobs: Sequence[TokenLogprobs | None],
-    ends: Mapping[int, GraftworkError | None],
+    slices: Sequence[RequestSlice],
+    sampled: SampledRows,
     prompt_logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]],
 ) -> StepResult:
     """Returns the results of all sampled rows, grouped by request, and the log probabilities of prompts."""
@@ -164,13 +212,13 @@ def _by_request(
     scored: dict[RequestId, tuple[TokenLogprobs, ...]] = {}
     ended: dict[RequestId, dict[int, GraftworkError | None]] = {}
     start = 0
-    for piece in batch.slices:
+    for piece in slices:
         end = start + len(piece.samples)
         if piece.samples:
-            chosen[piece.request_id] = tuple(tokens[start:end])
-        if own := tuple(one for one in logprobs[start:end] if one is not None):
+            chosen[piece.request_id] = tuple(sampled.token_ids[start:end])
+        if own := tuple(one for one in sampled.logprobs[start:end] if one is not None):
             scored[piece.request_id] = own
-        if rows := {row - start: ends[row] for row in range(start, end) if row in ends}:
+        if rows := {row - start: sampled.ends[row] for row in range(start, end) if row in sampled.ends}:
             ended[piece.request_id] = rows
         start = end
     return StepResult(chosen, scored, ended, prompt_logprobs)

@@ -22,7 +22,7 @@ from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.torch_backend import Segment, padded_rows
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.runner.decoder import Decoder
-from graftwork.engine.sampling.sampler import likeliest
+from graftwork.engine.sampling.torch_sampler import likeliest
 from graftwork.platform.ids import RequestId
 
 _ROWS_AT_ONCE = 64
@@ -53,7 +53,7 @@ class PromptScorer:
 
         hidden: [num_tokens, hidden].
         """
-        starts = accumulate((len(piece.token_ids) for piece in slices), initial=0)
+        starts = accumulate((piece.num_tokens for piece in slices), initial=0)
         return {
             piece.request_id: self._score_slice(
                 piece.scores, self._mix_of(piece.adapters), hidden[start + piece.scores.start - piece.start :]

@@ -1,215 +1,76 @@
-"""Chooses the token of each sampled row, the likeliest or one drawn at random, and reports its log probability.
+"""Defines the interface of a sampler: from the logits of a step to its tokens. An engine chooses one sampler at its
+start.
 
-A row is the logits of one position of one request. Owns the order and arithmetic of the choice: banned tokens, logit
-biases, penalties, temperature, top-k, top-p, min-p, then one random number that picks a token. Each of these operations
-runs once for all rows that need it, and changes no other row.
+The runner calls `begin` before the forward pass, so that the host prepares the parameters and the grammar masks while
+the device computes. It calls `sample` when the logits are computed, and `result` when it needs the tokens on the host.
 
-Log probabilities are those of the model's own distribution: they are computed before the logits are changed, and only
-for rows whose request asked for them.
-
-Invariant: a row's token depends only on this row's logits and spec, never on other rows or on their order.
+A row is the logits of one position of one request. Invariant: a row's token depends only on this row's logits and spec,
+never on other rows or on their order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch.nn import functional
 
 from graftwork.engine.core.events import TokenLogprobs
-from graftwork.engine.core.prefix_keys import TokenCounts
-from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.sampling.rng import uniform
-from graftwork.engine.sampling.top_k_top_p import first_width, keep_likeliest, truncates, wider
-
-_NEVER = float("-inf")
+from graftwork.engine.kernels.step_inputs import Passenger
+from graftwork.platform.errors import GraftworkError
 
 
-def edit_logits(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
-    """Applies banned tokens, logit biases and penalties to the logits, in the same order as vLLM. Changes `logits` in
-    place.
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The tokens that one step has chosen, on the host."""
 
-    logits: [rows, vocab] in fp32. `specs` has one entry for each row.
+    token_ids: Sequence[int]
+    """The token of each row."""
+    logprobs: Sequence[TokenLogprobs | None]
+    """The log probabilities of each row's token; None for a row whose request did not ask for them."""
+    ends: Mapping[int, GraftworkError | None]
+    """The rows for which the grammar allows no token. Their tokens must not be used.
+
+    The value is None if the row's answer is complete, else the error that ends the request.
     """
-    _ban(logits, [(row, spec) for row, spec in enumerate(specs) if spec.banned_token_ids])
-    _add_bias(logits, [(row, spec) for row, spec in enumerate(specs) if spec.params.logit_bias])
-    _penalise(logits, [(row, spec) for row, spec in enumerate(specs) if spec.history is not None])
 
 
-def _ban(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> None:
-    if placed:
-        rows = [row for row, spec in placed for _ in spec.banned_token_ids]
-        tokens = [token for _, spec in placed for token in spec.banned_token_ids]
-        logits[rows, tokens] = _NEVER
+class Sampled(Protocol):
+    """The tokens that one step chooses. The device may still be computing them."""
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """The token of each row, on the logits' device: [rows], int32 or int64. Reading it waits for nothing."""
+        ...
+
+    def result(self) -> SampledRows:
+        """Waits for the device, and returns the tokens."""
+        ...
 
 
-def _add_bias(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> None:
-    if placed:
-        rows = [row for row, spec in placed for _ in spec.params.logit_bias]
-        pairs = [pair for _, spec in placed for pair in spec.params.logit_bias]
-        logits[rows, [token for token, _ in pairs]] += torch.tensor([bias for _, bias in pairs], device=logits.device)
+class StepSampling(Protocol):
+    """Samples the tokens of one step."""
 
+    @property
+    def passenger(self) -> Passenger | None:
+        """The numbers that sampling needs on the device, which may travel with those of the forward pass.
 
-def _penalise(logits: torch.Tensor, placed: list[tuple[int, SampleSpec]]) -> None:
-    """Applies the repetition penalty (Keskar et al. 2019), then presence and frequency penalties as OpenAI defines
-    them.
-    """
-    seen = TokenCounts()
-    sizes = [spec.history.copy_to(seen, spec.draft_token_ids) for _, spec in placed if spec.history is not None]
-    if not seen:
-        return
-    places = torch.frombuffer(seen.token_ids, dtype=torch.int64).to(logits.device)  # [num_seen]
-    counts = torch.frombuffer(seen.counts, dtype=torch.int64).to(logits.device)  # [num_seen]
-    rows, repetition, frequency, presence = _columns(placed, sizes, logits.device)
-    places = places + rows * logits.shape[-1]
-    found = logits.view(-1).index_select(0, places)  # [num_seen]
-    found = torch.where(found > 0, found / repetition, found * repetition)
-    found -= counts * frequency + (counts > 0) * presence
-    logits.view(-1).index_copy_(0, places, found)
-
-
-def _columns(placed: list[tuple[int, SampleSpec]], sizes: list[int], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Returns, for each counted token, its row and its three penalties.  # 4 × [num_seen]"""
-    repeats = torch.tensor(sizes, device=device)
-    params = [spec.params for _, spec in placed]
-    each = (
-        torch.tensor([row for row, _ in placed], device=device),
-        torch.tensor([one.repetition_penalty for one in params], device=device),
-        torch.tensor([one.frequency_penalty for one in params], device=device),
-        torch.tensor([one.presence_penalty for one in params], device=device),
-    )
-    return tuple(column.repeat_interleave(repeats) for column in each)
-
-
-class StepLogprobs:
-    """Computes the log probabilities of the tokens that one step chooses."""
-
-    def __init__(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
-        """logits: [rows, vocab] in fp32, as the model returned them. The caller may change the logits afterwards."""
-        self._wanted = [spec.params.logprobs for spec in specs]
-        self._rows = [row for row, wanted in enumerate(self._wanted) if wanted is not None]
-        if self._rows:
-            self._logprobs = logits[self._rows].log_softmax(dim=-1)  # [num_wanted, vocab]
-
-    def of(self, token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
-        """Returns, for each row, the log probability of its chosen token and of its likeliest tokens.
-
-        `token_ids` are the chosen tokens. The result is None for a row whose request did not ask for log probabilities.
+        If nobody has taken them along by the time of `sample`, sampling sends them by itself. None if there are none.
         """
-        found: list[TokenLogprobs | None] = [None] * len(self._wanted)
-        if not self._rows:
-            return found
-        chosen = torch.tensor([token_ids[row] for row in self._rows], device=self._logprobs.device)[:, None]
-        logprobs = self._logprobs.gather(1, chosen).squeeze(1).tolist()
-        tops = likeliest(self._logprobs) if any(self._wanted) else [[] for _ in self._rows]
-        for row, logprob, top in zip(self._rows, logprobs, tops, strict=True):
-            found[row] = TokenLogprobs(logprob, tuple(top[: self._wanted[row]]))
-        return found
+        ...
+
+    def sample(self, logits: torch.Tensor) -> Sampled:
+        """Starts to choose one token for each row, and may change `logits` in place. Must be called once.
+
+        Waits for the grammar masks of the step, which another thread fills. logits: [rows, vocab], in any floating
+        dtype, with one row for each spec of the step.
+        """
+        ...
 
 
-def likeliest(logprobs: torch.Tensor) -> list[list[tuple[int, float]]]:
-    """Returns the `MAX_TOP_LOGPROBS` likeliest tokens of each row, the likeliest first, with their log probabilities.
+class Sampler(Protocol):
+    """Samples the tokens of each step. Only the engine loop's thread calls it."""
 
-    The number of tokens is fixed, so that the order of equal values does not depend on what other rows ask for.
-
-    logprobs: [num_rows, vocab].
-    """
-    width = min(MAX_TOP_LOGPROBS, logprobs.shape[-1])
-    token_ids = logprobs.topk(width, dim=-1).indices.sort(dim=-1).values
-    ordered, order = logprobs.gather(1, token_ids).sort(dim=-1, descending=True, stable=True)
-    rows = zip(token_ids.gather(1, order).tolist(), ordered.tolist(), strict=True)
-    return [list(zip(*row, strict=True)) for row in rows]
-
-
-_BLOCK = 128
-
-
-_BELOW_ONE = 1 - 2**-53
-
-
-def choose_tokens(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    """Chooses one token for each row of logits, and returns the token ids. Changes `logits` in place.
-
-    logits: [rows, vocab] in fp32. `specs` has one entry for each row.
-    """
-    edit_logits(logits, specs)
-    drawn = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
-    if not drawn:
-        return _as_ints(logits.argmax(dim=-1))
-    if len(drawn) == len(specs):
-        return _as_ints(_draw(logits, specs))
-    chosen = logits.argmax(dim=-1)
-    chosen[drawn] = _draw(logits[drawn], [specs[row] for row in drawn])
-    return _as_ints(chosen)
-
-
-def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
-    """Draws a token for each row.  # [rows]"""
-    scaled = logits / torch.tensor([spec.params.temperature for spec in specs], device=logits.device)[:, None]
-    uniforms = torch.tensor([uniform(spec) for spec in specs], dtype=torch.float64, device=logits.device)
-    cut = [row for row, spec in enumerate(specs) if truncates(spec)]
-    if not cut:
-        return _draw_of_all(scaled, specs, uniforms)
-    if len(cut) == len(specs):
-        return _draw_of_likeliest(scaled, specs, uniforms)
-    others = [row for row, spec in enumerate(specs) if not truncates(spec)]
-    chosen = torch.empty(len(specs), dtype=torch.int64, device=logits.device)
-    chosen[cut] = _draw_of_likeliest(scaled[cut], [specs[row] for row in cut], uniforms[cut])
-    chosen[others] = _draw_of_all(scaled[others], [specs[row] for row in others], uniforms[others])
-    return chosen
-
-
-def _draw_of_all(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: torch.Tensor) -> torch.Tensor:
-    """Draws a token from the whole vocabulary, except the tokens that min-p drops."""
-    weights = scaled.softmax(dim=-1)
-    if any(spec.params.min_p > 0 for spec in specs):
-        least = torch.tensor([spec.params.min_p for spec in specs], device=scaled.device)[:, None]
-        weights *= weights >= weights.amax(dim=-1, keepdim=True) * least
-    return _pick_in_blocks(weights, uniforms)
-
-
-def _draw_of_likeliest(scaled: torch.Tensor, specs: Sequence[SampleSpec], uniforms: torch.Tensor) -> torch.Tensor:
-    """Draws from the tokens that top-k, top-p and min-p keep. A row that keeps more than the first `width` tokens is
-    computed again with a larger width.
-    """
-    chosen = torch.empty(len(specs), dtype=torch.int64, device=scaled.device)
-    rows = torch.arange(len(specs), device=scaled.device)
-    width = first_width(specs)
-    while len(rows):
-        own = specs if len(rows) == len(specs) else [specs[row] for row in rows.tolist()]
-        kept = keep_likeliest(scaled[rows], own, width)
-        drawn = kept.token_ids.gather(1, _pick(kept.weights.cumsum(dim=-1), uniforms[rows])[:, None])
-        chosen[rows] = drawn.squeeze(1)
-        rows, width = rows[~kept.is_whole], wider(width)
-    return chosen
-
-
-def _pick_in_blocks(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Picks a token of each row by weight: first a block of the vocabulary, then a token in the block.  # [rows]
-
-    A cumulative sum over the whole vocabulary would take five times as long.
-    """
-    padded = functional.pad(weights, (0, -weights.shape[-1] % _BLOCK))
-    blocks = padded.view(len(weights), -1, _BLOCK)  # [rows, blocks, _BLOCK]
-    sums = blocks.sum(dim=-1).double()  # [rows, blocks]
-    cumulative = sums.cumsum(dim=-1)
-    block = _pick(cumulative, uniforms)[:, None]
-    own, upto = sums.gather(1, block), cumulative.gather(1, block)
-    rest = (uniforms[:, None] * cumulative[:, -1:] - (upto - own)) / own  # in [0, 1), except for rounding
-    within = blocks.take_along_dim(block[:, :, None], dim=1).squeeze(1).double()  # [rows, _BLOCK]
-    place = _pick(within.cumsum(dim=-1), rest.squeeze(1).clamp_(0, _BELOW_ONE))
-    return (block.squeeze(1) * _BLOCK + place).clamp_(max=weights.shape[-1] - 1)
-
-
-def _pick(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Returns, for each row, the index at which the cumulative weights pass the row's number.  # [rows]
-
-    Never returns an index of weight 0. A row of NaN gets some valid index; its request ends with an error elsewhere.
-    """
-    aims = uniforms[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, aims, right=True).squeeze(1)
-    return found.clamp_(max=cumulative.shape[-1] - 1)
-
-
-def _as_ints(token_ids: torch.Tensor) -> list[int]:
-    return [int(token) for token in token_ids.tolist()]
+    def begin(self, specs: Sequence[SampleSpec]) -> StepSampling:
+        """Prepares the sampling of one step, before its forward pass. `specs` has one entry for each row."""
+        ...

@@ -1,4 +1,4 @@
-"""Prepares what a step does for one request: allocates the request's pages, and describes the tokens to compute.
+"""Allocates pages to requests that start or run, and has requests preempted if pages are short.
 
 Owns the set of starved requests: running requests that lack a page. Never frees a page itself: the scheduler preempts.
 
@@ -6,66 +6,19 @@ A request needs another page whenever its last page is full. If no page is free,
 may be the request itself: first one of an isolation domain (usually one tenant) with more than its fair number of
 places in the batch, else the one with the lowest priority. While copies to the host run, the request waits for the
 pages that they will free.
-
-A slice is the part of a step that belongs to one request: the request's next known tokens, then its draft tokens, and
-how to sample the tokens after them. Invariant: a slice samples only if it contains the last known token.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 
 from graftwork.engine.core.prefix_keys import pages_for
-from graftwork.engine.core.step import RequestSlice, SampleSpec
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.resources import GrammarProvider
 from graftwork.engine.scheduler.tenant_bounds import BatchShares
 from graftwork.platform.ids import RequestId
 
 
-class StepBuilder:
-    """Makes the slice of a request: the part of a step that belongs to this request."""
-
-    def __init__(self, page_tokens: int, grammars: GrammarProvider) -> None:
-        self._page_tokens = page_tokens
-        self._grammars = grammars
-
-    def slice(self, state: RequestState, num_tokens: int, drafted: tuple[int, ...]) -> RequestSlice:
-        """Returns the slice of a request, which is the request's part of a step.
-
-        It contains the next `num_tokens` known tokens, then the draft tokens `drafted`. The request must have pages for
-        all.
-        """
-        start, known_end = state.num_computed, state.num_computed + num_tokens
-        is_last = known_end == len(state.token_ids)
-        return RequestSlice(
-            request_id=state.request_id,
-            token_ids=(*state.token_ids[start:known_end], *drafted),
-            start=start,
-            pages=tuple(state.pages[: pages_for(known_end + len(drafted), self._page_tokens)]),
-            adapters=state.request.adapters,
-            samples=self._sample_specs(state, drafted) if is_last and state.generates else (),
-            scores=state.scores(known_end),
-        )
-
-    def _sample_specs(self, state: RequestState, drafted: tuple[int, ...]) -> tuple[SampleSpec, ...]:
-        """Returns how to sample the token after the last known token, and the token after each draft token."""
-        return tuple(self._sample_spec(state, drafted[:count]) for count in range(len(drafted) + 1))
-
-    def _sample_spec(self, state: RequestState, drafted: tuple[int, ...]) -> SampleSpec:
-        banned = state.banned_token_ids(len(drafted))
-        return SampleSpec(
-            params=state.request.sampling,
-            seed=state.seed,
-            position=len(state.token_ids) + len(drafted),
-            banned_token_ids=banned,
-            history=state.updated_history(),
-            draft_token_ids=drafted,
-            mask=self._grammars.row(state.request_id, banned, drafted),
-        )
-
-
 class PageGrower:
-    """Allocates further pages to running requests, so that the next step can store the KV of their tokens."""
+    """Allocates pages to requests, so that the next step can store the KV of their tokens."""
 
     def __init__(
         self,
@@ -73,9 +26,11 @@ class PageGrower:
         running: Mapping[RequestId, RequestState],
         page_tokens: int,
         max_running: int,
-        preempt: Callable[[RequestState], None],
+        preempt: Callable[[RequestState], bool],
     ) -> None:
-        """`preempt` offloads a running request and removes it from `running` before it returns."""
+        """`preempt` offloads a running request and removes it from `running` before it returns. It returns False, and
+        does nothing, if that is impossible now because a step is in flight.
+        """
         self._kv_cache = kv_cache
         self._running = running
         self._page_tokens = page_tokens
@@ -84,24 +39,42 @@ class PageGrower:
         self.starved: set[RequestId] = set()
         """Running requests that lack a page for their next token."""
 
+    def allocate(self, state: RequestState) -> bool:
+        """Allocates pages for all known tokens of a request that starts, with one page to spare for each running request.
+
+        Returns False if there is no room.
+        """
+        path = state.path(state.num_reusable)
+        match = self._kv_cache.match(path)
+        if self._running and not self._kv_cache.has_room(match, len(state.token_ids), len(self._running)):
+            return False
+        session = state.request.session
+        reason = self._kv_cache.miss_reason(path, match, session)
+        allocation = self._kv_cache.allocate_path(path, match, len(state.token_ids), session)
+        if allocation is None:
+            return False
+        state.hold(allocation, self._page_tokens, reason)
+        return True
+
     def grow(self, state: RequestState, num_tokens: int, planned: set[RequestId]) -> bool:
         """Allocates the pages that a request lacks for its next `num_tokens` tokens. If needed, preempts other
         requests.
+
+        A token in flight needs its page like any other.
 
         Requests in `planned` are part of the next step already and are not preempted. Returns False if the request gets
         no pages: it must wait, or it was preempted itself.
         """
         if state.pending_loads:
             return False
-        missing = pages_for(state.num_computed + num_tokens, self._page_tokens) - len(state.pages)
+        missing = pages_for(state.num_scheduled + num_tokens, self._page_tokens) - len(state.pages)
         if missing <= 0:
             return True
         pages = self._kv_cache.allocate_pages(missing, state.domain)
         while pages is None and not self._kv_cache.page_store.device.in_flight_pages:
             victim = self.next_victim(planned)
-            if victim is None:
+            if victim is None or not self._preempt(victim):
                 break
-            self._preempt(victim)
             if victim is state:
                 return False
             pages = self._kv_cache.allocate_pages(missing, state.domain)

@@ -5,6 +5,10 @@ loads into these pages. Never allocates or releases a page, which the scheduler 
 the KV cache does at admission. Invariant: the pages of a request have room for at least `num_computed` tokens.
 
 A request can be computed once all its pending loads have ended. Pages that a load could not read are computed again.
+
+While a step in flight computes a request, `num_computed` and `token_ids` are as they were before the step.
+`num_scheduled` and `num_tokens` are as they will be after it (see steps_in_flight.py); the next step is planned from
+these.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +17,7 @@ from dataclasses import dataclass, field
 from graftwork.engine.core.events import CacheReport, FinishReason, MissReason
 from graftwork.engine.core.prefix_keys import PrefixScope, TokenHistory
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.step import ScoreSpec, StepPlan
+from graftwork.engine.core.step import RequestSlice, ScoreSpec, StepPlan
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
@@ -68,6 +72,11 @@ class RequestState:
     """The number of prompt tokens whose log probabilities have been reported, for a request that asks for them."""
     history: TokenHistory | None = None
     """Token counts for penalties; None without penalties. The last tokens may be missing: call `updated_history`."""
+    slices_in_flight: list[RequestSlice] = field(default_factory=list)
+    """The slices of this request in the steps in flight, the oldest first. StepsInFlight changes them.
+
+    The result of a step counts only while its slice is here.
+    """
 
     @property
     def request_id(self) -> RequestId:
@@ -87,14 +96,47 @@ class RequestState:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def num_tokens_in_flight(self) -> int:
+        """The number of tokens that steps in flight sample for the request. Their ids are not known yet.
+
+        A slice with draft tokens counts as one token: the step may give more.
+        """
+        return sum(bool(piece.samples) for piece in self.slices_in_flight)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of prompt and answer, with those in flight."""
+        return len(self.token_ids) + self.num_tokens_in_flight
+
+    @property
+    def num_scheduled(self) -> int:
+        """The number of tokens whose KV is computed, or is being computed by steps in flight."""
+        return self.slices_in_flight[-1].known_end if self.slices_in_flight else self.num_computed
+
+    @property
     def generates(self) -> bool:
-        """Whether the request may generate a further token. False if it only asks to compute its prompt."""
-        return len(self.token_ids) < self.max_total_tokens
+        """Whether the request may generate a further token, after those in flight. False if it only asks to compute its
+        prompt.
+        """
+        return self.num_tokens < self.max_total_tokens
 
     @property
     def num_uncomputed(self) -> int:
-        """The number of known tokens whose KV is not computed yet: 1 while decoding, usually more while prefilling."""
-        return len(self.token_ids) - self.num_computed
+        """The number of tokens that the next step can compute: 1 while decoding, usually more while prefilling.
+
+        It is 0 if steps in flight compute all of them, or if the answer ends with the token in flight, which needs no
+        KV.
+        """
+        if self.num_tokens_in_flight and not self.generates:
+            return 0
+        return self.num_tokens - self.num_scheduled
+
+    @property
+    def waits_for_result(self) -> bool:
+        """Whether the request's next slice depends on more than the length of its result: on how many draft tokens are
+        accepted, or on log probabilities of the prompt that are not reported yet.
+        """
+        return any(piece.num_drafts or piece.scores is not None for piece in self.slices_in_flight)
 
     @property
     def num_reusable(self) -> int:
@@ -172,9 +214,10 @@ class RequestState:
     def banned_token_ids(self, num_drafted: int = 0) -> tuple[int, ...]:
         """Returns the tokens that must not be sampled next, because the answer has not reached its minimum length.
 
-        These are the tokens that would end the answer. `num_drafted` draft tokens count as part of the answer.
+        These are the tokens that would end the answer. `num_drafted` draft tokens count as part of the answer, and so do
+        tokens in flight.
         """
-        if self.num_generated + num_drafted >= self.request.sampling.min_tokens:
+        if self.num_tokens - self.num_prompt + num_drafted >= self.request.sampling.min_tokens:
             return ()
         return tuple(sorted(self.stop_token_ids))
 

@@ -16,10 +16,13 @@ from graftwork.platform.ids import RequestId
 class AdapterProvider(Protocol):
     """Loads adapters to the device and tells which are ready. A pinned adapter is not evicted."""
 
-    def want(self, groups: list[tuple[str, ...]]) -> None:
+    def want(self, groups: list[tuple[str, ...]], *, may_place: bool) -> bool:
         """Starts to load the adapters that waiting requests need.
 
         `groups` has one tuple of adapter digests for each request, in the order in which the requests are admitted.
+
+        `may_place` says whether adapters may be copied to the device now, for which others and KV pages may be moved.
+        If it is False, returns whether a copy should be tried as soon as it may. Else returns False.
         """
         ...
 
@@ -64,10 +67,13 @@ class GrammarProvider(Protocol):
         """Stops tracking how far the answer of a request has come in its grammar."""
         ...
 
-    def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:
+    def row(
+        self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int], num_in_flight: int
+    ) -> MaskRow | None:
         """Returns which tokens may follow the request's answer and the draft tokens `drafted`.
 
         The grammar must allow `drafted`. The result never allows `banned` tokens. None for a request without a grammar.
+        `num_in_flight` more tokens must be accepted before the result is filled.
         """
         ...
 
@@ -99,7 +105,9 @@ class NoGrammars:
     def close(self, request_id: RequestId) -> None:
         """Does nothing, because no running request has a grammar."""
 
-    def row(self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int]) -> MaskRow | None:
+    def row(
+        self, request_id: RequestId, banned: Iterable[int], drafted: Sequence[int], num_in_flight: int
+    ) -> MaskRow | None:
         return None
 
     def accept(self, request_id: RequestId, token_id: int) -> GraftworkError | None:

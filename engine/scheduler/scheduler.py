@@ -6,6 +6,9 @@ There is no prefill mode and no decode mode: each step computes tokens that are 
 A request is admitted with pages for all its known tokens. It gets another page when its last page is full. If no page
 is free, the lowest-priority request is preempted: its KV is offloaded to the host, and it continues later from there.
 Invariant: nothing is admitted while a running request lacks a page, so running requests finish.
+
+    admit → plan → land → absorb                        a step without overlap
+    admit → plan n + 1 → land n → absorb n → …          planned ahead, see steps_in_flight.py
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,11 +31,13 @@ from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
 from graftwork.engine.scheduler.fair_share import FairShare
-from graftwork.engine.scheduler.preemption import PageGrower, StepBuilder
+from graftwork.engine.scheduler.planner import StepBuilder, StepPlanner
+from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
-from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error, in_step_order
+from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
+from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
@@ -65,15 +70,21 @@ class Scheduler:
         self._adapters = adapters
         self._grammars = grammars
         self._validator = RequestValidator(limits, scopes, clock, seeds)
-        self._step_builder = StepBuilder(limits.page_tokens, grammars)
         self._waiting = FairShare(clock)
         self._queue_bounds = QueueBounds(limits.queue, self._waiting)
         self._running: dict[RequestId, RequestState] = {}
         self._by_id: dict[RequestId, RequestState] = {}
-        self._page_grower = PageGrower(kv_cache, self._running, limits.page_tokens, limits.max_running, self._preempt)
+        self._steps = StepsInFlight(kv_cache.release, adapters.unpin)
+        self._page_grower = PageGrower(
+            kv_cache, self._running, limits.page_tokens, limits.max_running, self._preempt_if_landed
+        )
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
         self._throughput = ThroughputEstimate(clock)
         self.speculator = speculator or no_drafts(clock)
+        slices = StepBuilder(limits.page_tokens, grammars)
+        self._planner = StepPlanner(
+            limits, self._running, self._waiting, self._steps, self._page_grower, slices, self.speculator
+        )
         self.counters = EngineCounters()
 
     @property
@@ -152,7 +163,7 @@ class Scheduler:
         outputs, ready = self._ready_candidates()
         shares = BatchShares(self._limits.max_running, self._running.values(), ready)
         for state in shares.ordered(ready):
-            while not (self._has_place() and self._allocate(state)):
+            while not (self._has_place() and self._page_grower.allocate(state)):
                 if not self._preempt_for(state, shares):
                     return outputs
             outputs += self._start(state)
@@ -164,7 +175,9 @@ class Scheduler:
         outputs: list[RequestOutput] = []
         ready: list[RequestState] = []
         candidates = self._waiting.candidates() if len(self._waiting) else []
-        self._adapters.want([digests for one in candidates if (digests := one.request.adapter_digests)])
+        groups = [digests for one in candidates if (digests := one.request.adapter_digests)]
+        if self._adapters.want(groups, may_place=not self._steps):
+            self._steps.ask_to_land()
         self._grammars.want([one.request for one in candidates if one.request.grammar is not None])
         for state in candidates:
             refusal = self._adapters.refusal(state.request.adapters) or self._grammars.refusal(state.request)
@@ -181,23 +194,6 @@ class Scheduler:
         """Returns whether the batch has room, and no running request waits for a page."""
         return len(self._running) < self._limits.max_running and not self._page_grower.starved
 
-    def _allocate(self, state: RequestState) -> bool:
-        """Allocates pages for all known tokens, with one page to spare for each running request.
-
-        Returns False if there is no room.
-        """
-        path = state.path(state.num_reusable)
-        match = self._kv_cache.match(path)
-        if self._running and not self._kv_cache.has_room(match, len(state.token_ids), len(self._running)):
-            return False
-        session = state.request.session
-        reason = self._kv_cache.miss_reason(path, match, session)
-        allocation = self._kv_cache.allocate_path(path, match, len(state.token_ids), session)
-        if allocation is None:
-            return False
-        state.hold(allocation, self._limits.page_tokens, reason)
-        return True
-
     def _preempt_for(self, state: RequestState, shares: BatchShares) -> bool:
         """Preempts a running request for a waiting one, as BatchShares says.
 
@@ -206,9 +202,8 @@ class Scheduler:
         if len(self._running) < self._limits.max_running and self._kv_cache.page_store.device.in_flight_pages:
             return False
         victim = shares.victim_for(state, self._waiting.priority(state))
-        if victim is None:
+        if victim is None or not self._preempt_if_landed(victim):
             return False
-        self._preempt(victim)
         shares.preempted(victim)
         return True
 
@@ -236,6 +231,7 @@ class Scheduler:
 
     def renumber_pages(self, moves: Mapping[PageId, PageId]) -> None:
         """Updates the page numbers of running requests after pages were moved. `moves` maps old to new numbers."""
+        assert not self._steps, "pages move while a step in flight uses them"
         for state in self._running.values():
             state.pages = [moves.get(page, page) for page in state.pages]
 
@@ -254,43 +250,28 @@ class Scheduler:
 
     # ---- plan -------------------------------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan | None:
-        """Returns the next step: one token of each decoding request, then chunks of prompts. None if nothing can run.
+    def must_land(self) -> bool:
+        """Returns whether all steps in flight must land before `admit` and `plan` are called."""
+        return self._planner.must_land()
 
-        The step also verifies draft tokens, but only as many as the token budget still allows, so that no prompt waits
-        for them.
+    def plan(self) -> StepPlan | None:
+        """Returns the next step, which is in flight until `land` is called; None if nothing can run.
+
+        The step is planned ahead if the step before it has not landed.
         """
         self._kv_cache.start_background_copies()
-        chunks = self._chunks()
-        sampling = [state for state, num_tokens in chunks if num_tokens == state.num_uncomputed and state.generates]
-        spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in chunks)
-        drafts = self.speculator.draft(sampling, spare_rows)
-        slices = [
-            self._step_builder.slice(
-                state, num_tokens, self._page_grower.fit_draft(state, drafts.get(state.request_id, ()))
-            )
-            for state, num_tokens in chunks
-        ]
-        if not slices:
-            return None
-        plan = StepPlan(tuple(slices))
-        self.speculator.step_begins(plan)
+        plan = self._planner.plan()
+        if plan is not None:
+            self._steps.begin(plan, self._running)
         return plan
 
-    def _chunks(self) -> list[tuple[RequestState, int]]:
-        """Returns how many known tokens of each request the next step computes. All of them have pages."""
-        budget = self._limits.max_batch_tokens
-        chunks: list[tuple[RequestState, int]] = []
-        planned: set[RequestId] = set()
-        for state in in_step_order(self._running.values(), self._waiting, self._limits.max_running):
-            if budget == 0:
-                break
-            num_tokens = min(state.num_uncomputed, budget)
-            if state.request_id in self._running and self._page_grower.grow(state, num_tokens, planned):
-                chunks.append((state, num_tokens))
-                planned.add(state.request_id)
-                budget -= num_tokens
-        return chunks
+    def _preempt_if_landed(self, state: RequestState) -> bool:
+        """Preempts a running request. If a step is in flight, asks that it lands instead, and returns False."""
+        if self._steps:
+            self._steps.ask_to_land()
+            return False
+        self._preempt(state)
+        return True
 
     def _preempt(self, state: RequestState) -> None:
         """Offloads the computed pages of a running request to the host, and queues the request again."""
@@ -302,12 +283,20 @@ class Scheduler:
 
     # ---- absorb -----------------------------------------------------------------------------------------------
 
+    def land(self, plan: StepPlan) -> StepPlan:
+        """Records that the oldest step in flight has ended or failed. Releases what was kept for it.
+
+        Returns the part of the plan that is still of use: a request that was cancelled, failed or finished since the
+        step was planned needs no result.
+        """
+        self.speculator.step_ended()
+        return self._steps.land(plan, self._running)
+
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Appends the tokens that a step has generated to their requests, and finishes the requests that are complete.
 
-        Returns the outputs to send to the clients.
+        `plan` is what `land` has returned. Returns the outputs to send to the clients.
         """
-        self.speculator.step_ended()
         outputs: list[RequestOutput] = []
         for piece in plan.slices:
             state = self._running[piece.request_id]
@@ -319,7 +308,7 @@ class Scheduler:
                 outputs.append(RequestOutput(state.request_id, PromptScored(logprobs)))
             if piece.samples:
                 outputs.extend(self._append(state, piece, result))
-            elif not state.generates and not state.num_uncomputed:
+            elif not state.generates and state.num_computed == len(state.token_ids):
                 outputs.append(self._finish(state, FinishReason.LENGTH))
         self.counters.steps += 1
         self.counters.max_adapters_in_a_step = max(self.counters.max_adapters_in_a_step, plan.num_adapters)
@@ -328,12 +317,13 @@ class Scheduler:
     def _append(self, state: RequestState, piece: RequestSlice, result: StepResult) -> list[RequestOutput]:
         """Appends the accepted tokens of one request.
 
-        All but the last were drafted, so their KV is computed already.
+        All but the last were drafted, so their KV is computed already. The penalties of the next step include them.
         """
         ends = result.ends.get(piece.request_id, {})
         accepted = accepted_prefix(piece.draft_token_ids, result.token_ids[piece.request_id])
         ended_at = next((row for row in range(len(accepted)) if row in ends), None)
         token_ids = state.append_tokens(accepted[:ended_at])
+        state.updated_history()
         for token_id in token_ids:
             error = self._grammars.accept(state.request_id, token_id)
             if error is not None:
@@ -358,7 +348,9 @@ class Scheduler:
     def _cache_pages(self, state: RequestState) -> None:
         """Inserts the computed pages of a request into the prefix cache. The request then uses the shared copies."""
         nodes = self._kv_cache.insert(state.path(state.num_computed), state.pages, state.request.session)
-        state.pages = self._kv_cache.deduplicate(nodes, state.pages)
+        self._kv_cache.prompt_leases.lease(state.request, nodes)
+        state.pages, replaced = self._kv_cache.deduplicate(nodes, state.pages)
+        self._steps.release(replaced)
 
     def _finish(self, state: RequestState, reason: FinishReason) -> RequestOutput:
         self._cache_pages(state)
@@ -372,7 +364,7 @@ class Scheduler:
         return RequestOutput(state.request_id, RequestFinished(reason, state.num_generated, report))
 
     def _release(self, state: RequestState) -> None:
-        self._kv_cache.release(state.pages)
+        self._steps.release(state.pages)
         self._remove_running(state)
 
     def _remove_running(self, state: RequestState) -> None:
@@ -380,16 +372,19 @@ class Scheduler:
         del self._running[state.request_id]
         self._page_grower.starved.discard(state.request_id)
         state.pages = []
+        state.slices_in_flight.clear()
         state.overlapped_loads.clear()
         self._grammars.close(state.request_id)
-        for digest in state.request.adapter_digests:
-            self._adapters.unpin(digest)
+        self._steps.release((), state.request.adapter_digests)
 
     def check_integrity(self) -> None:
-        """Checks that each device page is held only by the prefix tree and by the requests that use it."""
+        """Checks that each device page is held only by the prefix tree, by the requests that use it, and for the steps
+        in flight.
+        """
         self._kv_cache.check_integrity()
+        self._steps.check_integrity(self._running.values())
         device, tree = self._kv_cache.page_store.device, self._kv_cache.page_store.tree
-        held = sum(len(state.pages) for state in self._running.values())
+        held = sum(len(state.pages) for state in self._running.values()) + len(self._steps.kept_pages)
         in_tree = tree.num_copies(Tier.DEVICE)
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
         assert len(self._by_id) == len(self._running) + len(self._waiting)

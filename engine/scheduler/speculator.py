@@ -5,11 +5,13 @@ the step computes), and the cache of earlier answers.
 Never changes an answer: a draft token is accepted only if the step samples the same token.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from graftwork.engine.core.events import DraftReport
 from graftwork.engine.core.step import StepPlan
+from graftwork.engine.core.step_timer import StepTimer
 from graftwork.engine.scheduler.request_state import RequestState
 from graftwork.engine.speculative.draft import DraftConstraint, Drafter
 from graftwork.engine.speculative.draft_budget import DraftBackoff, StepCost, budget_drafts
@@ -63,8 +65,9 @@ class Speculator:
         """Estimates the duration of a step from its number of rows (the tokens that it computes)."""
         self._backoff = DraftBackoff()
         self._cache = AnswerCache(limits.cache_bytes)
-        self._step: tuple[int, float] | None = None
-        """The number of rows and the start time of the running step; None if it is not measured."""
+        self._timer = StepTimer(clock)
+        self._step_rows: deque[int | None] = deque()
+        """The number of rows of each step that has not ended, the oldest first; None if nothing is learned from it."""
         self.counts = DraftCounts()
 
     @property
@@ -76,13 +79,17 @@ class Speculator:
         """Returns the draft tokens that the next step verifies for each request, at most `spare_rows` tokens in all.
 
         `states` are the requests that generate a token in this step. The result leaves out requests without a draft.
+        Nothing is drafted after a token in flight, because drafts are chosen by the tokens before them.
         """
         if not states or not self._limits.max_draft_tokens:
             return {}
         if not self._backoff.should_draft(len(states)) and not any(map(_brings_a_prediction, states)):
             return {}
+        known = [state for state in states if not state.num_tokens_in_flight]
+        if not known:
+            return {}
         began_at = self._clock.monotonic()
-        asked = [(state, self._drafts_of(state)) for state in states]
+        asked = [(state, self._drafts_of(state)) for state in known]
         most = self._limits.max_draft_tokens
         survivals = [drafts.propose(min(most, state.max_draft_tokens())) for state, drafts in asked]
         budget = budget_drafts(survivals, self.cost.seconds, spare_rows)
@@ -93,6 +100,12 @@ class Speculator:
             for (state, drafts), length in zip(asked, budget.lengths, strict=True)
             if length
         }
+
+    def may_draft(self, num_requests: int) -> bool:
+        """Returns whether the next step, if it generates tokens for `num_requests` requests, would verify drafts if there
+        are any.
+        """
+        return num_requests > 0 and self._limits.max_draft_tokens > 0 and not self._backoff.pauses(num_requests)
 
     def learn(self, state: RequestState, num_verified: int, num_taken: int) -> None:
         """Learns from the result of a step, which verified `num_verified` draft tokens of the request.
@@ -145,20 +158,20 @@ class Speculator:
     # ---- the cost of steps ------------------------------------------------------------------------------------
 
     def step_begins(self, plan: StepPlan) -> None:
-        """Starts to measure the duration of a step.
+        """Starts to measure the duration of a step. Each step must be ended by `step_ended`, in the same order.
 
-        A step with a chunk of a prompt is not measured, because its duration does not show how much longer a step takes
-        with one more decoding request.
+        Nothing is learned from a step with a chunk of a prompt, because its duration does not show how much longer a
+        step takes with one more decoding request.
         """
         is_typical = all(piece.known_end - piece.start == 1 for piece in plan.slices)
-        self._step = (plan.num_tokens, self._clock.monotonic()) if is_typical else None
+        self._step_rows.append(plan.num_tokens if is_typical else None)
+        self._timer.begin()
 
     def step_ended(self) -> None:
-        """Learns the duration of the step that has ended, if `step_begins` started to measure it."""
-        if self._step is not None:
-            num_rows, began_at = self._step
-            self.cost.record(num_rows, self._clock.monotonic() - began_at)
-        self._step = None
+        """Learns the duration of the oldest step that has not ended."""
+        seconds, num_rows = self._timer.end(), self._step_rows.popleft()
+        if num_rows is not None:
+            self.cost.record(num_rows, seconds)
 
     def check_integrity(self) -> None:
         """Checks that the cache of earlier answers is within its limit in bytes."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
-from graftwork.engine.core.requests import MAX_MIXTURE, MAX_MIXTURE_WEIGHT, EngineRequest
+from graftwork.engine.core.requests import MAX_CACHE_TTL_S, MAX_MIXTURE, MAX_MIXTURE_WEIGHT, EngineRequest
 from graftwork.engine.core.sampling import MAX_PROMPT_LOGPROBS
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.scheduler.request_state import RequestState, history_for
@@ -65,6 +65,7 @@ class RequestValidator:
                 len(prompt), limits.context_tokens, "prompt", max_tokens=request.sampling.max_tokens
             )
         _check_mixture(request)
+        _check_cache_ttl(request)
         check_prompt_logprobs(request)
         check_vocabulary(request, limits.vocab_size)
         request.sampling.check()
@@ -97,6 +98,16 @@ def _check_mixture(request: EngineRequest) -> None:
         raise InvalidRequest(
             f"An adapter's weight in a mixture is a number from {-MAX_MIXTURE_WEIGHT} to {MAX_MIXTURE_WEIGHT}.",
             param="adapters",
+        )
+
+
+def _check_cache_ttl(request: EngineRequest) -> None:
+    ttl_s = request.cache_ttl_s
+    if ttl_s is not None and not 0 < ttl_s <= MAX_CACHE_TTL_S:
+        raise InvalidRequest(
+            f"cache_ttl_s is {ttl_s}: send the seconds to keep the prompt, above 0 and up to {MAX_CACHE_TTL_S:.0f}, or "
+            "leave it out.",
+            param="cache_ttl_s",
         )
 
 

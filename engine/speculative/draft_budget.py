@@ -87,10 +87,17 @@ class DraftBackoff:
         Call it once a step. A pause ends early if the number of requests falls to half of what it was when the pause
         began.
         """
-        if 2 * num_requests <= self._batch_size:
+        if self._ends_early(num_requests):
             self._pause = self._steps_left = self._batch_size = 0
         self._steps_left = max(self._steps_left - 1, 0)
         return self._steps_left == 0
+
+    def pauses(self, num_requests: int) -> bool:
+        """Returns whether the next call of `should_draft` will return False. Changes nothing."""
+        return self._steps_left > 1 and not self._ends_early(num_requests)
+
+    def _ends_early(self, num_requests: int) -> bool:
+        return 2 * num_requests <= self._batch_size
 
     def record(self, num_requests: int, gain: float, cost: float) -> None:
         """Records what drafting for one step has given and cost.

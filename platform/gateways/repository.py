@@ -15,7 +15,7 @@ _DAY_S = 86_400.0
 async def note_seen(session: WriteSession, gateway_id: str, clock: Clock | None) -> None:
     """Stores that the gateway runs now. `clock` replaces the database's own time in tests."""
     insert = sqlite.insert if _is_sqlite(session) else postgresql.insert
-    values = {"id": gateway_id, "seen_at": _now(session, clock)}
+    values = {"id": gateway_id, "seen_at": database_now(session, clock)}
     statement = insert(GatewayRow).values(**values)
     await session.execute(
         statement.on_conflict_do_update(index_elements=["id"], set_={"seen_at": statement.excluded.seen_at})
@@ -29,7 +29,7 @@ async def forget(session: WriteSession, gateway_id: str) -> None:
 
 async def forget_silent(session: WriteSession, silent_s: float, clock: Clock | None) -> None:
     """Deletes the rows of the gateways that were not seen for more than `silent_s` seconds."""
-    await session.execute(delete(GatewayRow).where(GatewayRow.seen_at < _now(session, clock) - silent_s))
+    await session.execute(delete(GatewayRow).where(GatewayRow.seen_at < database_now(session, clock) - silent_s))
 
 
 def is_alive(
@@ -39,10 +39,10 @@ def is_alive(
 
     It is false for NULL.
     """
-    return exists().where(GatewayRow.id == gateway_id, GatewayRow.seen_at > _now(session, clock) - lease_s)
+    return exists().where(GatewayRow.id == gateway_id, GatewayRow.seen_at > database_now(session, clock) - lease_s)
 
 
-def _now(session: ReadSession, clock: Clock | None) -> ColumnElement[float]:
+def database_now(session: ReadSession, clock: Clock | None) -> ColumnElement[float]:
     """Returns the database's time at which the statement runs, in seconds since the Unix epoch."""
     if clock is not None:
         return literal(clock.now(), Float)

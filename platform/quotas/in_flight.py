@@ -5,6 +5,8 @@ still refuse a request. An answer has a place here from before its prompt is rea
 
     take ──► keep ──► release     a job was started, and releases the places at its end
          └─► release              the request failed before
+
+A request may take one place before its body is read, and resize it when it knows how many answers it has.
 """
 
 from collections import Counter
@@ -15,6 +17,8 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.errors import CapacityContended, InvalidRequest
 from graftwork.platform.ids import TenantId
 
+_OTHERS_SHARE = 4
+"""The answers of others lower a tenant's limit by at most this part of it. Above that, the engine divides its places."""
 _SMOOTHING = 0.2
 _SHORTEST_S = 0.05
 _LONGEST_S = 60.0
@@ -54,6 +58,16 @@ class HeldPlaces:
         self._tenant_id = tenant_id
         self._answers = answers
         self._is_kept = False
+        self.is_resized = False
+        """Whether the number of places is final: `resize` was called."""
+
+    def resize(self, answers: int) -> None:
+        """Makes this one place for each of `answers`. Raises the errors of `InFlightBound.take`, and then changes
+        nothing.
+        """
+        self._bound.check(self._tenant_id, answers, already_held=self._answers)
+        self._bound.add(self._tenant_id, answers - self._answers)
+        self._answers, self.is_resized = answers, True
 
     def keep(self) -> None:
         """Keeps the places after the `with` block, until `release` is called."""
@@ -92,19 +106,28 @@ class InFlightBound:
         retry, if the tenant has too many answers in flight, or if all places are taken and no tenant has more than this
         one. After an error no place is taken.
         """
-        held = self._held[tenant_id]
+        self.check(tenant_id, answers)
+        self.add(tenant_id, answers)
+        return HeldPlaces(self, tenant_id, answers)
+
+    def check(self, tenant_id: TenantId, answers: int, already_held: int = 0) -> None:
+        """Raises what `take` would raise for a request with so many answers, of which `already_held` have places."""
+        held = self._held.get(tenant_id, 0) - already_held
         if self._max_tenant is not None and answers > self._max_tenant:
             raise InvalidRequest(
                 f"The request asks for {answers} answers (prompts times n); this server takes at most "
                 f"{self._max_tenant} of one tenant at a time. Split the request.",
                 param="n",
             )
-        if self._max_tenant is not None and held + answers > self._max_tenant:
-            raise self._full(f"{held} of your answers run or wait, and at most {self._max_tenant} may")
-        if self._is_full(answers) and held and held == max(self._held.values()):
+        most = self._room_beside_others(tenant_id)
+        if most is not None and held + answers > most:
+            raise self._full(f"{held} of your answers run or wait, and at most {most} may")
+        if self._is_full(answers - already_held) and held >= max(1, self._most_of_others(tenant_id)):
             raise self._full(f"the queue is full, and {held} answers in it are yours")
+
+    def add(self, tenant_id: TenantId, answers: int) -> None:
+        """Adds `answers` to the answers that the tenant has in flight. Only this module calls this method."""
         self._held[tenant_id] += answers
-        return HeldPlaces(self, tenant_id, answers)
 
     def give_back(self, tenant_id: TenantId, answers: int) -> None:
         """Subtracts `answers` from the answers that the tenant has in flight. Only HeldPlaces calls this method."""
@@ -113,8 +136,21 @@ class InFlightBound:
             del self._held[tenant_id]
         self._throughput.record_finished()
 
+    def _room_beside_others(self, tenant_id: TenantId) -> int | None:
+        """Returns the most answers that the tenant may have in flight now. None if there is no limit.
+
+        The engine takes a place in the batch for each answer of a tenant with few, so a tenant with many has one less.
+        """
+        if self._max_tenant is None:
+            return None
+        others = self._held.total() - self._held.get(tenant_id, 0)
+        return self._max_tenant - min(others, self._max_tenant // _OTHERS_SHARE)
+
     def _is_full(self, answers: int) -> bool:
         return self._max_total is not None and self._held.total() + answers > self._max_total
+
+    def _most_of_others(self, tenant_id: TenantId) -> int:
+        return max((held for other, held in self._held.items() if other != tenant_id), default=0)
 
     def _full(self, reason: str) -> CapacityContended:
         return CapacityContended(

@@ -1,18 +1,15 @@
 """Contains the SQL statements about the erasure of deleted tenants. Never commits: the caller does."""
 
-from collections.abc import Mapping
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, case, exists, select, update
+from sqlalchemy import select, update
 from sqlalchemy.engine import CursorResult
 
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import TenantId
+from graftwork.platform.tenancy.repository import ERASED_ADAPTER
 from graftwork.platform.tenancy.tables import TenantRow, UsageRow
 from graftwork.platform.tenancy.tenants import Erasure, TenantStatus
-
-ERASED_ADAPTER = "deleted"
-"""The name of every adapter in the usage rows of an erased tenant."""
 
 
 async def find_unerased(session: ReadSession) -> list[Erasure]:
@@ -40,15 +37,6 @@ async def erase_adapter_names(session: WriteSession, tenant_id: TenantId, limit:
     erase = update(UsageRow).where(UsageRow.tenant_id == tenant_id, UsageRow.request_id.in_(some))
     erase = erase.values(model=ERASED_ADAPTER, adapter=ERASED_ADAPTER).execution_options(synchronize_session=False)
     return cast(CursorResult[Any], await session.execute(erase)).rowcount
-
-
-def adapter_names(tenant_id: TenantId, names: Mapping[str, str]) -> dict[str, ColumnElement[str]]:
-    """Returns the names to store in a new usage row, by column. For a deleted tenant, its adapter has no name any more.
-
-    Rows may come late: a gateway that was down stores what it finds in its journal when it starts again.
-    """
-    is_deleted = exists().where(TenantRow.id == tenant_id, TenantRow.status == TenantStatus.DELETED)
-    return {column: case((is_deleted, ERASED_ADAPTER), else_=name) for column, name in names.items()}
 
 
 def _erasure(row: TenantRow) -> Erasure:

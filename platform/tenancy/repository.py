@@ -6,7 +6,7 @@ Owns the conversion between rows and the platform's own types. Never commits: th
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import ColumnElement, Select, and_, delete, func, not_, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, case, delete, exists, func, not_, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
 
@@ -16,7 +16,6 @@ from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.erasure_rows import adapter_names
 from graftwork.platform.tenancy.tables import ApiKeyRow, AuditRow, IdempotencyRow, QuotaRow, TenantRow, UsageRow
 from graftwork.platform.tenancy.tenants import (
     ApiKey,
@@ -27,6 +26,9 @@ from graftwork.platform.tenancy.tenants import (
     UsageGroup,
     UsageSummary,
 )
+
+ERASED_ADAPTER = "deleted"
+"""The name of every adapter in the usage rows of an erased tenant."""
 
 Row = TypeVar("Row", TenantRow, ApiKeyRow, AuditRow)
 
@@ -382,3 +384,12 @@ def _audit_entry(row: AuditRow) -> AuditEntry:
         target=row.target,
         details=row.details,
     )
+
+
+def adapter_names(tenant_id: TenantId, names: Mapping[str, str]) -> dict[str, ColumnElement[str]]:
+    """Returns the names to store in a new usage row, by column. For a deleted tenant, its adapter has no name any more.
+
+    Rows may come late: a gateway that was down stores what it finds in its journal when it starts again.
+    """
+    is_deleted = exists().where(TenantRow.id == tenant_id, TenantRow.status == TenantStatus.DELETED)
+    return {column: case((is_deleted, ERASED_ADAPTER), else_=name) for column, name in names.items()}

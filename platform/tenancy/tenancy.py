@@ -10,6 +10,7 @@ import hmac
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from graftwork.platform.clock import Clock
@@ -29,8 +30,8 @@ from graftwork.platform.tenancy.keys import (
     parse_key,
     with_new_secret,
 )
-from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, AdminPrincipal, Principal
-from graftwork.platform.tenancy.running_work import RunningWork
+from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, AdminPrincipal, Principal, RunningWork
+from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
 
 _MAX_NAME_CHARACTERS = 200
@@ -203,7 +204,7 @@ class Tenancy:
         """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
 
         Sees every change that was committed before the call. Calls at the same time share their reads of the database
-        (see `shared_reads.py`).
+        (see `key_holders.py`).
 
         Raises NotAuthenticated if the key is wrong, revoked or expired, and NotPermitted if the tenant is suspended.
         """
@@ -231,8 +232,7 @@ class Tenancy:
 
         Raises NotPermitted if the tenant was suspended or deleted since the request was authenticated.
         """
-        async with self._database.read() as session:
-            status, quota = await repository.find_status_and_quota(session, tenant_id)
+        status, quota = await self._database.read_few(partial(repository.find_status_and_quota, tenant_id=tenant_id))
         if status not in (None, TenantStatus.ACTIVE):
             raise NotPermitted("This tenant is suspended or deleted; ask the operator.", code=f"tenant_{status}")
         return quota or Quota()
@@ -339,10 +339,15 @@ class Authenticator:
     `keys.py`).
     """
 
-    def __init__(self, tenancy: Tenancy, admin_key: str, wrong_keys: WrongKeyLimit) -> None:
+    def __init__(self, tenancy: Tenancy, admin_key: str, wrong_keys: WrongKeyLimit, recent_keys: RecentKeys) -> None:
         self._tenancy = tenancy
         self._admin_digest = key_digest(admin_key)
         self._wrong_keys = wrong_keys
+        self._recent_keys = recent_keys
+
+    def recent_tenant(self, token: str) -> TenantId | None:
+        """Returns the tenant of a key that was right seconds ago, without a read. Use it to refuse, never to allow."""
+        return self._recent_keys.tenant_of(token)
 
     async def authenticate(self, token: str, address: str) -> Principal:
         """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
@@ -357,8 +362,10 @@ class Authenticator:
             principal = await self._tenancy.authenticate(token)
         except NotAuthenticated:
             self._wrong_keys.note_wrong(address, token)
+            self._recent_keys.note_wrong(token)
             raise
         self._wrong_keys.note_right(token)
+        self._recent_keys.note_right(token, principal.tenant_id)
         return principal
 
     async def authenticate_admin(self, token: str, address: str) -> AdminPrincipal:

@@ -16,8 +16,7 @@ from typing import Any
 from graftwork.platform.errors import ValidationFailed
 from graftwork.platform.ids import CallId, ItemId, TurnId, new_id
 from graftwork.sessions.text.messages import ROLES, Message, PartRules, ToolCall, read_content
-from graftwork.sessions.tools.custom_tools import arguments_of, input_of
-from graftwork.sessions.tools.tool_choice import CallForm, qualified_name
+from graftwork.sessions.tools.tool_choice import CallForm, arguments_of, input_of, qualified_name
 
 _MESSAGE_FIELDS = frozenset({"type", "role", "content", "id", "status"})
 INPUT_ROLES = ("user", "system", "developer", "assistant")

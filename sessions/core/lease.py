@@ -1,7 +1,7 @@
 """Defines the lease of a session: the right of one process to write the session's running turn.
 
 Owns the lease as a value, and the loop that renews the lease. Never writes to the database: the store does that, and it
-checks the lease at each write.
+checks the lease at each write. The database's clock decides when a lease expires.
 Invariant: a session has one writer at a time. A process that takes over a session raises the session's epoch (a
 counter). From then on, writes with the old epoch are refused.
 """

@@ -9,6 +9,7 @@ true`, such a keyword is refused. Otherwise it is ignored, and the path of the k
 Never compiles a grammar: the engine does that.
 """
 
+import asyncio
 import hashlib
 import json
 from collections import OrderedDict
@@ -22,16 +23,17 @@ from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.schema.limits import LintLimits
 from graftwork.engine.grammar.schema.lint import lint
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.tools.custom_tools import arguments_schema as custom_arguments
-from graftwork.sessions.tools.custom_tools import has_grammar, is_custom
 from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
 from graftwork.sessions.tools.tool_choice import (
     ToolChoice,
     ToolDefinition,
     function_for_model,
+    has_grammar,
+    is_custom,
     read_tool_choice,
     tool_names,
 )
+from graftwork.sessions.tools.tool_choice import arguments_schema as custom_arguments
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -204,17 +206,21 @@ FREE_OUTPUT = OutputPlan()
 """The plan of an output that is plain text without constraints."""
 
 
+_NO_CONSTRAINTS = OutputConstraints()
+
+
 class ConstraintPlanner:
     """Makes the output plans (grammar and parsing) for the requests to one model. All methods are thread-safe.
 
-    Large schemas take time to read, so call `plan` on a worker thread and not on the event loop. The planner caches the
+    Large schemas take time to read, so the event loop calls `plan_off_loop`. The planner caches the
     checks of recent schemas, because a session sends the same schemas with every turn.
     """
 
     def __init__(self, tool_call_format: ToolCallFormat = HERMES) -> None:
         self.tool_call_format = tool_call_format
         """How the model writes tool calls."""
-        self._checks: OrderedDict[bytes, tuple[str, ...] | InvalidRequest] = OrderedDict()
+        self._checks: OrderedDict[tuple[str, bytes], tuple[str, ...] | InvalidRequest] = OrderedDict()
+        """By the tenant and the digest of the grammar, in the order of use."""
         self._lock = Lock()
         self._owner = ""
 
@@ -227,12 +233,29 @@ class ConstraintPlanner:
         planner._owner = owner
         return planner
 
+    def num_checks(self, owner: str) -> int:
+        """Returns how many results of one tenant are in the cache."""
+        with self._lock:
+            return sum(key[0] == owner for key in self._checks)
+
+    def forget(self, owner: str) -> None:
+        """Removes all results of one tenant from the cache."""
+        with self._lock:
+            for key in [key for key in self._checks if key[0] == owner]:
+                del self._checks[key]
+
+    async def plan_off_loop(self, constraints: OutputConstraints) -> OutputPlan:
+        """Returns the same as `plan`. Plans on a worker thread, unless there is nothing to plan."""
+        if constraints == _NO_CONSTRAINTS:
+            return FREE_OUTPUT
+        return await asyncio.to_thread(self.plan, constraints)
+
     def plan(self, constraints: OutputConstraints) -> OutputPlan:
         """Returns the plan for one output: the grammar to match, and whether the output may contain tool calls.
 
         Raises InvalidRequest for wrong or unsupported fields. The error names the field.
         """
-        if constraints == OutputConstraints():
+        if constraints == _NO_CONSTRAINTS:
             return FREE_OUTPUT
         choice = read_tool_choice(constraints.tool_choice, tool_names(constraints.tools))
         response_format = constraints.response_format.read()
@@ -319,7 +342,7 @@ class ConstraintPlanner:
         return tuple(param + pointer for pointer in found)
 
     def _check(self, source: GrammarSource) -> tuple[str, ...] | InvalidRequest:
-        key = hashlib.sha256(f"{self._owner}/{source.kind}/{source.strict}/{source.text}".encode()).digest()
+        key = self._owner, hashlib.sha256(f"{source.kind}/{source.strict}/{source.text}".encode()).digest()
         with self._lock:
             if (kept := self._checks.get(key)) is not None:
                 self._checks.move_to_end(key)

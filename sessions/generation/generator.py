@@ -44,7 +44,7 @@ from graftwork.sessions.generation.events import (
 from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
 from graftwork.sessions.generation.usage import Usage
-from graftwork.sessions.text.prompt_encoder import NO_PUBLIC_PREFIXES, PublicPrefixes
+from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
 
@@ -85,6 +85,8 @@ class GenerationRequest:
     session: SessionUse | None = None
     """The session that the prompt continues."""
     kv_limits: KvLimits = NO_KV_LIMITS
+    cache_ttl_s: float | None = None
+    """For how many seconds another request is likely to begin with this prompt; see EngineRequest."""
     prediction_token_ids: tuple[int, ...] = ()
     """The token ids of the answer that the client expects. They change the speed, never the output."""
     grammar: OutputGrammar | None = None
@@ -234,6 +236,7 @@ class Generation:
             weight=request.weight,
             session=request.session,
             kv_limits=request.kv_limits,
+            cache_ttl_s=request.cache_ttl_s,
             prediction_token_ids=request.prediction_token_ids,
             grammar=None if request.grammar is None else request.grammar.source,
             public_tokens=self._generator.public_prefixes.tokens_of(request.prompt_token_ids),

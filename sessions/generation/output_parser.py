@@ -78,6 +78,9 @@ class OutputParser:
         `logprobs` must have one entry for each token if `with_logprobs` of the rules is True.
         """
         events: list[OutputEvent] = []
+        if self._is_plain:
+            self._push_plain(token_ids, events)
+            return events
         for place, token_id in enumerate(token_ids):
             if self.is_over:
                 break
@@ -89,12 +92,16 @@ class OutputParser:
                 continue
             text = self._detokenizer.push(token_id)
             self._num_characters += len(text)
-            if not self._is_plain:
-                events += self._with_logprobs(self._read(text))
-            elif text:
+            events += self._with_logprobs(self._read(text))
+        return events
+
+    def _push_plain(self, token_ids: Sequence[int], events: list[OutputEvent]) -> None:
+        """Adds the events of tokens to `events`, if all that is shown is text, and nothing in the text can end it."""
+        self.token_ids += token_ids
+        for token_id in token_ids:
+            if token_id not in self._rules.stop_token_ids and (text := self._detokenizer.push(token_id)):
                 self._texts.append(text)
                 events.append(TextDelta(text))
-        return events
 
     def finish(self) -> list[OutputEvent]:
         """Returns the events for the text that the parser has held back. Call this method after the last token."""

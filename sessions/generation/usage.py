@@ -6,8 +6,8 @@ Invariant: the usage row is written before the reservation is settled. So at any
 the reservation, in the usage row, or in both.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,8 @@ from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageEvent, UsageOutcome
+from graftwork.platform.tenancy.metering import JournalEntry, UsageBacklog, UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.platform.tenancy.usage_journal import JournalEntry
 from graftwork.sessions.core.views import usage_body
 from graftwork.sessions.text.encoding import Prompt, PromptEncoding
 
@@ -92,14 +91,28 @@ class Accounting:
     clock: Clock
     in_flight: InFlightBound
 
-    def take_places(self, tenant_id: TenantId, answers: int = 1) -> HeldPlaces:
-        """Takes a place for each answer of a request. Call it before any other work for the request.
+    def take_places(self, principal: Principal, answers: int = 1) -> HeldPlaces:
+        """Takes a place for each answer of a request, the one that the request already has among them. Call it before
+        any other work for the request.
 
         Raises CapacityContended if the engine has no room for so many answers of the tenant, and InvalidRequest if it
         never has.
         """
+        with self._counted_refusal(principal.tenant_id):
+            if principal.place is None or principal.place.is_resized:
+                return self.in_flight.take(principal.tenant_id, answers)
+            principal.place.resize(answers)
+            return principal.place
+
+    def take_first_place(self, tenant_id: TenantId) -> HeldPlaces:
+        """Takes one place for a request of which only the tenant is known. Raises CapacityContended if there is none."""
+        with self._counted_refusal(tenant_id):
+            return self.in_flight.take(tenant_id, 1)
+
+    @contextmanager
+    def _counted_refusal(self, tenant_id: TenantId) -> Iterator[None]:
         try:
-            return self.in_flight.take(tenant_id, answers)
+            yield
         except CapacityContended:
             self.telemetry.count_request(tenant_id, "refused")
             raise

@@ -6,6 +6,7 @@ the conversation are deleted with its last response.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from graftwork.platform.errors import NotFound
 from graftwork.platform.pagination import Page, PageRequest
@@ -30,13 +31,16 @@ class ConversationService:
         """Creates a conversation whose history starts with `items`. References become copies of the stored items.
 
         The conversation has no model of its own: each request for a response in the conversation names a model.
-        Raises ValidationFailed if a tool call in `items` has no output, and NotFound if a reference leads to no item.
+        A request with items counts in the tenant's limits of requests.
+        Raises ValidationFailed if a tool call in `items` has no output, NotFound if a reference leads to no item,
+        LimitExceeded, and PayloadTooLarge if the items are too many or too long.
         """
-        first_items = await resolve_references(self._sessions.store, principal.scope(), items)
-        check_outputs(first_items, (), "items")
-        kind = SessionKind.CONVERSATION
-        new = NewSession(self._sessions.base_name, metadata=metadata, kind=kind, items=first_items)
-        return await self._sessions.create(principal, new)
+        async with self._counted(principal, items):
+            first_items = await resolve_references(self._sessions.store, principal.scope(), items)
+            check_outputs(first_items, (), "items")
+            kind = SessionKind.CONVERSATION
+            new = NewSession(self._sessions.base_name, metadata=metadata, kind=kind, items=first_items)
+            return await self._sessions.create(principal, new)
 
     async def get(self, principal: Principal, conversation_id: str) -> AgentSession:
         """Returns the session that stores a conversation. Raises NotFound if the conversation does not exist."""
@@ -60,15 +64,22 @@ class ConversationService:
     ) -> tuple[Item, ...]:
         """Adds items to the end of a conversation, and returns them with their ids.
 
-        The next response in the conversation encodes the whole history again.
-        Raises Conflict while a response runs, ValidationFailed if a tool call has no output, and NotFound.
+        The next response in the conversation encodes the whole history again. The request counts in the tenant's limits
+        of requests.
+        Raises Conflict while a response runs, ValidationFailed if a tool call has no output, NotFound, LimitExceeded, and
+        PayloadTooLarge if the conversation would have too many items or too long ones.
         """
         conversation = await self.get(principal, conversation_id)
         conversation.check_at_rest()
-        items = await resolve_references(self._sessions.store, principal.scope(), entries)
-        check_outputs(items, [call.call_id for call in conversation.ledger], "items")
-        await self._sessions.store.add_items(principal.scope(), conversation, items)
+        async with self._counted(principal, entries):
+            items = await resolve_references(self._sessions.store, principal.scope(), entries)
+            check_outputs(items, [call.call_id for call in conversation.ledger], "items")
+            await self._sessions.store.add_items(principal.scope(), conversation, items)
         return items
+
+    def _counted(self, principal: Principal, entries: Sequence[InputEntry]) -> AbstractAsyncContextManager[None]:
+        """Counts a request that stores items in the tenant's limits of requests."""
+        return self._sessions.counted(principal.tenant_id) if entries else nullcontext()
 
     async def item(self, principal: Principal, conversation_id: str, item_id: str) -> Item:
         """Reads one item of a conversation. Raises NotFound if the conversation has no item with this id."""

@@ -23,8 +23,7 @@ from graftwork.sessions.core.session import Turn
 from graftwork.sessions.responses.record import ResponseRecord
 from graftwork.sessions.responses.tools import response_call_forms
 from graftwork.sessions.responses.views import IN_PROGRESS, QUEUED, final_status, response_body
-from graftwork.sessions.tools.custom_tools import CustomInputReader, input_of
-from graftwork.sessions.tools.tool_choice import CallForm
+from graftwork.sessions.tools.tool_choice import CallForm, CustomInputReader, input_of
 
 Event = dict[str, Any]
 

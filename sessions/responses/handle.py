@@ -13,7 +13,7 @@ from graftwork.sessions.core.session import AgentSession, TurnStatus
 from graftwork.sessions.responses.events import Event, ResponseEvents
 from graftwork.sessions.responses.record import ResponseRecord
 from graftwork.sessions.responses.views import IN_PROGRESS, QUEUED, response_body
-from graftwork.sessions.turns.handle import TurnHandle
+from graftwork.sessions.turns.running import TurnHandle
 
 
 class ResponseHandle:

@@ -27,7 +27,7 @@ from graftwork.sessions.responses.record import NewResponse, ResponseRecord, tur
 from graftwork.sessions.responses.references import resolve_references
 from graftwork.sessions.responses.store import ResponseStore
 from graftwork.sessions.service import NewSession, SessionService
-from graftwork.sessions.turns.handle import TurnHandle
+from graftwork.sessions.turns.running import TurnHandle
 from graftwork.sessions.turns.settings import checked_settings
 
 RETENTION_S = 30 * 86_400.0

@@ -8,16 +8,30 @@ histories that share the earlier checkpoints stay as they are.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.errors import NotFound
+from graftwork.platform.errors import NotFound, PayloadTooLarge
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.items import Item, with_counterpart
 from graftwork.sessions.core.session import AgentSession, LedgerCall, given_history
 from graftwork.sessions.core.transcript import Checkpoint
 from graftwork.sessions.store import session_rows, turn_rows
 from graftwork.sessions.store.turn_store import ledger_of
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryLimits:
+    """The most that clients may add to a history without a response. Items that are hidden count too, because the
+    database keeps them.
+    """
+
+    num_items: int = 10_000
+    num_characters: int = 16 * 1024 * 1024
+    """Of the items' JSON."""
+
+
+DEFAULT_LIMITS = HistoryLimits()
 
 
 async def add_items(
@@ -27,14 +41,21 @@ async def add_items(
     parent: Checkpoint | None,
     items: Sequence[Item],
     now: float,
+    limits: HistoryLimits,
 ) -> AgentSession:
     """Adds items to the end of the history that ends at the checkpoint `parent`. Returns the session with its new head.
 
-    If `parent` is None, the history is empty. `now` is in Unix seconds.
+    If `parent` is None, the history is empty. `now` is in Unix seconds. Raises PayloadTooLarge if the history would
+    exceed a limit; the caller then rolls the transaction back.
     """
     turn, checkpoint = given_history(session, items, parent, now)
     await turn_rows.insert_turn(database, scope, turn)
+    if checkpoint.num_items > limits.num_items:
+        raise _too_long(f"{checkpoint.num_items} items", f"{limits.num_items}")
     await turn_rows.insert_checkpoint(database, scope, checkpoint, items)
+    num_characters = await turn_rows.count_characters(database, scope, checkpoint.checkpoint_id)
+    if num_characters > limits.num_characters:
+        raise _too_long(f"{num_characters} characters of JSON", f"{limits.num_characters}")
     return replace(session, head_id=checkpoint.checkpoint_id)
 
 
@@ -104,6 +125,15 @@ async def own_checkpoint(
         if session.origin_id and await turn_rows.is_in_chain(database, scope, session.origin_id, checkpoint_id):
             return found
     raise NotFound(f"The checkpoint {checkpoint_id} does not exist in this session.", code="checkpoint_not_found")
+
+
+def _too_long(would_have: str, most: str) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"items: the conversation would have {would_have}, with deleted items, and may have {most}: begin another "
+        "conversation.",
+        param="items",
+        code="conversation_too_long",
+    )
 
 
 async def _find_item(database: ReadSession, scope: TenantScope, head: Checkpoint, item_id: str) -> Item | None:

@@ -28,6 +28,7 @@ from graftwork.sessions.core.session import (
 )
 from graftwork.sessions.core.transcript import Checkpoint
 from graftwork.sessions.store import deletion_rows, histories, session_rows, tool_calls, turn_rows
+from graftwork.sessions.store.histories import DEFAULT_LIMITS, HistoryLimits
 from graftwork.sessions.store.tool_calls import AcceptedOutputs
 
 
@@ -42,11 +43,20 @@ class SessionChange:
 class SessionStore:
     """Stores the sessions of all tenants. Each method is one transaction."""
 
-    def __init__(self, database: Database, clock: Clock, retention_s: float) -> None:
-        """`retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own."""
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        retention_s: float,
+        limits: HistoryLimits = DEFAULT_LIMITS,
+    ) -> None:
+        """`retention_s` is the time in seconds that a closed session stays readable if it has no time to live of its own.
+        `limits` bound what clients add to a history without a response.
+        """
         self._database = database
         self._clock = clock
         self._retention_s = retention_s
+        self._limits = limits
 
     async def create(
         self, scope: TenantScope, session: AgentSession, max_sessions: int | None, items: Sequence[Item] = ()
@@ -60,13 +70,14 @@ class SessionStore:
             await self._insert(database, scope, [session], max_sessions)
             if not items:
                 return session
-            started = await histories.add_items(database, scope, session, None, items, self._clock.now())
+            started = await histories.add_items(database, scope, session, None, items, self._clock.now(), self._limits)
             return await self._update(database, _resting(started))
 
     async def add_items(self, scope: TenantScope, seen: AgentSession, items: Sequence[Item]) -> None:
         """Adds items to the end of a session's history, which the next turn encodes again.
 
-        Raises Conflict if a turn runs, or if the session has changed since the caller has read it as `seen`.
+        Raises Conflict if a turn runs, or if the session has changed since the caller has read it as `seen`. Raises
+        PayloadTooLarge if the history would exceed the limits of this store.
         """
         async with self._locked(scope, seen.session_id) as (database, session):
             session.check_at_rest()
@@ -74,7 +85,8 @@ class SessionStore:
                 raise Conflict("The history changed meanwhile: send the items again.", code="session_changed")
             parent = await histories.own_checkpoint(database, scope, session, session.head_id)
             answered = replace(session, epoch=session.epoch + 1, ledger=())
-            longer = await histories.add_items(database, scope, answered, parent, items, self._clock.now())
+            now = self._clock.now()
+            longer = await histories.add_items(database, scope, answered, parent, items, now, self._limits)
             await self._update(database, _resting(longer))
 
     async def hide_item(self, scope: TenantScope, session_id: str, item_id: str) -> AgentSession:

@@ -235,6 +235,16 @@ async def find_item_sizes(database: ReadSession, scope: TenantScope, item_ids: S
     return {ItemId(item_id): characters for item_id, characters in found}
 
 
+async def count_characters(database: ReadSession, scope: TenantScope, head_id: str) -> int:
+    """Returns the length, in characters of JSON, of all items of the history that ends at the checkpoint `head_id`.
+
+    Hidden items count too.
+    """
+    chain = _chain(scope, head_id)
+    size = func.sum(func.length(cast(ItemRow.body, Text)))
+    return int(await database.scalar(select(size).join(chain, ItemRow.checkpoint_id == chain.c.id)) or 0)
+
+
 async def find_items_by_id(database: ReadSession, scope: TenantScope, item_ids: Sequence[str]) -> tuple[Item, ...]:
     """Finds the items of the tenant that have these ids, in any history and in no order."""
     statement = select(ItemRow.body).where(*_named(scope, item_ids))

@@ -83,8 +83,11 @@ def ledger_of(
 class TurnStore:
     """Stores the turns and events of all tenants. Each method is one transaction."""
 
-    def __init__(self, database: Database, clock: Clock, owner: str, lease_s: float) -> None:
-        """`owner` names this process, and `lease_s` is the length of a lease in seconds.
+    def __init__(
+        self, database: Database, clock: Clock, owner: str, lease_s: float, lease_clock: Clock | None = None
+    ) -> None:
+        """`owner` names this process, and `lease_s` is the length of a lease in seconds. Leases are measured by the
+        database's own time, so the clocks of gateways do not matter; in tests, `lease_clock` replaces it.
 
         If the process has the same name after a restart, its interrupted turns are found at once. Otherwise they are
         found when their leases expire.
@@ -93,6 +96,7 @@ class TurnStore:
         self._clock = clock
         self._owner = owner
         self._lease_s = lease_s
+        self._lease_clock = lease_clock
 
     async def transcript(self, scope: TenantScope, session: AgentSession, opening: Opening) -> Transcript:
         """Reads the history that the next turn of a session continues.
@@ -170,17 +174,18 @@ class TurnStore:
                 epoch=session.epoch + 1,
                 running_turn_id=turn_id,
                 lease_owner=self._owner,
-                lease_expires_at=now + self._lease_s,
                 cancel_requested=False,
                 model=seen.model,
                 updated_at=now,
             )
             await session_rows.update_session(database, running)
+            lease = SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch)
+            await session_rows.extend_leases(database, [lease], self._lease_s, self._lease_clock)
             await turn_rows.insert_turn(database, scope, turn)
             if principal.turn_claim is not None:
                 await principal.turn_claim.record_turn(database, session.session_id, turn_id)
             await session_rows.note_turn_of_outputs(database, scope, session.session_id, session.ledger, turn_id)
-        return SessionLease(session.session_id, scope, turn_id, self._owner, running.epoch), turn
+        return lease, turn
 
     async def append(self, batches: Sequence[EventBatch]) -> Sequence[bool | None]:
         """Stores events of many turns, and renews the turns' leases. Storing the same batch again changes nothing.
@@ -192,7 +197,7 @@ class TurnStore:
         leases = [batch.lease for batch in batches]
         last_seqs = [batch.events[-1].seq for batch in batches]
         async with self._database.write() as database:
-            held = await session_rows.extend_leases(database, leases, now + self._lease_s, last_seqs)
+            held = await session_rows.extend_leases(database, leases, self._lease_s, self._lease_clock, last_seqs)
             kept = [batch for batch in batches if batch.lease.session_id in held]
             if kept:
                 events = [(batch.lease.scope, event) for batch in kept for event in batch.events]
@@ -205,7 +210,7 @@ class TurnStore:
         Raises LeaseLost if another process has taken over the session.
         """
         async with self._database.write() as database:
-            held = await session_rows.extend_leases(database, [lease], self._clock.now() + self._lease_s)
+            held = await session_rows.extend_leases(database, [lease], self._lease_s, self._lease_clock)
         if lease.session_id not in held:
             raise LeaseLost(lease.session_id)
         return held[lease.session_id]
@@ -234,13 +239,18 @@ class TurnStore:
         so that its result includes a turn that began during the search.
         """
         async with self._database.read() as database:
-            found = await session_rows.find_interrupted(database, self._owner, self._clock.now())
+            found = await session_rows.find_interrupted(database, self._owner, self._lease_clock)
         alive = running_here()
         return [
             (scope_of_tenant(AdminPrincipal(), tenant_id), session_id, turn_id)
             for tenant_id, session_id, turn_id in found
             if turn_id not in alive
         ]
+
+    async def has_expired(self, scope: TenantScope, session_id: SessionId) -> bool:
+        """Returns whether no process has a valid lease of the session."""
+        async with self._database.read() as database:
+            return await session_rows.has_expired(database, scope, session_id, self._lease_clock)
 
     async def fail_interrupted(self, scope: TenantScope, session_id: SessionId, turn_id: TurnId) -> None:
         """Ends a turn as failed, because the process that ran it has stopped.
@@ -252,7 +262,10 @@ class TurnStore:
         outcome = TurnOutcome(TurnStatus.FAILED, [failure_event(error)], error=error.body()["error"])
         async with self._database.write() as database:
             session = await session_rows.find_session(database, scope, session_id, lock=True)
-            if session is None or session.running_turn_id != turn_id or not self._is_abandoned(session):
+            if session is None or session.running_turn_id != turn_id:
+                return
+            has_expired = await session_rows.has_expired(database, scope, session_id, self._lease_clock)
+            if not has_expired and session.lease_owner != self._owner:
                 return
             turn = await turn_rows.find_turn(database, scope, turn_id)
             assert turn is not None
@@ -278,10 +291,6 @@ class TurnStore:
         """Returns up to `limit` stored events of a session whose number is above `after`, in order."""
         async with self._database.read() as database:
             return await turn_rows.list_events(database, scope, session_id, after, limit)
-
-    def _is_abandoned(self, session: AgentSession) -> bool:
-        expired = session.lease_expires_at is None or session.lease_expires_at <= self._clock.now()
-        return expired or session.lease_owner == self._owner
 
     async def _end(
         self,

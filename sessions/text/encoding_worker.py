@@ -13,8 +13,7 @@ from typing import Any
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.worker_pool import serve
 from graftwork.sessions.text.chat_template import ChatTemplate
-from graftwork.sessions.text.encoding import LocalEncoding, from_plain
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.encoding import LocalEncoding, PromptEncoder, from_plain
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
 

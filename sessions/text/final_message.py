@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.text.control_tokens import CANDIDATES
-from graftwork.sessions.text.messages import Message
+from graftwork.sessions.text.messages import CANDIDATES, Message
 
 
 @dataclass(frozen=True, slots=True)

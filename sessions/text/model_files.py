@@ -13,7 +13,7 @@ from typing import Any
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InvalidRequest, ValidationFailed
 from graftwork.sessions.text.chat_template import ChatTemplate
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.encoding import PromptEncoder
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

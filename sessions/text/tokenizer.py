@@ -3,7 +3,7 @@
 Added tokens are tokens that a model adds to its vocabulary, such as control tokens. Owns two ways to encode a text: one
 recognises added tokens in the text; the other treats the text as plain, so that it never becomes a control token. Also
 owns the bytes of a character that is still incomplete. Never decodes a token twice, and never renders messages:
-`prompt_encoder.py` does.
+`encoding.py` does.
 Invariant: the joined results of `Detokenizer.push` and `flush` equal the decoding of all tokens at once.
 """
 

@@ -5,14 +5,17 @@ grammar without recursion describes the same texts as a pattern, so each name is
 
     start: "a" b+      b: "(" /[0-9]/ ")"      is the pattern      a(?:\([0-9]\))+
 
-Never accepts what a pattern cannot say: recursion, `%ignore`, `%declare`, look-around and flags are refused. The
-expressions between slashes are passed on as they are, so the reader of patterns checks them.
+Never accepts what a pattern cannot say: recursion, `%ignore`, `%declare`, look-around and flags are refused. Each
+expression between slashes is read alone before it is joined to others, so that it cannot close their groups.
 """
 
 import ast
 import re
 import warnings
 from dataclasses import dataclass, field
+
+from graftwork.engine.grammar.patterns.nodes import PatternError
+from graftwork.engine.grammar.patterns.reader import read_whole
 
 _MAX_PATTERN_CHARACTERS = 16 * 1024
 _MAX_NESTED = 64
@@ -196,6 +199,10 @@ class _RuleReader:
             body, _, flags = token.text[1:].rpartition("/")
             if flags:
                 raise LarkError(f"the flags of {token.text[:20]!r} are not served")
+            try:
+                read_whole(body)
+            except PatternError as error:
+                raise LarkError(f"the pattern {token.text[:20]!r} is not served: {error}") from error
             return f"(?:{body})"
         if token.kind == "text":
             if self._peek() == _Token("sign", ".."):

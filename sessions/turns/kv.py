@@ -15,7 +15,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.tenancy.principals import isolation_of
 from graftwork.sessions.core.session import AgentSession
-from graftwork.sessions.text.prompt_encoder import PublicPrefixes
+from graftwork.sessions.text.encoding import PublicPrefixes
 
 _log = logging.getLogger("graftwork.sessions")
 

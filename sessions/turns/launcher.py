@@ -1,34 +1,40 @@
-"""Plans the turns of sessions, and starts them.
+"""Plans the turns of sessions, and starts them: with new items, or once all outputs of a session's tool calls are stored.
 
-Owns the engine request of each turn, and the order in which a turn starts: plan, reserve quota, store, generate.
-Never handles an HTTP request.
-Invariant: a request reaches the engine only after its quota is reserved and its turn is stored.
+Owns the engine request of each turn, the order in which a turn starts (plan, reserve quota, store, generate), and the
+decision when the outputs of tool calls start the next turn. Never runs a turn, and never handles an HTTP request. A
+client may send outputs in any order, and may send an output again; each output is stored once.
+Invariants: a request reaches the engine only after its quota is reserved and its turn is stored. An accepted output is
+never lost. If the turn that uses the outputs is refused or fails, a client that sends one of them again starts another
+turn.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from graftwork.engine.core.requests import ServiceTier, SessionKey, SessionUse
+from graftwork.engine.core.session_commands import ToolWait
 from graftwork.engine.core.stats import EngineDescription
-from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
-from graftwork.platform.ids import RequestId, TurnId, new_id
+from graftwork.platform.errors import Conflict, ContextLengthExceeded, InvalidRequest, NotFound, ValidationFailed
+from graftwork.platform.ids import CallId, RequestId, TurnId, new_id
 from graftwork.platform.tenancy.metering import UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.sessions.core.items import Item
-from graftwork.sessions.core.session import AgentSession, SessionSettings
+from graftwork.sessions.core.items import Item, function_call_output, parse_output
+from graftwork.sessions.core.session import AgentSession, SessionSettings, ToolOutput
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Transcript, TurnEncoder, truncated_opening
 from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.generator import GenerationRequest
 from graftwork.sessions.generation.usage import Charge, RequestAccount, kv_limits
+from graftwork.sessions.store.session_store import SessionStore
+from graftwork.sessions.store.tool_calls import AcceptedOutputs
 from graftwork.sessions.text.encoding import Prompt
 from graftwork.sessions.tools.tool_choice import call_forms
-from graftwork.sessions.turns.handle import TurnHandle, TurnReader
+from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnDependencies, TurnPlan, TurnRunner
-from graftwork.sessions.turns.running import RunningTurns, TurnTask
+from graftwork.sessions.turns.running import RunningTurns, SessionLoader, TurnHandle, TurnReader, TurnTask, may_be_id
 from graftwork.sessions.turns.settings import (
+    NO_OVERRIDES,
     check_vocabulary,
     output_constraints,
     read_sampling,
@@ -73,7 +79,7 @@ class TurnLauncher:
         Raises InvalidRequest if the settings ask for something wrong or unsupported.
         """
         planner = self._dependencies.planner.of(principal.tenant_id)
-        return await asyncio.to_thread(planner.plan, output_constraints(settings))
+        return await planner.plan_off_loop(output_constraints(settings))
 
     async def count_tokens(
         self, principal: Principal, session: AgentSession | None, new_items: Sequence[Item], settings: SessionSettings
@@ -100,7 +106,7 @@ class TurnLauncher:
         settings: SessionSettings,
         tool_hints: ToolHints,
     ) -> TurnTask:
-        with self._dependencies.accounting.take_places(principal.tenant_id) as places:
+        with self._dependencies.accounting.take_places(principal) as places:
             turn_id = TurnId(new_id("turn"))
             plan, expected_tokens = await self._plan(principal, session, new_items, settings, turn_id)
             started = await self._start(replace(plan, tool_hints=tool_hints), turn_id, expected_tokens)
@@ -258,3 +264,105 @@ def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: En
         "tokenizer": encoder.tokenizer_digest,
         "sampling": {**asdict(request.sampling), "stop": list(request.stop)},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutputsResult:
+    """The stored outputs of a session's tool calls, and the turn that uses these outputs."""
+
+    session: AgentSession
+    outputs: tuple[ToolOutput, ...]
+    """The stored outputs of the calls that the request names.
+
+    `ToolOutputs.read` returns those of all calls at the end of the latest checkpoint.
+    """
+    missing: tuple[CallId, ...]
+    """The ids of the tool calls that have no output yet."""
+    turn: TurnHandle | None = None
+    """The turn that uses the outputs, started by this request or earlier.
+
+    It is None while outputs are missing, and after `read`.
+    """
+
+
+class ToolOutputs:
+    """Stores the outputs of tool calls that clients send, and starts the turns that use them, for all tenants."""
+
+    def __init__(
+        self,
+        loader: SessionLoader,
+        store: SessionStore,
+        launcher: TurnLauncher,
+        reader: TurnReader,
+        kv: SessionKvClient,
+    ) -> None:
+        self._loader = loader
+        self._store = store
+        self._launcher = launcher
+        self._reader = reader
+        self._kv = kv
+
+    async def read(self, principal: Principal, session_id: str) -> ToolOutputsResult:
+        """Reads the stored outputs of the tool calls at the end of a session's latest checkpoint.
+
+        Raises NotFound if the session does not exist.
+        """
+        session = await self._loader.load(principal.scope(), session_id)
+        stored = [ToolOutput(call.call_id, call.output) for call in session.ledger if call.output is not None]
+        return ToolOutputsResult(session, tuple(stored), session.awaited_call_ids)
+
+    async def send(
+        self, principal: Principal, session_id: str, outputs: Sequence[Mapping[str, Any]]
+    ) -> ToolOutputsResult:
+        """Stores outputs of tool calls. If then no output is missing, starts the session's next turn.
+
+        Each of `outputs` has the fields `call_id` and `output`.
+        Raises LimitExceeded, ContextLengthExceeded or Unavailable if the next turn cannot start; the outputs stay
+        stored. Can also raise ValidationFailed, NotFound or Conflict.
+        """
+        scope, given = principal.scope(), _tool_outputs(outputs)
+        session = await self._loader.load(scope, session_id)
+        accepted = await self._store.accept_outputs(scope, session.session_id, given)
+        if accepted.may_continue:
+            try:
+                turn = await self._continue(principal, accepted.session)
+                return ToolOutputsResult(accepted.session, accepted.outputs, (), turn)
+            except Conflict:
+                # Another request with the same outputs was faster, or the session was rewound. Read the session again.
+                accepted = await self._store.accept_outputs(scope, session.session_id, given)
+                if accepted.may_continue:
+                    raise
+        earlier = None if accepted.turn_id is None else await self._reader.find(scope, accepted.turn_id)
+        if earlier is None:
+            await self._prefetch(principal, accepted, given)
+        return ToolOutputsResult(accepted.session, accepted.outputs, accepted.session.awaited_call_ids, earlier)
+
+    async def _continue(self, principal: Principal, session: AgentSession) -> TurnHandle:
+        """Starts a turn with the outputs of the session's last tool calls, in the order of the calls."""
+        answers = [function_call_output(call.call_id, call.output or "") for call in session.ledger]
+        return await self._launcher.launch(principal, session, answers, NO_OVERRIDES.over(session.settings))
+
+    async def _prefetch(self, principal: Principal, accepted: AcceptedOutputs, given: Sequence[ToolOutput]) -> None:
+        """Loads the session's KV to the device while the tools without an output still run."""
+        session = accepted.session
+        if session.awaited_call_ids:
+            names = {call.call_id: call.name for call in session.ledger}
+            answered = [ToolWait(names[output.call_id]) for output in given if output.call_id in names]
+            await self._kv.prefetch(await self._loader.history(principal.scope(), session), answered)
+
+
+def _tool_outputs(outputs: Sequence[Mapping[str, Any]]) -> list[ToolOutput]:
+    if not outputs:
+        raise ValidationFailed("outputs must have at least one entry.", param="outputs")
+    return [_tool_output(entry, f"outputs[{index}]") for index, entry in enumerate(outputs)]
+
+
+def _tool_output(entry: Mapping[str, Any], param: str) -> ToolOutput:
+    call_id = entry.get("call_id")
+    if not isinstance(call_id, str):
+        raise ValidationFailed(f"{param}.call_id must be a text.", param=f"{param}.call_id")
+    if not may_be_id(call_id):
+        raise NotFound("The session made no such call.", param=f"{param}.call_id", code="call_not_found")
+    if "output" not in entry:
+        raise ValidationFailed(f"{param}.output is missing.", param=f"{param}.output")
+    return ToolOutput(CallId(call_id), parse_output(entry["output"], f"{param}.output"))

@@ -21,8 +21,7 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable
 from graftwork.platform.ids import CheckpointId, TurnId, new_id
 from graftwork.platform.tenancy.metering import UsageOutcome
-from graftwork.platform.tenancy.principals import Principal
-from graftwork.platform.tenancy.running_work import RunningWork
+from graftwork.platform.tenancy.principals import Principal, RunningWork
 from graftwork.sessions.core.events import (
     EventDraft,
     EventFeed,

@@ -12,10 +12,9 @@ from graftwork.platform.ids import IsolationDomain, KeyId, RequestId, TenantId
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.platform.tenancy.usage_journal import UsageJournal
 from graftwork.sessions.generation.generator import GenerationRequest
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount
 from tests.api.fake_engine import FakeEngine

@@ -51,6 +51,11 @@ def node_packages(name: str) -> Path:
     return _built(f"node-{name}", [file.read_bytes() for file in files], build)
 
 
+def node_program(packages: str, name: str) -> str:
+    """Returns the path of the command `name` of one of the packages of packages/`packages`."""
+    return str(node_packages(packages) / "node_modules" / ".bin" / name)
+
+
 def node() -> str:
     """Returns the path of Node.js."""
     return _program("node")

@@ -42,6 +42,8 @@ class Exchange:
     prompt_tokens: int
     text: str
     completion_tokens: int
+    grammar: str
+    """The grammar that the answer must follow, as the engine reads it; empty if there is none."""
 
 
 @dataclass
@@ -51,12 +53,13 @@ class ScriptedModel(FakeEngine):
     text: str = "I have nothing to say to this."
     """The answer if no reply fits."""
     context_tokens: int = CONTEXT_TOKENS
+    model_name: str = BASE
     replies: Sequence[Reply] = ()
     """The latest stage of the conversation comes first, because its prompts contain all earlier ones."""
     exchanges: list[Exchange] = field(default_factory=list)
 
     async def describe(self) -> EngineDescription:
-        return replace(await super().describe(), context_tokens=self.context_tokens)
+        return replace(await super().describe(), context_tokens=self.context_tokens, model_name=self.model_name)
 
     def answer_to(self, request: EngineRequest) -> str:
         tokenizer = text_tokenizer()
@@ -64,7 +67,8 @@ class ScriptedModel(FakeEngine):
         fitting = (reply for reply in self.replies if all(text in prompt for text in (reply.after, *reply.needs)))
         text = next((reply.text for reply in fitting), self.text)
         num_tokens = len(tokenizer.encode(text, allow_special=True)) + 1
-        self.exchanges.append(Exchange(prompt, len(request.prompt_token_ids), text, num_tokens))
+        grammar = "" if request.grammar is None else request.grammar.text
+        self.exchanges.append(Exchange(prompt, len(request.prompt_token_ids), text, num_tokens, grammar))
         return text
 
 
@@ -84,14 +88,16 @@ class ScriptedGateway:
             "OPENAI_API_KEY": self.tenant.key,
             "ANTHROPIC_BASE_URL": self.url,
             "ANTHROPIC_API_KEY": self.tenant.key,
-            "GRAFTWORK_MODEL": BASE,
+            "GRAFTWORK_MODEL": self.model.model_name,
         }
 
 
 @asynccontextmanager
-async def scripted_gateway(folder: Path, context_tokens: int = CONTEXT_TOKENS) -> AsyncGenerator[ScriptedGateway, None]:
+async def scripted_gateway(
+    folder: Path, context_tokens: int = CONTEXT_TOKENS, model_name: str = BASE
+) -> AsyncGenerator[ScriptedGateway, None]:
     """Runs a gateway with its data in `folder`."""
-    model = ScriptedModel(context_tokens=context_tokens)
+    model = ScriptedModel(context_tokens=context_tokens, model_name=model_name)
     settings = gateway_settings(folder, write_model_folder(folder / BASE, context_tokens))
     async with open_gateway(settings, engine=model) as gateway, gateway_on_port(gateway) as url:
         tenant = await gateway.tenant()

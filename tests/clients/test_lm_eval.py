@@ -4,11 +4,9 @@ The model is the demo's. The task is a few questions with two answers each, in a
 environment of its own, with the versions of requirements/lm-eval.txt.
 """
 
-import hashlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.clients.environments import python_environment
 from tests.end_to_end.conftest import DEMO, DemoServer, free_port
 
-REQUIREMENTS = Path(__file__).parent / "requirements" / "lm-eval.txt"
-CACHE = Path(os.environ.get("GRAFTWORK_CLIENTS_CACHE", Path.home() / ".cache" / "graftwork-clients"))
-_INSTALL_WITHIN_S = 900
 _RUN_WITHIN_S = 240
 QUESTIONS = (
     {"question": "Hello, how are you", "answers": ["today?", "xylophone quartz"], "right": 0},
@@ -44,31 +40,6 @@ metric_list:
 """
 
 
-@pytest.fixture(scope="session")
-def lm_eval() -> Path:
-    """The program `lm_eval` of an environment with the pinned versions, which is made once."""
-    digest = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    folder = CACHE / f"lm-eval-{digest}"
-    program = folder / "bin" / "lm_eval"
-    if not (folder / ".complete").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=_INSTALL_WITHIN_S)
-        install = [
-            str(folder / "bin" / "python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "-r",
-            str(REQUIREMENTS),
-        ]
-        done = subprocess.run(install, capture_output=True, text=True, timeout=_INSTALL_WITHIN_S, check=False)
-        if done.returncode:
-            pytest.fail(f"lm-eval cannot be installed; is the Python registry reachable?\n{done.stderr[-2000:]}")
-        (folder / ".complete").touch()
-    return program
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
     server = DemoServer(tmp_path_factory.mktemp("server"), free_port(), {"GRAFTWORK_DTYPE": "float32"})
@@ -89,12 +60,8 @@ def reference(question: str, answer: str) -> float:
     return sum(float(scores[place - 1, whole[place]]) for place in range(len(context), len(whole)))
 
 
-@pytest.mark.clients
-@pytest.mark.timeout(1200)  # the first run installs lm-eval
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_loglikelihoods_are_those_of_transformers(
-    lm_eval: Path, server: DemoServer, tmp_path: Path, batch_size: int
-) -> None:
+def test_loglikelihoods_are_those_of_transformers(server: DemoServer, tmp_path: Path, batch_size: int) -> None:
     """lm-eval's local-completions runs a task of two answers, and each log-likelihood equals that of transformers."""
     data = tmp_path / "questions.jsonl"
     data.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
@@ -106,6 +73,7 @@ def test_loglikelihoods_are_those_of_transformers(
         "tokenizer": str(DEMO / "model"),
         "max_length": 2048,
     }
+    lm_eval = python_environment("lm-eval").with_name("lm_eval")
     command = [str(lm_eval), "run", "--model", "local-completions", "--tasks", "two_answers"]
     command += ["--include_path", str(tmp_path), "--batch_size", str(batch_size), "--log_samples"]
     command += ["--model_args", ",".join(f"{name}={value}" for name, value in model_args.items())]

@@ -6,79 +6,39 @@ from tests.clients.programs_of_clients import run_python
 from tests.clients.scripted_gateway import Reply, ScriptedGateway, tool_call
 from tests.clients.weather_conversation import PARIS, REPLIES, assert_two_turns
 
-MODES = ("plain", "streamed")
+CLIENTS = {
+    "openai on Chat Completions": ("openai", "openai_chat"),
+    "openai on Responses, history in the input": ("openai", "openai_responses", "sent"),
+    "openai on Responses, history behind previous_response_id": ("openai", "openai_responses", "kept"),
+    "anthropic": ("openai", "anthropic_messages"),
+    "OpenAI's Agents SDK with its own session": ("openai", "openai_agents"),
+    "pydantic-ai on Responses": ("openai", "pydantic_ai_agent", "openai"),
+    "pydantic-ai on Chat Completions": ("openai", "pydantic_ai_agent", "openai-chat"),
+    "LangChain's create_agent": ("langchain", "langchain_agent", "langchain"),
+    "LangGraph's create_react_agent": ("langchain", "langchain_agent", "langgraph"),
+    "litellm on OpenAI's interface": ("litellm", "litellm_completion", "openai"),
+    "litellm on Anthropic's interface": ("litellm", "litellm_completion", "anthropic"),
+}
+"""Maps each client to the environment and the program of its test, and the program's arguments."""
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_openai_chat(gateway: ScriptedGateway, variables: dict[str, str], mode: str) -> None:
-    """`openai` on Chat Completions."""
+@pytest.mark.parametrize("mode", ["plain", "streamed"])
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_two_turns(gateway: ScriptedGateway, variables: dict[str, str], client: str, mode: str) -> None:
+    """Each client at its defaults runs its tool in both turns, and shows the usage that the server counted."""
     gateway.model.replies = REPLIES
 
-    seen = await run_python("openai", "openai_chat", mode, variables=variables)
+    seen = await run_python(*CLIENTS[client], mode, variables=variables)
 
-    assert_two_turns(gateway, seen)
+    is_unmetered = "langchain" in CLIENTS[client] and mode == "streamed"  # it asks only OpenAI for a stream's usage
+    assert_two_turns(gateway, seen, has_usage=not is_unmetered)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("history", ["sent", "kept"])
-async def test_openai_responses(gateway: ScriptedGateway, variables: dict[str, str], history: str, mode: str) -> None:
-    """`openai` on Responses, with the history in the input or behind `previous_response_id`."""
+async def test_anthropic_tool_runner(gateway: ScriptedGateway, variables: dict[str, str]) -> None:
+    """`anthropic` with its own loop, which runs the tools."""
     gateway.model.replies = REPLIES
 
-    seen = await run_python("openai", "openai_responses", history, mode, variables=variables)
-
-    assert_two_turns(gateway, seen)
-
-
-@pytest.mark.parametrize("mode", [*MODES, "runner"])
-async def test_anthropic(gateway: ScriptedGateway, variables: dict[str, str], mode: str) -> None:
-    """`anthropic`, with a loop of the program's or the package's own."""
-    gateway.model.replies = REPLIES
-
-    seen = await run_python("openai", "anthropic_messages", mode, variables=variables)
-
-    assert_two_turns(gateway, seen)
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_openai_agents(gateway: ScriptedGateway, variables: dict[str, str], mode: str) -> None:
-    """The Agents SDK, with its own session."""
-    gateway.model.replies = REPLIES
-
-    seen = await run_python("openai", "openai_agents", mode, variables=variables)
-
-    assert_two_turns(gateway, seen)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("provider", ["openai", "openai-chat"])
-async def test_pydantic_ai(gateway: ScriptedGateway, variables: dict[str, str], provider: str, mode: str) -> None:
-    """pydantic-ai's default for OpenAI, which is Responses, and its Chat Completions."""
-    gateway.model.replies = REPLIES
-
-    seen = await run_python("openai", "pydantic_ai_agent", provider, mode, variables=variables)
-
-    assert_two_turns(gateway, seen)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("maker", ["langchain", "langgraph"])
-async def test_langchain(gateway: ScriptedGateway, variables: dict[str, str], maker: str, mode: str) -> None:
-    """LangChain's `create_agent` and LangGraph's `create_react_agent`, with a checkpointer."""
-    gateway.model.replies = REPLIES
-
-    seen = await run_python("langchain", "langchain_agent", maker, mode, variables=variables)
-
-    assert_two_turns(gateway, seen, has_usage=mode == "plain")  # it asks no server but OpenAI's for a stream's usage
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("provider", ["openai", "anthropic"])
-async def test_litellm(gateway: ScriptedGateway, variables: dict[str, str], provider: str, mode: str) -> None:
-    """litellm by both of the server's interfaces."""
-    gateway.model.replies = REPLIES
-
-    seen = await run_python("litellm", "litellm_completion", provider, mode, variables=variables)
+    seen = await run_python("openai", "anthropic_messages", "runner", variables=variables)
 
     assert_two_turns(gateway, seen)
 

@@ -87,6 +87,25 @@ def test_a_second_turn_recomputes_only_what_is_new(server: DemoServer) -> None:
     assert details.recomputed_tokens <= new + PAGE
 
 
+def test_messages_that_go_on_find_the_prompt_that_they_asked_to_keep(server: DemoServer) -> None:
+    """The second request of a conversation on Messages reads all full pages of the first prompt from the cache, and
+    neither answer says that `cache_control` was ignored."""
+    marked = {"type": "text", "text": "Where is my parcel? " * 20, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    first = {"role": "user", "content": [marked]}
+    sent: dict[str, Any] = {"model": "graftwork-demo", "max_tokens": 8, "messages": [first]}
+
+    with httpx.Client(base_url=server.url, headers={"x-api-key": server.key("Plain")}, timeout=60) as client:
+        begun = client.post("/v1/messages", json=sent)
+        answer = {"role": "assistant", "content": begun.json()["content"]}
+        messages = [first, answer, {"role": "user", "content": "When will it come?"}]
+        gone_on = client.post("/v1/messages", json=sent | {"messages": messages})
+
+    usage, later = begun.json()["usage"], gone_on.json()["usage"]
+    num_prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert later["cache_read_input_tokens"] >= num_prompt // PAGE * PAGE > 0
+    assert all("x-graftwork-ignored" not in response.headers for response in (begun, gone_on))
+
+
 def test_metrics_account_for_the_memory_of_the_engine(server: DemoServer) -> None:
     """The owners in `/metrics` add up to the resident memory of the engine's process, and its model is among them."""
     prefix = 'graftwork_engine_memory_bytes{memory="host",owner="'

@@ -17,6 +17,7 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
 from graftwork.platform.errors import NotFound
 from tests.engine.engine_driver import EngineDriver
+from tests.engine.parallel.rank_threads import start_thread
 from tests.engine.random_models import ALL_TARGETS
 
 RANKS = (1, 3, 8, 12, 16, 24, 64, 128)
@@ -97,7 +98,9 @@ class AdapterKinds:
     def engine(self, **options: Any) -> EngineDriver:
         """A fresh engine in fp32 over the base model."""
         settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
-        return EngineDriver(build_engine(EngineConfig(model=self.base, **settings), lambda _: self))
+        return EngineDriver(
+            build_engine(EngineConfig(model=self.base, **settings), lambda _: self, start_worker=start_thread)
+        )
 
 
 def make_adapter_kinds(base: Path) -> AdapterKinds:

@@ -11,6 +11,7 @@ import torch
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
 from tests.engine.engine_driver import EngineDriver
+from tests.engine.parallel.rank_threads import start_thread
 from tests.engine.random_models import FolderSource, make_adapter, make_base, reference_model
 from tests.engine.tagged_kv_cache import load_always
 
@@ -27,7 +28,12 @@ class RandomModels:
         """A fresh engine in fp32 over the base model."""
         settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
         return EngineDriver(
-            build_engine(EngineConfig(model=self.base, **settings), lambda _: self.source, costs=load_always())
+            build_engine(
+                EngineConfig(model=self.base, **settings),
+                lambda _: self.source,
+                costs=load_always(),
+                start_worker=start_thread,
+            )
         )
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from graftwork.engine.core.prefix_keys import CacheScope, PageKey, PrefixScope, page_key
-from graftwork.engine.core.requests import SessionKey, SessionUse
+from graftwork.engine.core.requests import EngineRequest, SessionKey, SessionUse
+from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.disk.index import DiskCounters
 from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
@@ -23,8 +24,9 @@ from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, Transf
 from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, compacted
-from graftwork.engine.lora.torch_backend import Segment
+from graftwork.engine.lora.torch_backend import LoraRows, Segment
 from graftwork.platform.clock import ManualClock
+from graftwork.platform.ids import IsolationDomain, RequestId
 
 Tag = PageKey
 """The key of a page. It depends on the same things as the page's KV."""
@@ -174,11 +176,11 @@ class RecordingLoraBackend:
 
     def __init__(self) -> None:
         self.shown: dict[str, ResidentAdapter] = {}
+        self.rows = LoraRows()
 
-    def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
-        assert on_device.digest not in self.shown, "an adapter was placed twice"
-        assert torch.equal(on_host.buffer, on_device.buffer), "the copy to be read is another"
-        self.shown[on_device.digest] = on_device
+    def place(self, adapter: ResidentAdapter) -> None:
+        assert adapter.digest not in self.shown, "an adapter was placed twice"
+        self.shown[adapter.digest] = adapter
 
     @property
     def copied_bytes(self) -> int:
@@ -205,6 +207,18 @@ def scope_of(name: str) -> PrefixScope:
     return PrefixScope(CacheScope(name.encode()))
 
 
+def request_for(path: TokenPath, session: SessionUse | None, ttl_s: float | None) -> EngineRequest:
+    """Returns a request with the prompt `path` that asks to keep the prompt for `ttl_s` seconds."""
+    return EngineRequest(
+        RequestId("req"),
+        tuple(path.token_ids),
+        SamplingParams(max_tokens=1),
+        IsolationDomain(path.domain),
+        session=session,
+        cache_ttl_s=ttl_s,
+    )
+
+
 class TaggedKvCache:
     """A KV cache of a few pages, and the content of each page."""
 
@@ -219,8 +233,9 @@ class TaggedKvCache:
         ranking: Ranking | None = None,
         reserve_share: float = 0.5,
         lora_floor_share: float = 0.0,
+        clock: ManualClock | None = None,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.disk = disk if disk is not None else FakeDisk()
         self.device_memory = DeviceMemory(device, 64, torch.device("cpu"))
         self.copies = ManualCopyEngine(self.disk, DeviceTags(self.device_memory))

@@ -3,33 +3,33 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from graftwork.engine.core.step import StepPlan, StepResult
-from graftwork.engine.loop import Runner
+from graftwork.engine.core.step import Runner, StepPlan, StepResult
 from graftwork.engine.messages import CancelSink
 from graftwork.platform.errors import InternalFailure, NotFound
 from tests.engine.engine_driver import EngineDriver
+from tests.engine.flights import RunnerAround
 
 MakeEngine = Callable[..., EngineDriver]
 
 
-class FailsOnce:
+class FailsOnce(RunnerAround):
     """A runner whose first step fails."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._failed = False
 
     def run(self, plan: StepPlan) -> StepResult:
         if not self._failed:
             self._failed = True
             raise RuntimeError("the device is gone")
-        return self._runner.run(plan)
+        return super().run(plan)
 
 
 def test_a_failed_step_ends_its_requests_and_no_others(make_engine: MakeEngine) -> None:
     """The requests of a failed step get a typed error, their pages are released, and the next request is served."""
     driver = make_engine()
-    driver.loop.runner = FailsOnce(driver.loop.runner)
+    driver.loop.steps.runner = FailsOnce(driver.loop.steps.runner)
 
     failed = driver.run([5, 6, 7])
     served = driver.run([5, 6, 7])
@@ -39,15 +39,15 @@ def test_a_failed_step_ends_its_requests_and_no_others(make_engine: MakeEngine) 
     assert driver.loop.stats().active_pages == 0
 
 
-class LosesAnAnswer:
+class LosesAnAnswer(RunnerAround):
     """A runner that once loses the tokens of the last request of a step."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._has_lost = False
 
     def run(self, plan: StepPlan) -> StepResult:
-        result = self._runner.run(plan)
+        result = super().run(plan)
         if len(plan.slices) > 1 and not self._has_lost:
             self._has_lost = True
             chosen = dict(result.token_ids)
@@ -59,7 +59,7 @@ class LosesAnAnswer:
 def test_a_step_that_fails_late_ends_all_its_requests(make_engine: MakeEngine) -> None:
     """Both the request that had its last token and the one without a token get the error, and the engine goes on."""
     driver = make_engine()
-    driver.loop.runner = LosesAnAnswer(driver.loop.runner)
+    driver.loop.steps.runner = LosesAnAnswer(driver.loop.steps.runner)
 
     over = driver.submit([5, 6, 7], max_tokens=1)
     lost = driver.submit([7, 6, 5], max_tokens=5)

@@ -9,6 +9,8 @@ import torch
 
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.lora.weights import AdapterWeights
+
+pytest.importorskip("peft", reason="peft and transformers, which make the models of these tests, are not installed")
 from tests.engine.lora.test_lifecycle import CountingAdapterSource
 from tests.engine.lora.triton.engine_runs import VOCAB, Request, Run, engine_of, pair, run, weights
 from tests.engine.random_models import make_base

@@ -60,3 +60,32 @@ def test_freed_memory_is_given_back() -> None:
 def test_resident_bytes() -> None:
     """The number is that of psutil, but for what was allocated between the two."""
     assert resident_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
+
+
+def test_a_serving_process_seldom_visits_all_its_objects() -> None:
+    """Garbage from before is gone; then 300,000 new objects cause no full collection, where Python makes several."""
+    program = """
+import gc, sys, weakref
+from graftwork.platform.memory import make_full_collections_rare
+
+class Link: pass
+
+link = Link()
+link.itself = link
+seen = weakref.ref(link)
+del link
+full = []
+gc.callbacks.append(lambda phase, found: full.append(1) if phase == "start" and found["generation"] == 2 else None)
+if sys.argv[1] == "rare":
+    make_full_collections_rare()
+    assert seen() is None
+full.clear()
+kept = [[number] for number in range(300_000)]
+print(len(full))
+"""
+    counts = [
+        int(subprocess.run([sys.executable, "-c", program, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("rare", "default")
+    ]
+
+    assert counts[0] == 0 < counts[1]

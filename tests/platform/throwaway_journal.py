@@ -5,7 +5,7 @@ import weakref
 from pathlib import Path
 from tempfile import mkdtemp
 
-from graftwork.platform.tenancy.usage_journal import UsageJournal
+from graftwork.platform.tenancy.metering import UsageJournal
 
 
 def throwaway_journal() -> UsageJournal:

@@ -1,9 +1,11 @@
 """A process with a session service, on a fresh database."""
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from graftwork.platform.database import Database
-from tests.sessions.session_process import SessionProcess
+from tests.sessions.session_process import SessionProcess, UnreliableDatabase
 
 
 @pytest.fixture
@@ -15,3 +17,11 @@ async def process(sqlite_database: Database) -> SessionProcess:
 async def process_on_either(database: Database) -> SessionProcess:
     """A process on SQLite, then one on PostgreSQL."""
     return SessionProcess(database)
+
+
+@pytest.fixture
+async def unreliable(database_url: str) -> AsyncIterator[UnreliableDatabase]:
+    """A database that a test can delay or refuse: SQLite, then PostgreSQL."""
+    database = UnreliableDatabase(database_url)
+    yield database
+    await database.close()

@@ -35,10 +35,10 @@ from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.service import NewSession, SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
-from graftwork.sessions.text.encoding import LocalEncoding, PromptEncoding
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.encoding import LocalEncoding, PromptEncoder, PromptEncoding
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
+from graftwork.sessions.turns.running import TurnHandle
 from tests.platform.throwaway_journal import throwaway_journal
 from tests.sessions.scripted_engine import description, generator_on
 from tests.sessions.tokenizer_and_templates import prompt_encoder, text_tokenizer, token_id
@@ -283,7 +283,7 @@ class SessionProcess:
         self.quotas = CountingQuotas()
         self.telemetry = Telemetry()
         self.meter = UsageMeter(database)
-        turns = TurnStore(database, self.clock, owner, LEASE_S)
+        turns = TurnStore(database, self.clock, owner, LEASE_S, self.clock)
         generator = generator_on(self.engine, telemetry=self.telemetry, clock=self.clock)
         backlog, in_flight = UsageBacklog(self.meter, throwaway_journal()), InFlightBound(self.clock, None, MAX_ANSWERS)
         self.accounting = Accounting(self.quotas.quota_of, self.quotas, backlog, self.telemetry, self.clock, in_flight)
@@ -343,6 +343,15 @@ async def crash() -> None:
         task.cancel()
     if others:
         await asyncio.wait(others)
+
+
+async def run_half_a_turn(process: SessionProcess, me: Principal) -> TurnHandle:
+    """Starts a turn in a new session, and returns once the model has written half of the answer."""
+    session = await process.session(me)
+    process.will_say(Answer("A long story", waits=True))
+    running = await process.service.start_turn(me, session.session_id, "Tell")
+    await process.engine.half_way.wait()
+    return running
 
 
 def types(events: Sequence[SessionEvent]) -> list[str]:

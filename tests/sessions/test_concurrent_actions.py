@@ -15,7 +15,7 @@ from graftwork.sessions.core.items import ItemType
 from graftwork.sessions.core.session import AgentSession, SessionStatus, TurnStatus
 from graftwork.sessions.core.transcript import join_chain
 from graftwork.sessions.store import turn_rows as history_rows
-from graftwork.sessions.turns.handle import TurnHandle
+from graftwork.sessions.turns.running import TurnHandle
 from tests.hypothesis_profiles import examples
 from tests.sessions.responses_driver import ResponsesDriver
 from tests.sessions.session_process import WEATHER, SessionProcess, call, new_principal

@@ -1,8 +1,5 @@
 """Tests of erasing all sessions of a deleted tenant."""
 
-from collections.abc import AsyncIterator
-
-import pytest
 from sqlalchemy import func, select
 
 from graftwork.platform.database import Base, Database
@@ -21,13 +18,6 @@ from tests.sessions.session_process import (
 )
 
 TABLES = ("sessions", "turns", "checkpoints", "items", "tool_calls", "events", "responses")
-
-
-@pytest.fixture
-async def unreliable(database_url: str) -> AsyncIterator[UnreliableDatabase]:
-    database = UnreliableDatabase(database_url)
-    yield database
-    await database.close()
 
 
 async def num_rows(database: Database, me: Principal) -> int:

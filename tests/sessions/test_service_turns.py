@@ -256,14 +256,14 @@ async def test_a_turn_that_the_engine_has_no_room_for_is_refused_at_once(process
     """
     me = principal()
     session = await process.session(me)
-    with process.accounting.take_places(me.tenant_id, MAX_ANSWERS), pytest.raises(CapacityContended):
+    with process.accounting.take_places(me, MAX_ANSWERS), pytest.raises(CapacityContended):
         await process.service.start_turn(me, session.session_id, "Hi")
 
     running = await process.service.start_turn(me, session.session_id, "Hi")
     assert (await running.result()).status is TurnStatus.COMPLETED
     await process.service.close()
 
-    process.accounting.take_places(me.tenant_id, MAX_ANSWERS)
+    process.accounting.take_places(me, MAX_ANSWERS)
     page = await process.service.items(me, session.session_id, PageRequest(limit=100, order=Order.ASCENDING))
     assert len(page.items) == 2
 

@@ -13,8 +13,8 @@ from graftwork.platform.pagination import Order, PageRequest
 from graftwork.sessions.core.items import ItemType
 from graftwork.sessions.core.session import AgentSession, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.store import turn_rows as history_rows
-from graftwork.sessions.turns.handle import TurnHandle
-from graftwork.sessions.turns.tool_outputs import ToolOutputsResult
+from graftwork.sessions.turns.launcher import ToolOutputsResult
+from graftwork.sessions.turns.running import TurnHandle
 from tests.hypothesis_profiles import examples
 from tests.sessions.session_process import WEATHER, Answer, SessionProcess, call, crash, new_principal
 

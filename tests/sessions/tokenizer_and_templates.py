@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from graftwork.platform.clock import ManualClock
 from graftwork.sessions.text.chat_template import ChatTemplate
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
+from graftwork.sessions.text.encoding import PromptEncoder
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -1,4 +1,5 @@
-"""Turns every expected error of a command into one line that says what to do, and ends the program with exit status 1.
+"""Turns every expected error of a command into one line that says what to do, and ends the program with an exit status:
+1, or 75 if the program only has to be started again.
 
 Never hides a bug: an unexpected exception still prints its traceback.
 """
@@ -29,7 +30,7 @@ _NEEDS_SERVER = "This command needs the server: pip install 'graftwork[server]'"
 class CommandGroup(TyperGroup):
     """The group of all commands of the program.
 
-    If a command raises an expected error, prints one line, and exits with status 1.
+    If a command raises an expected error, prints one line, and exits with status 1, or with the status of the error.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -38,6 +39,8 @@ class CommandGroup(TyperGroup):
         except (sdk_errors.GraftworkError, platform_errors.GraftworkError) as error:
             _log.debug("command_failed", exc_info=True)
             typer.echo(f"Error: {advice(error)}", err=True)
+            if isinstance(error, platform_errors.GraftworkError):
+                raise typer.Exit(error.exit_status) from error
         except OSError as error:
             typer.echo(f"Error: {error}", err=True)
         except ModuleNotFoundError as error:

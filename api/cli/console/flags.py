@@ -39,14 +39,24 @@ ToolForm = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda (default: auto).")]
+TensorParallel = Annotated[
+    int | None, typer.Option(metavar="N", help="Devices that compute the model together, 1 to 8 (default: 1).")
+]
 DeviceBytes = Annotated[
     str | None,
     typer.Option(
         "--device-bytes",
         "--device-kv-bytes",
         metavar="SIZE",
-        help="Memory for the cache and for adapters on the device, e.g. 2GiB (default: 768MiB).",
+        help="Memory for the cache and for adapters on the device, e.g. 2GiB (default: 768MiB; on a GPU by --memory-share).",
     ),
+]
+MemoryShare = Annotated[
+    float | None,
+    typer.Option(help="The part of a GPU's memory to take of what the weights leave free, up to 1 (default: 0.9)."),
+]
+MaxContextTokens = Annotated[
+    int | None, typer.Option(help="The longest context that is served, in tokens (default: the model's own).")
 ]
 HostKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for the cache on the host, e.g. 2GiB.")]
 DiskKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Disk for the cache, e.g. 20GiB.")]

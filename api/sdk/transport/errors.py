@@ -11,6 +11,7 @@
         ├── AuthenticationError     401  the key is missing, wrong, expired or revoked
         ├── PermissionDeniedError   403  the key is valid, but does not allow this call
         ├── NotFoundError           404  the object does not exist, or another tenant owns it
+        ├── RequestTimeoutError     408  the body of an upload arrived too slowly
         ├── ConflictError           409  the object's state does not allow this; `details` has the state
         ├── PayloadTooLargeError    413  the body is too large
         ├── ValidationError         422  a field or an adapter's file is wrong; `param` names it
@@ -106,6 +107,10 @@ class NotFoundError(APIError):
     """404: the object does not exist, or another tenant owns it."""
 
 
+class RequestTimeoutError(APIError):
+    """408: the body of the request arrived too slowly."""
+
+
 class ConflictError(APIError):
     """409: the state of the object does not allow this call now. `details` has the state."""
 
@@ -131,6 +136,7 @@ ERROR_BY_STATUS: Mapping[int, type[APIError]] = {
     401: AuthenticationError,
     403: PermissionDeniedError,
     404: NotFoundError,
+    408: RequestTimeoutError,
     409: ConflictError,
     413: PayloadTooLargeError,
     422: ValidationError,

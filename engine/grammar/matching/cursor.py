@@ -96,13 +96,14 @@ class GrammarCursor:
         if num_tokens:
             self._matcher.rollback(num_tokens)
 
-    def row(self, drafts: Sequence[int] = (), banned: Iterable[int] = ()) -> MaskRow:
+    def row(self, drafts: Sequence[int] = (), banned: Iterable[int] = (), num_in_flight: int = 0) -> MaskRow:
         """Returns a mask row: the tokens that the grammar allows after the draft tokens `drafts`, without the `banned`
         tokens.
 
-        The grammar must allow the draft tokens. The row is filled later, during the forward pass.
+        The grammar must allow the draft tokens. The row is filled later: `num_in_flight` tokens, which a step in flight
+        samples, must be accepted first.
         """
-        return _CursorRow(self, tuple(drafts), tuple(banned))
+        return _CursorRow(self, tuple(drafts), tuple(banned), self.num_accepted + num_in_flight)
 
     def fill(self, drafts: tuple[int, ...], banned: tuple[int, ...], words: Words) -> GraftworkError | None:
         """Computes which tokens may follow the draft tokens `drafts`, and sets their bits in `words`. Does not move the
@@ -143,15 +144,13 @@ class GrammarCursor:
 
 
 class _CursorRow:
-    """A mask row that is filled later. The row is valid only while the answer has the length that it had when the row
-    was made.
-    """
+    """A mask row that is filled later. The row is valid only while the answer has `length` tokens."""
 
-    def __init__(self, cursor: GrammarCursor, drafts: tuple[int, ...], banned: tuple[int, ...]) -> None:
+    def __init__(self, cursor: GrammarCursor, drafts: tuple[int, ...], banned: tuple[int, ...], length: int) -> None:
         self._cursor = cursor
         self._drafts = drafts
         self._banned = banned
-        self._length = cursor.num_accepted
+        self._length = length
 
     def fill(self, words: Words) -> GraftworkError | None:
         if self._cursor.num_accepted != self._length:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graftwork.engine.core.step import SampleSpec
 from graftwork.platform.errors import GraftworkError, InternalFailure
 
 _log = logging.getLogger(__name__)
 _NEVER = float("-inf")
+_ALL = -1  # a word with all bits set
 
 
 @dataclass(slots=True)
@@ -47,6 +49,18 @@ class MaskFiller:
         if all(spec.mask is None for spec in specs):
             return None
         return self._thread.submit(self._fill, list(specs))
+
+    def begin_words(
+        self, specs: Sequence[SampleSpec], words: NDArray[np.int32]
+    ) -> "Future[dict[int, GraftworkError | None]]":
+        """Starts to fill the masks of a step as bits, and returns at once. Each spec belongs to one row of the logits.
+
+        The specs with a mask get the rows of `words`, in their order. A set bit allows a token, and a word has the bits
+        of 32 tokens. The result is as that of `apply`; the rows in it are not masked.
+
+        words: [number of specs with a mask, ceil(vocab / 32)].
+        """
+        return self._thread.submit(self._fill_words, list(specs), words)
 
     def apply(self, masks: "Future[FilledMasks] | None", logits: torch.Tensor) -> dict[int, GraftworkError | None]:
         """Waits for the masks, and sets the logits of forbidden tokens to -inf, in place. logits: [num_sampled, vocab].
@@ -87,7 +101,18 @@ class MaskFiller:
             filled.barred = bits.view(np.bool_)
         return filled
 
-    def _fill_row(self, spec: SampleSpec, words: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> GraftworkError | None:
+    def _fill_words(self, specs: list[SampleSpec], words: NDArray[np.int32]) -> dict[int, GraftworkError | None]:
+        ends: dict[int, GraftworkError | None] = {}
+        masked = (row for row, spec in enumerate(specs) if spec.mask is not None)
+        for row, own in zip(masked, words, strict=True):
+            own.fill(0)
+            error = self._fill_row(specs[row], own)
+            if error is not None or not own.any():
+                ends[row] = error
+                own.fill(_ALL)
+        return ends
+
+    def _fill_row(self, spec: SampleSpec, words: NDArray[np.int32]) -> GraftworkError | None:
         assert spec.mask is not None
         try:
             return spec.mask.fill(words)

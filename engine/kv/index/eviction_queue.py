@@ -4,14 +4,15 @@ A page is idle if no request and no transfer uses it. EvictionQueue orders the i
 pages of each domain (usually one tenant). EvictionPolicy computes the rank of each page. The page with the lowest rank
 is evicted first. On the device the classes of pages are evicted in this order:
 
-    REDUNDANT    a request without a session used the page, no session's history contains it, a lower tier has a copy
+    REDUNDANT    a request without a session used the page, no session's history contains it, a lower tier has a copy,
+                 and no lease protects the page
     SUPERSEDED   only sessions used the page, and no session's history contains it any more
     LAPSED       a session's history contains the page, a lower tier has a copy, and no lease protects the page
     VALUED       all other pages, ordered by expected loss: probability of reuse × seconds to bring the page back
 
 On the host, the lower tier is the disk, and a lease does not change a page's class. A lease protects the pages of a
-session for a limited time: it raises their rank. Leased pages can still be evicted, so a lease never makes an
-allocation fail.
+session or a prompt for a limited time: it raises their rank. Leased pages can still be evicted, so a lease never makes
+an allocation fail.
 
 Each domain has a reserve: this many of its pages cannot be evicted to make room for other domains. For this, a fixed
 share of the tier's pages is divided equally among the domains. A page is never evicted while a page that follows it in
@@ -374,11 +375,10 @@ class EvictionPolicy:
         """Returns the eviction class of a node's page on `tier`. The module docstring defines the classes."""
         if not node.outlives_sessions and not self.is_in_history(node.key) and not self.is_in_use(node):
             return EvictionClass.SUPERSEDED
-        if not self.has_copy_below(node, tier):
+        if not self.has_copy_below(node, tier) or (tier is Tier.DEVICE and self._is_leased(node)):
             return EvictionClass.VALUED
-        if node.outlives_sessions and not self.is_in_history(node.key):
-            return EvictionClass.REDUNDANT
-        return EvictionClass.VALUED if tier is Tier.DEVICE and self._is_leased(node) else EvictionClass.LAPSED
+        is_only_shared = node.outlives_sessions and not self.is_in_history(node.key)
+        return EvictionClass.REDUNDANT if is_only_shared else EvictionClass.LAPSED
 
     def has_copy_below(self, node: Node, tier: Tier) -> bool:
         """Returns whether a tier below `tier` has a copy of the node's page, so that eviction from `tier` loses

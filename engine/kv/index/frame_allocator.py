@@ -8,7 +8,7 @@ adapters leave no run of the needed length, the allocator first moves the adapte
 All moves run between steps, on the thread of the engine's loop and in the order of the device's stream. So one step
 uses either only the old page numbers or only the new ones.
 
-Invariants: a page that is being copied never moves. No frame has two users. When `allocate` returns, the callbacks that
+Invariants: a page that is being copied never moves, nor does a fixed run. No frame has two users. When `allocate` returns, the callbacks that
 report the moves have run.
 """
 
@@ -56,6 +56,8 @@ class FrameAllocator:
         self._page_store = page_store
         self._frames = frames
         self._runs: set[FrameRun] = set()
+        self._fixed: set[FrameRun] = set()
+        """The runs that are being written, so that they cannot be moved."""
         self.on_pages_moved: Callable[[Mapping[PageId, PageId]], None] = lambda moves: None
         """A callback that runs after pages were moved and the tree was updated.
 
@@ -93,6 +95,14 @@ class FrameAllocator:
         self._runs.remove(run)
         self._page_store.device.reclaim(run.pages)
 
+    def fix(self, run: FrameRun) -> None:
+        """Keeps a run in its place until `unfix`, because something else than the loop writes into it."""
+        self._fixed.add(run)
+
+    def unfix(self, run: FrameRun) -> None:
+        """Allows a run to be moved again."""
+        self._fixed.remove(run)
+
     def _clear(self, run: FrameRun) -> None:
         """Moves the pages inside a run to the lowest free frames outside the run."""
         occupancy = self._page_store.device.occupancy()
@@ -111,13 +121,14 @@ class FrameAllocator:
         """
         pool = self._page_store.device
         occupancy = pool.occupancy()
+        movable = self._runs - self._fixed
         is_lent = np.zeros_like(occupancy.is_fixed)
-        for run in self._runs:
+        for run in movable:
             is_lent[run.first : run.end] = True
-        in_flight = occupancy.is_fixed & ~is_lent
-        moves = compacted_runs(self._runs, in_flight)
+        in_flight = occupancy.is_fixed & ~is_lent  # the fixed runs too
+        moves = compacted_runs(movable, in_flight)
         will_be_lent = np.zeros_like(is_lent)
-        for run in self._runs:
+        for run in movable:
             new = moves.get(run, run)
             will_be_lent[new.first : new.end] = True
         if cheapest_window(Occupancy(in_flight | will_be_lent, occupancy.is_held), num_frames) is None:
@@ -151,6 +162,7 @@ class FrameAllocator:
         """Checks that no two adapters use the same frame, and that the page pool has lent as many frames as adapters
         use.
         """
+        assert self._fixed <= self._runs, "a run that was freed is being written"
         frames = [page for run in self._runs for page in run.pages]
         assert len(set(frames)) == len(frames), "a frame belongs to two adapters"
         assert len(frames) == self._page_store.device.lent_pages, "a lent frame is in no run"

@@ -63,12 +63,14 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Protects device pages of a session for a limited time: until it ends, pages without a lease are evicted first."""
+    """Protects device pages of a session or a prompt for a limited time: until it ends, pages without a lease are
+    evicted first.
+    """
 
     until: float
     """End of the lease in seconds, on the engine's monotonic clock."""
     return_probability: float
-    """The probability that the session's next turn starts before `until`."""
+    """The probability that the session's next turn, or the prompt's next request, starts before `until`."""
 
 
 class RadixTree:

@@ -116,9 +116,10 @@ class PageCopier:
             self._disk_thread.put(_Priority.BACKGROUND, self._disk.sweep)
 
     def close(self) -> None:
-        """Runs all queued plans, ends the two threads and closes the disk store."""
+        """Runs all queued plans, ends the two threads, and closes the disk store and the host memory."""
         self._device_thread.close()
         self._disk_thread.close()
+        self._host.close()
         if self._disk is not None:
             self._disk.close()
 
@@ -213,7 +214,7 @@ class PageCopier:
         """
         assert self._disk is not None
         at_once = min(max(_FETCH_BYTES // self._host.page_bytes, 1), len(plan.moves))
-        scratch = HostMemory(at_once, self._cache.page_shape, self._cache.dtype, pinned=False)
+        scratch = HostMemory(at_once, self._cache.page_shape, self._cache.dtype)
         for start in range(0, len(plan.moves), at_once):
             moves = plan.moves[start : start + at_once]
             space = scratch.all_bytes()[: len(moves) * scratch.page_bytes]

@@ -6,7 +6,7 @@ null frame is always zero, and the scratch frame is only used while frames are m
 in use; this module does not.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -15,6 +15,9 @@ from graftwork.engine.model.config import ModelConfig
 
 _ALIGNMENT = 64
 """Every frame's size is a multiple of this, in bytes."""
+
+EXTRA_FRAMES = 2
+"""The frames behind the numbered ones: the null frame and the scratch frame."""
 
 
 class DeviceMemory:
@@ -26,8 +29,10 @@ class DeviceMemory:
     def __init__(self, num_frames: int, used_bytes: int, device: torch.device) -> None:
         self.num_frames = num_frames
         self.frame_bytes = frame_bytes_for(used_bytes)
-        self.frames = torch.empty((num_frames + 2, self.frame_bytes), dtype=torch.uint8, device=device)
+        self.frames = torch.empty((num_frames + EXTRA_FRAMES, self.frame_bytes), dtype=torch.uint8, device=device)
         self.frames[self.null_frame] = 0
+        self.on_moved: Callable[[Sequence[tuple[int, int]]], None] = lambda moves: None
+        """A callback that runs after frames were moved. Its argument is that of `move`."""
 
     @property
     def null_frame(self) -> int:
@@ -60,8 +65,10 @@ class DeviceMemory:
         `moves` are pairs (source, target) of frame numbers. No frame is a source twice or a target twice. The former
         content of a target is lost unless this frame is also a source. On CUDA, the copies run on the current stream.
         """
+        moves = tuple(moves)
         for source, target in _in_safe_order(moves, self.scratch_frame):
             self.frames[target].copy_(self.frames[source])
+        self.on_moved(moves)
 
     def check_integrity(self) -> None:
         """Checks that the null frame, which pads block tables, contains only zeros."""

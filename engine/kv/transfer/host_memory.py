@@ -1,21 +1,34 @@
 """Allocates the host memory for KV pages.
 
 Owns one block of memory with one row for each page. A page has the same layout as on the device, so one copy operation
-transfers it. The bytes of a page are consecutive, so they are written to disk unchanged. On CUDA the block is pinned,
-so that copies can run at the same time as computation.
+transfers it. The bytes of a page are consecutive, so they are written to disk unchanged. On CUDA the block is pinned
+(see pinned_memory.py), so that copies can run at the same time as computation.
 """
 
 import torch
+
+from graftwork.engine.kv.transfer.pinned_memory import HostRegistry, PinnedBlock
 
 
 class HostMemory:
     """Owns host memory for `num_pages` KV pages. Provides each page as a tensor and as raw bytes."""
 
-    def __init__(self, num_pages: int, page_shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> None:
+    def __init__(
+        self, num_pages: int, page_shape: tuple[int, ...], dtype: torch.dtype, registry: HostRegistry | None = None
+    ) -> None:
+        """If there is a `registry`, the memory is pinned with it. Raises RuntimeError if that is not possible."""
         self.num_pages = num_pages
         self.page_bytes = dtype.itemsize * int(torch.Size(page_shape).numel())
-        self._bytes = torch.empty((num_pages, self.page_bytes), dtype=torch.uint8, pin_memory=pinned and num_pages > 0)
+        num_bytes = num_pages * self.page_bytes
+        self._pinned = PinnedBlock(num_bytes, registry) if registry is not None and num_bytes else None
+        block = torch.empty(num_bytes, dtype=torch.uint8) if self._pinned is None else self._pinned.data
+        self._bytes = block.view(num_pages, self.page_bytes)
         self._pages = self._bytes.view(dtype).view(num_pages, *page_shape)
+
+    def close(self) -> None:
+        """Ends the pinning, if the memory is pinned. No copy may use the memory any more."""
+        if self._pinned is not None:
+            self._pinned.close()
 
     @property
     def block(self) -> torch.Tensor:

@@ -107,6 +107,8 @@ class LayerGates:
     def __init__(self) -> None:
         self._gates: dict[Hashable, LayerGate] = {}
         self._selected: tuple[LayerGate, ...] = ()
+        self.selected_loads: tuple[Hashable, ...] = ()
+        """The running loads that the next step waits for."""
 
     def add(self, load: Hashable, gate: LayerGate) -> None:
         """Adds the gate of a running load. A gate records which layers of the load a step may read already."""
@@ -124,7 +126,13 @@ class LayerGates:
 
         A gate records which layers of a load a step may read already.
         """
-        self._selected = tuple(self._gates[load] for load in loads if load in self._gates)
+        self.selected_loads = tuple(load for load in loads if load in self._gates)
+        self._selected = tuple(self._gates[load] for load in self.selected_loads)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next step waits for any load."""
+        return bool(self._selected)
 
     def wait(self, layer: int) -> None:
         """Waits until the KV of `layer` may be read in all loads that `select` has chosen.

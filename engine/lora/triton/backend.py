@@ -17,15 +17,17 @@ are always applied by torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from graftwork.engine.lora.packs import AdapterMix
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, pages_of_ranks
-from graftwork.engine.lora.torch_backend import LoraBatch, Segment, TorchLora
-from graftwork.engine.lora.triton.fused_lora import FusedLora, LayerKey
+from graftwork.engine.lora.torch_backend import LoraBatch, LoraRows, Segment, TorchLora
+from graftwork.engine.lora.triton.fused_lora import CutStep, FusedLora, LayerKey, LoraNeeds
+from graftwork.engine.lora.triton.launch_plan import LaunchBounds
 from graftwork.engine.lora.triton.slice_table import SliceTerms, SlotPairs
-from graftwork.engine.lora.triton.tiles import RowOwner
+from graftwork.engine.lora.triton.tiles import RowOwner, SegmentCapacity
 from graftwork.engine.lora.weights import LoraPair
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.projections import GROUPS, GroupShape
@@ -44,16 +46,16 @@ class TritonLora:
         self._max_rank = max_rank
         self._rest = rest
         self._slots: dict[str, int] = {}
+        self.rows = LoraRows()
 
-    def place(self, on_host: ResidentAdapter, on_device: ResidentAdapter) -> None:
-        self._rest.place(on_host, on_device)
+    def place(self, adapter: ResidentAdapter) -> None:
+        self._rest.place(adapter)
         free = self._fused.free_slots
-        if not free or self._highest_rank(on_device) > self._max_rank:
+        if not free or self._highest_rank(adapter) > self._max_rank:
             return
-        keys = [key for key in self._groups if key in on_device.deltas]
-        deltas = {key: self._slices(key, on_host.deltas[key], on_device.deltas[key]) for key in keys}
-        self._fused.assign(free[0], deltas)
-        self._slots[on_device.digest] = free[0]
+        keys = [key for key in self._groups if key in adapter.deltas]
+        self._fused.assign(free[0], {key: self._slices(key, adapter.deltas[key]) for key in keys})
+        self._slots[adapter.digest] = free[0]
 
     def forget(self, digest: str) -> None:
         self._rest.forget(digest)
@@ -66,19 +68,46 @@ class TritonLora:
         return self._rest.copied_bytes
 
     def step(self, segments: Sequence[Segment], num_rows: int) -> "TritonStep":
+        owners = self.owners_of(segments, num_rows)
+        cut = self._fused.cut_step(owners.owners)
+        return self.begin(owners, cut, torch.from_numpy(cut.segments.words).to(self._fused.device))
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of an adapter that the kernels apply."""
+        return self._max_rank
+
+    def owners_of(self, segments: Sequence[Segment], num_rows: int) -> "StepOwners":
+        """Returns which adapters each row of a step uses, and which segments torch must apply. See LoraBackend.step."""
         owners: list[RowOwner | None] = [None] * num_rows
         slotless: list[Segment] = []
         for segment in segments:
             owner = self._owner(segment.mix)
+            self.rows.count(segment, by_torch=segment.num_rows if owner is None else 0)
             owners[segment.start : segment.end] = [owner] * segment.num_rows
             if owner is None:
                 slotless.append(segment)
-        self._fused.begin_step(owners)
         at_vocabulary = [segment for segment in segments if segment.mix.changes_vocabulary]
+        return StepOwners(owners, tuple(slotless), tuple(at_vocabulary))
+
+    def needs_of(self, owners: "StepOwners") -> LoraNeeds:
+        """Returns what a step asks of the kernels."""
+        return self._fused.needs_of(owners.owners)
+
+    def cut(
+        self, owners: "StepOwners", capacity: SegmentCapacity | None = None, bounds: LaunchBounds | None = None
+    ) -> CutStep:
+        """Cuts a step into tiles on the host. See FusedLora.cut_step."""
+        return self._fused.cut_step(owners.owners, capacity, bounds)
+
+    def begin(self, owners: "StepOwners", cut: CutStep, packed: torch.Tensor) -> "TritonStep":
+        """Starts a step. `packed` has, or will have, a copy of the cut's words on the device. See FusedLora.begin_cut."""
+        self._fused.begin_cut(cut, packed)
+        num_rows, rest = len(owners.owners), self._rest
         return TritonStep(
             self._fused,
-            slotless=self._rest.step(slotless, num_rows) if slotless else None,
-            at_vocabulary=self._rest.step(at_vocabulary, num_rows) if at_vocabulary else None,
+            slotless=rest.step(owners.slotless, num_rows) if owners.slotless else None,
+            at_vocabulary=rest.step(owners.at_vocabulary, num_rows) if owners.at_vocabulary else None,
         )
 
     def slot_of(self, digest: str) -> int | None:
@@ -104,8 +133,24 @@ class TritonLora:
         parts = [part for key in self._groups if key in adapter.deltas for part in adapter.deltas[key].slices]
         return max((part.rank_end - part.rank_start for part in parts), default=0)
 
-    def _slices(self, key: LayerKey, on_host: GroupDelta, on_device: GroupDelta) -> SlotPairs:
-        return list(_slices(self._groups[key].widths, on_host, on_device))
+    def _slices(self, key: LayerKey, delta: GroupDelta) -> SlotPairs:
+        return list(_slices(self._groups[key].widths, delta))
+
+
+@dataclass(frozen=True, slots=True)
+class StepOwners:
+    """Which adapters the rows of a step use."""
+
+    owners: list[RowOwner | None]
+    """The slots of each row; None for the base model, and for rows that torch applies."""
+    slotless: tuple[Segment, ...]
+    """The segments whose adapters torch applies, because they have no slot."""
+    at_vocabulary: tuple[Segment, ...]
+    """The segments whose adapters change the vocabulary, which torch applies too."""
+
+    @property
+    def is_for_kernels_alone(self) -> bool:
+        return not self.slotless and not self.at_vocabulary
 
 
 class TritonStep:
@@ -130,29 +175,30 @@ class TritonStep:
             self._at_vocabulary.change_logits(logits, x)
 
 
-def _slices(widths: Sequence[int], on_host: GroupDelta, on_device: GroupDelta) -> Iterator[SliceTerms]:
-    """Yields each slice's terms (matrices and scale) for the kernels' tables.
-
-    The matrices are on the device. The scales are read from the host.
-    """
-    parts = {part.out_start: part for part in on_device.slices}
+def _slices(widths: Sequence[int], delta: GroupDelta) -> Iterator[SliceTerms]:
+    """Yields each slice's terms (matrices and scale) for the kernels' tables. The matrices are on the device."""
+    parts = {part.out_start: part for part in delta.slices}
     out_start = 0
     for width in widths:
         columns = slice(out_start, out_start + width)
         pair = None
         if (part := parts.get(out_start)) is not None:
-            scale = 1.0 if on_host.scales is None else on_host.scales[part.rank_start].item()
-            pair = LoraPair(on_device.A[part.rank_start : part.rank_end], part.B.t(), scale)
+            pair = LoraPair(delta.A[part.rank_start : part.rank_end], part.B.t(), part.scale)
         yield SliceTerms(
             pair,
-            None if on_device.column_scale is None else on_device.column_scale[columns],
-            None if on_device.column_shift is None else on_device.column_shift[columns],
+            None if delta.column_scale is None else delta.column_scale[columns],
+            None if delta.column_shift is None else delta.column_shift[columns],
         )
         out_start += width
 
 
 def build_triton_lora(
-    model: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device, rest: TorchLora
+    model: ModelConfig,
+    max_rank: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    rest: TorchLora,
+    num_slots: int = NUM_SLOTS,
 ) -> TritonLora:
     """Returns the CUDA backend without any adapter. Its kernels serve adapters of up to `max_rank` ranks.
 
@@ -165,4 +211,4 @@ def build_triton_lora(
         for group in GROUPS
     }
     max_rank = pages_of_ranks(max_rank)
-    return TritonLora(FusedLora(groups, NUM_SLOTS, max_rank, dtype, device), groups, max_rank, rest)
+    return TritonLora(FusedLora(groups, num_slots, max_rank, dtype, device), groups, max_rank, rest)

@@ -21,7 +21,14 @@ import torch
 from graftwork.engine.lora.triton.launch import apply_lora
 from graftwork.engine.lora.triton.launch_plan import ROW_WISE, LaunchBounds, StepShape, tile_rows_for
 from graftwork.engine.lora.triton.slice_table import SliceTable, SlotPairs, SlotRow, num_words, table_over
-from graftwork.engine.lora.triton.tiles import LoraSegments, RowOwner, SegmentCapacity, build_segments, parts_of
+from graftwork.engine.lora.triton.tiles import (
+    LoraSegments,
+    RowOwner,
+    SegmentCapacity,
+    SegmentWords,
+    cut_segments,
+    parts_of,
+)
 from graftwork.engine.model.projections import GroupShape
 
 LayerKey = tuple[int, str]
@@ -46,11 +53,32 @@ class _Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    segments: LoraSegments
+class LoraNeeds:
+    """What a step asks of the kernels, by its adapters."""
+
+    tile_rows: int
+    """The number of rows of a tile, one of TILE_ROWS. The bits of the result depend on it."""
+    bounds: LaunchBounds
+    has_mixtures: bool
     slots: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CutStep:
+    """A step that is cut into tiles, on the host."""
+
+    segments: SegmentWords
+    slots: frozenset[int]
+    """The slots that the step's rows use."""
     bounds: LaunchBounds
     is_captured: bool
+    """Whether the launches must not depend on the step's adapters, because a CUDA graph captures them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    cut: CutStep
+    segments: LoraSegments
 
 
 class FusedLora:
@@ -89,6 +117,10 @@ class FusedLora:
         self._nobody = self._resident({})
         self._captured: dict[SegmentCapacity, LoraSegments] = {}
         self._step: _Step | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
     @property
     def num_slots(self) -> int:
@@ -167,26 +199,65 @@ class FusedLora:
         Raises ValueError if a slot is empty, or if the step exceeds the capacity. Raises ValueError if an adapter of a
         mixture scales or shifts output columns, because those have no weighted sum.
         """
+        bounds = None if capacity is None else LaunchBounds(self._max_rank, self.has_columns)
+        cut = self.cut_step(owners, capacity, bounds)
+        if capacity is None:
+            self._step = _Step(cut, cut.segments.on(torch.from_numpy(cut.segments.words).to(self._device)))
+            return None
+        on_host = cut.segments.on(torch.from_numpy(cut.segments.words))
+        if capacity in self._captured:
+            self._captured[capacity].refill(on_host)
+        else:
+            self._captured[capacity] = cut.segments.on(on_host.packed.to(self._device))
+        self._step = _Step(cut, self._captured[capacity])
+        return GraphKey(capacity, self.has_columns)
+
+    def cut_step(
+        self,
+        owners: Sequence[RowOwner | None],
+        capacity: SegmentCapacity | None = None,
+        bounds: LaunchBounds | None = None,
+    ) -> CutStep:
+        """Cuts a step into tiles on the host, for `begin_cut`. Ends the step before. `owners` are as in `begin_step`.
+
+        With `capacity` and `bounds`, all launches follow from these two alone, so that a CUDA graph can capture them.
+        Raises ValueError as `begin_step` does, and if an adapter of the step exceeds the bounds.
+        """
         self._step = None
         if self._words.is_cuda:
             torch.cuda.set_device(self._words.device)  # Triton launches on the thread's current device
-        distinct = {parts_of(owner) for owner in set(owners) if owner is not None}
-        residents = {slot: self._part(slot, weight, len(parts)) for parts in distinct for slot, weight in parts}
-        slots = frozenset(residents)
+        needs = self.needs_of(owners)
         if capacity is None:
-            tile_rows = tile_rows_for(_step_shape(owners, residents), self._batch_invariant)
-            segments = build_segments(owners, self._device, tile_rows=tile_rows)
-            bounds = LaunchBounds(
-                rank=max((resident.max_rank for resident in residents.values()), default=0),
-                has_columns=any(resident.has_columns for resident in residents.values()),
+            return CutStep(
+                cut_segments(owners, tile_rows=needs.tile_rows), needs.slots, needs.bounds, is_captured=False
             )
-            self._step = _Step(segments, slots, bounds, is_captured=False)
-            return None
         if self._batch_invariant and capacity.tile_rows == ROW_WISE:
             raise ValueError("row-wise tiles are not batch-invariant: capture with a larger tile")
-        bounds = LaunchBounds(self._max_rank, self.has_columns)
-        self._step = _Step(self._refilled(owners, capacity), slots, bounds, is_captured=True)
-        return GraphKey(capacity, self.has_columns)
+        bounds = bounds or LaunchBounds(self._max_rank, has_columns=True)
+        if needs.bounds.rank > bounds.rank or needs.bounds.has_columns > bounds.has_columns:
+            raise ValueError(f"the step needs {needs.bounds}, which is more than {bounds}")
+        return CutStep(cut_segments(owners, capacity), needs.slots, bounds, is_captured=True)
+
+    def begin_cut(self, cut: CutStep, packed: torch.Tensor) -> None:
+        """Starts a step that `cut_step` has cut. `packed` holds a copy of its words on the device.
+
+        The copy may still be on its way, on the current stream. Equal addresses of `packed` give equal launches.
+        """
+        self._step = _Step(cut, cut.segments.on(packed))
+
+    def needs_of(self, owners: Sequence[RowOwner | None]) -> LoraNeeds:
+        """Returns what a step with these owners needs. Raises ValueError as `begin_step` does."""
+        distinct = {parts_of(owner) for owner in set(owners) if owner is not None}
+        residents = {slot: self._part(slot, weight, len(parts)) for parts in distinct for slot, weight in parts}
+        return LoraNeeds(
+            tile_rows=tile_rows_for(_step_shape(owners, residents), self._batch_invariant),
+            bounds=LaunchBounds(
+                rank=max((resident.max_rank for resident in residents.values()), default=0),
+                has_columns=any(resident.has_columns for resident in residents.values()),
+            ),
+            has_mixtures=any(len(parts) > 1 for parts in distinct),
+            slots=frozenset(residents),
+        )
 
     def add_deltas(self, y: torch.Tensor, x: torch.Tensor, layer: int, group: str) -> None:
         """Adds the LoRA delta of each row's adapters to `y`, in place. A row is one token of the step.
@@ -201,15 +272,8 @@ class FusedLora:
         if step is None:
             raise RuntimeError("there is no step: call begin_step after slots have changed")
         table = self._tables[layer, group]
-        if step.is_captured or any(not table.rows[slot].is_empty for slot in step.slots):
-            apply_lora(x, y, table, step.segments, bounds=step.bounds)
-
-    def _refilled(self, owners: Sequence[RowOwner | None], capacity: SegmentCapacity) -> LoraSegments:
-        if capacity not in self._captured:
-            self._captured[capacity] = build_segments(owners, self._device, capacity)
-        else:
-            self._captured[capacity].refill(build_segments(owners, capacity=capacity))
-        return self._captured[capacity]
+        if step.cut.is_captured or any(not table.rows[slot].is_empty for slot in step.cut.slots):
+            apply_lora(x, y, table, step.segments, bounds=step.cut.bounds)
 
     def _part(self, slot: int, weight: float, num_parts: int) -> _Resident:
         """Returns the adapter in a slot, after checking that it can be one of `num_parts` adapters of a row."""

@@ -17,20 +17,21 @@ because the interpreter computes bf16 wrongly. The kernels use only functions of
 them can be interpreted in a process that compiles the others.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton.language as tl
 
+from graftwork.engine.kernels.launch import TRITON_DTYPES, Launch
 from graftwork.engine.lora.triton.launch_plan import ROW_WISE, LaunchBounds, LaunchShape, LoraPlan, plan_for
 from graftwork.engine.lora.triton.row_kernels import expand_rows_kernel, shrink_rows_kernel
 from graftwork.engine.lora.triton.slice_table import SliceTable
 from graftwork.engine.lora.triton.tile_kernels import expand_tiles_kernel, shrink_tiles_kernel
 from graftwork.engine.lora.triton.tiles import LoraSegments
 
-TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-LAUNCH_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+_MOST_REGISTERS = {expand_rows_kernel: 96, shrink_rows_kernel: 128}
+"""The most registers of one thread, by kernel. Without this limit, ptxas aims at more programs at a time on Hopper and
+Blackwell, and spills a value of the row-wise kernels for that.
+"""
 
 
 def apply_lora(
@@ -117,18 +118,6 @@ def lora_expand(
     expand_launch(planes, y, table, segments, plan, has_columns).run()
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A Triton kernel, with the grid and the arguments to launch it with."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: dict[str, Any]
-
-    def run(self) -> None:
-        self.kernel[self.grid](**self.arguments, **LAUNCH_OPTIONS)
-
-
 def shrink_launch(
     x: torch.Tensor, planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
 ) -> Launch:
@@ -150,9 +139,9 @@ def shrink_launch(
         "BLOCK_IN": plan.block_in,
     }
     if segments.tile_rows == ROW_WISE:
-        return Launch(shrink_rows_kernel, grid, arguments)
+        return Launch(shrink_rows_kernel, grid, arguments, launch_options(shrink_rows_kernel, plan))
     arguments |= _tile_arguments(segments) | {"UPCAST": not x.is_cuda or x.dtype != table.dtype}
-    return Launch(shrink_tiles_kernel, grid, arguments)
+    return Launch(shrink_tiles_kernel, grid, arguments, launch_options(shrink_tiles_kernel, plan))
 
 
 def expand_launch(
@@ -188,9 +177,17 @@ def expand_launch(
         "BLOCK_OUT": plan.block_out,
     }
     if segments.tile_rows == ROW_WISE:
-        return Launch(expand_rows_kernel, grid, arguments)
+        return Launch(expand_rows_kernel, grid, arguments, launch_options(expand_rows_kernel, plan))
     arguments |= _tile_arguments(segments) | expand_precision(table.dtype) | {"UPCAST": not y.is_cuda}
-    return Launch(expand_tiles_kernel, grid, arguments)
+    return Launch(expand_tiles_kernel, grid, arguments, launch_options(expand_tiles_kernel, plan))
+
+
+def launch_options(kernel: Any, plan: LoraPlan) -> dict[str, Any]:
+    """Returns the options that Triton compiles one of the four kernels with."""
+    options: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True, "num_stages": plan.num_stages}
+    if kernel in _MOST_REGISTERS:
+        options["maxnreg"] = _MOST_REGISTERS[kernel]
+    return options
 
 
 def _common_arguments(
@@ -212,7 +209,6 @@ def _common_arguments(
         "WEIGHT_DTYPE": TRITON_DTYPES[table.dtype],
         "ALIGNMENT": 16 if table.is_aligned else 1,
         "BLOCK_RANK": plan.block_rank,
-        "num_stages": plan.num_stages,
     }
 
 

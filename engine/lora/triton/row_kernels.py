@@ -16,18 +16,8 @@ is the t-th row in the order of the tiles (see tiles.py).
 import triton
 import triton.language as tl
 
+from graftwork.engine.kernels.blocks import sum_first_axis, sum_last_axis
 from graftwork.engine.lora.triton.expand_blocks import COUNTS, UNALIGNED, change_columns, find_slice, is_changed
-
-
-@triton.jit
-def sum_last_axis(block):
-    # tl.sum is part of Triton's library, not of its language, so an interpreted copy of the kernels does not have it.
-    return tl.reduce(block, 1, tl.standard._sum_combine)
-
-
-@triton.jit
-def sum_first_axis(block):
-    return tl.reduce(block, 0, tl.standard._sum_combine)
 
 
 @triton.jit

@@ -17,9 +17,14 @@ Invariant: every row with an owner is in exactly one tile. The rows of one owner
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from graftwork.engine.kernels.step_inputs import Words
 from graftwork.engine.lora.triton.launch_plan import TILE_ROWS, grouped_tile_rows
 
 MAX_PARTS = 4
@@ -58,6 +63,11 @@ class SegmentCapacity:
         """
         owners = self.num_rows if self.has_mixtures else min(self.num_rows, self.num_slots)
         return owners + (self.num_rows - owners) // self.tile_rows
+
+    @property
+    def num_words(self) -> int:
+        """The number of words of all arrays of a step."""
+        return int(_places(_sizes(self.num_tiles, self.num_parts, self.num_rows))[-1].stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +135,51 @@ def parts_of(owner: RowOwner) -> Parts:
     return owner
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentWords:
+    """The tiles of one step on the host. A tile is a group of rows that use the same adapter or mixture."""
+
+    words: Words
+    """All arrays of LoraSegments, one after another. Capacities alone decide how many words there are."""
+    num_tiles: int
+    num_parts: int
+    capacity_rows: int
+    """The length of the permutation."""
+    tile_rows: int
+    num_rows: int
+
+    def on(self, packed: torch.Tensor) -> LoraSegments:
+        """Returns the tiles over a copy of `words`, int32 [num_words], on any device."""
+        sizes = _sizes(self.num_tiles, self.num_parts, self.capacity_rows)
+        start, length, parts, slot, weight, permutation = (packed[place] for place in _places(sizes))
+        by_part = (self.num_tiles, self.num_parts)
+        return LoraSegments(
+            packed=packed,
+            tile_start=start,
+            tile_length=length,
+            tile_parts=parts,
+            part_slot=slot.view(by_part),
+            part_weight=weight.view(torch.float32).view(by_part),
+            permutation=permutation,
+            tile_rows=self.tile_rows,
+            num_rows=self.num_rows,
+        )
+
+
 def build_segments(
     owners: Sequence[RowOwner | None],
     device: torch.device | str = "cpu",
     capacity: SegmentCapacity | None = None,
     tile_rows: int | None = None,
 ) -> LoraSegments:
+    """Cuts the rows of a step into tiles, as `cut_segments` does, and copies them to a device."""
+    cut = cut_segments(owners, capacity, tile_rows)
+    return cut.on(torch.from_numpy(cut.words).to(device))
+
+
+def cut_segments(
+    owners: Sequence[RowOwner | None], capacity: SegmentCapacity | None = None, tile_rows: int | None = None
+) -> SegmentWords:
     """Groups the rows (tokens) of a step by their adapters, and cuts the groups into tiles of up to `tile_rows` rows.
 
     `owners` has one entry for each row: a slot (place of one adapter), or pairs (slot, weight) for a mixture of
@@ -155,10 +204,10 @@ def build_segments(
             has_mixtures=any(len(parts) > 1 for parts, _ in runs),
         )
         tiles = _cut(runs, capacity.tile_rows)
-        return _pack(tiles, runs, len(tiles), capacity, num_rows=len(owners), device=device)
+        return _packed(tiles, runs, len(tiles), capacity, num_rows=len(owners))
     _check_fits(len(owners), runs, capacity)
     tiles = _cut(runs, capacity.tile_rows)
-    return _pack(tiles, runs, capacity.num_tiles, capacity, num_rows=capacity.num_rows, device=device)
+    return _packed(tiles, runs, capacity.num_tiles, capacity, num_rows=capacity.num_rows)
 
 
 def _check_fits(num_rows: int, runs: Sequence[tuple[Parts, list[int]]], capacity: SegmentCapacity) -> None:
@@ -189,50 +238,39 @@ def _cut(runs: Sequence[tuple[Parts, list[int]]], tile_rows: int) -> list[Tile]:
     return tiles
 
 
-def _pack(
+def _packed(
     tiles: Sequence[Tile],
     runs: Sequence[tuple[Parts, list[int]]],
     num_tiles: int,
     capacity: SegmentCapacity,
     *,
     num_rows: int,
-    device: torch.device | str,
-) -> LoraSegments:
+) -> SegmentWords:
     num_parts = capacity.num_parts
-    sizes = (num_tiles, num_tiles, num_tiles, num_tiles * num_parts, num_tiles * num_parts, capacity.num_rows)
-    offsets = [0]
-    for size in sizes:
-        offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-    on_host = torch.zeros(offsets[-1], dtype=torch.int32)
-
-    def arrays(packed: torch.Tensor) -> list[torch.Tensor]:
-        return [packed[offset : offset + size] for offset, size in zip(offsets, sizes, strict=False)]
-
-    start, length, parts, slot, weight, permutation = arrays(on_host)
+    places = _places(_sizes(num_tiles, num_parts, capacity.num_rows))
+    words = np.zeros(places[-1].stop, np.int32)
+    start, length, parts, slot, weight, permutation = (words[place] for place in places)
     _fill(start, [tile_start for tile_start, _, _ in tiles])
     _fill(length, [tile_length for _, tile_length, _ in tiles])
     _fill(parts, [len(tile_parts) for _, _, tile_parts in tiles])
     padded = [[*tile_parts, *[(0, 0.0)] * (num_parts - len(tile_parts))] for _, _, tile_parts in tiles]
     _fill(slot, [part_slot for tile in padded for part_slot, _ in tile])
-    _fill(weight.view(torch.float32), [part_weight for tile in padded for _, part_weight in tile])
+    _fill(weight.view(np.float32), [part_weight for tile in padded for _, part_weight in tile])
     _fill(permutation, [row for _, rows in runs for row in rows])
-
-    packed = on_host.to(device)
-    start, length, parts, slot, weight, permutation = arrays(packed)
-    by_part = (num_tiles, num_parts)
-    return LoraSegments(
-        packed=packed,
-        tile_start=start,
-        tile_length=length,
-        tile_parts=parts,
-        part_slot=slot.view(by_part),
-        part_weight=weight.view(torch.float32).view(by_part),
-        permutation=permutation,
-        tile_rows=capacity.tile_rows,
-        num_rows=num_rows,
-    )
+    return SegmentWords(words, num_tiles, num_parts, capacity.num_rows, capacity.tile_rows, num_rows)
 
 
-def _fill(array: torch.Tensor, values: Sequence[float]) -> None:
+def _sizes(num_tiles: int, num_parts: int, num_rows: int) -> tuple[int, ...]:
+    """Returns the lengths of the arrays of LoraSegments, in words."""
+    return num_tiles, num_tiles, num_tiles, num_tiles * num_parts, num_tiles * num_parts, num_rows
+
+
+def _places(sizes: Sequence[int]) -> list[slice]:
+    """Returns where arrays of these lengths are in their block."""
+    starts = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
+    return [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _fill(array: NDArray[Any], values: Sequence[float]) -> None:
     """Writes the first entries of an array. The other entries stay zero."""
-    array[: len(values)] = torch.tensor(values, dtype=array.dtype)
+    array[: len(values)] = values

@@ -17,6 +17,7 @@ from tests.adapters.adapter_files import (
     config_bytes,
     weights_bytes,
 )
+from tests.adapters.peft_models import Family, base_model
 
 
 def parse(found: Tensors | None = None, **config: Any) -> AdapterSpec:
@@ -72,7 +73,7 @@ def test_a_pattern_chooses_the_modules_that_peft_would(pattern: str) -> None:
 def test_a_pattern_can_exclude_modules() -> None:
     """A module in the file that exclude_modules matches would not be applied by PEFT."""
     assert refusal(exclude_modules=r".*\.1\..*v_proj").param == f"weights.{PREFIX}.1.self_attn.v_proj.lora_A.weight"
-    assert len(parse(exclude_modules=r"v_proj").modules) == len(MODULES)
+    assert len(parse(exclude_modules=r"lm_head").modules) == len(MODULES)
 
 
 @pytest.mark.parametrize("field", ["target_modules", "exclude_modules"])
@@ -128,6 +129,32 @@ def test_a_target_that_the_base_does_not_have_is_refused(name: str) -> None:
     assert error.param == "config.target_modules"
     assert f"'{name}' names no module" in error.message
     assert all(known in error.message for known in (*DESCRIPTION.target_shapes, "embed_tokens", "lm_head", "2 layers"))
+
+
+@pytest.mark.parametrize("chosen", [["v_porj"], ["other.v_proj", "Q_PROJ"], [""], "v_proj", r".*\.v_porj"])
+def test_an_exclusion_that_excludes_nothing_is_refused(chosen: object) -> None:
+    """If no name in exclude_modules fits a module of the base, or its pattern fits none, it is refused; peft only warns."""
+    error = refusal(exclude_modules=chosen)
+
+    assert error.param == "config.exclude_modules"
+    assert "no module of the base model" in error.message
+
+
+def test_an_exclusion_may_have_names_of_other_models() -> None:
+    """A name that fits no module is accepted beside one that fits, as in peft."""
+    assert len(parse(exclude_modules=["vision_tower", "lm_head"]).modules) == len(MODULES)
+    assert len(parse(exclude_modules=[]).modules) == len(MODULES)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_every_module_of_the_base_can_be_excluded(family: Family) -> None:
+    """A name is accepted for each module that transformers has, also for those that cannot have LoRA."""
+    names = [name for name, _ in base_model(family).named_modules() if name]
+
+    for name in set(names) - set(MODULES):
+        assert len(parse(exclude_modules=[name]).modules) == len(MODULES), name
+    for module in MODULES:
+        assert refusal(exclude_modules=[module]).param == f"weights.base_model.model.{module}.lora_A.weight"
 
 
 @pytest.mark.parametrize("pattern", [r".*\.q_porj", r"model\.layers\.[2-9]\..*", "q_proj|v_proj"])

@@ -36,10 +36,10 @@ LARGE = replace(DESCRIPTION, vocab_size=512 * 1024)
 
 
 async def identify(
-    inspector: AdapterInspector, config: bytes, weights: bytes, description: EngineDescription
+    inspector: AdapterInspector, config: bytes, weights: bytes, description: EngineDescription, owner: str = "ten_a"
 ) -> IdentifiedAdapter:
     with open_files(config, weights) as files:
-        return await inspector.identify(files, description)
+        return await inspector.identify(owner, files, description)
 
 
 async def refusal(
@@ -145,6 +145,29 @@ async def test_a_worker_killed_in_the_middle_of_a_file_is_replaced(small: Adapte
 
     assert (await asked).rank == 4
     assert small.worker_pids != (first,)
+
+
+async def test_tenants_have_the_workers_in_turn(small: AdapterInspector) -> None:
+    """An upload waits only for the one that is inspected, and not for all that another tenant has sent before."""
+    await identify(small, config_bytes(), GOOD, DESCRIPTION)
+    (worker,) = small.worker_pids
+    ended: list[str] = []
+
+    async def upload(owner: str) -> None:
+        await identify(small, config_bytes(), GOOD, DESCRIPTION, owner)
+        ended.append(owner)
+
+    os.kill(worker, signal.SIGSTOP)
+    uploads = []
+    for owner in ("flood", "flood", "flood", "cancelled", "other", "flood"):
+        uploads.append(asyncio.create_task(upload(owner)))
+        await asyncio.sleep(0)
+    uploads[3].cancel()
+    await asyncio.gather(uploads[3], return_exceptions=True)
+    os.kill(worker, signal.SIGCONT)
+    await asyncio.gather(*uploads, return_exceptions=True)
+
+    assert ended == ["flood", "other", "flood", "flood", "flood"]
 
 
 async def test_a_file_that_ends_every_worker_is_refused(small: AdapterInspector) -> None:

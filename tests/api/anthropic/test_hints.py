@@ -65,8 +65,11 @@ async def count(tenant: TestTenant, sent: dict[str, Any]) -> httpx.Response:
         ({"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}, "context_management"),
         ({"metadata": {"user_id": "u"}}, "metadata"),
         ({"cache_control": {"type": "ephemeral"}}, None),
-        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, "cache_control.ttl (1h)"),
-        ({"system": [text("x", cache_control={"type": "ephemeral", "ttl": "1h"})]}, "system[0].cache_control.ttl (1h)"),
+        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, None),
+        ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl (2h)"),
+        ({"system": [text("x", cache_control={"type": "ephemeral", "ttl": "1d"})]}, "system[0].cache_control.ttl (1d)"),
+        ({"system": [text("x", cache_control={"type": "ephemeral", "ttl": [3]})]}, "system[0].cache_control.ttl ([3])"),
+        ({"tools": [tool("f", cache_control={"type": "ephemeral", "ttl": ""})]}, "tools[0].cache_control.ttl ()"),
         ({"speed": "fast"}, "speed"),
         ({"betas": ["a"]}, "betas"),
         ({"diagnostics": {"previous_message_id": None}}, "diagnostics"),
@@ -90,6 +93,32 @@ async def test_a_hint_is_taken_and_named(
     assert (answer.status_code, counted.status_code) == (200, 200), (answer.text, counted.text)
     assert answer.headers.get(IGNORED) == counted.headers.get(IGNORED) == named
     assert counted.json()["input_tokens"] == len(gateway.engine.requests[-1].prompt_token_ids)
+
+
+FIVE_MINUTES, HOUR, UNKNOWN = ({"cache_control": {"type": "ephemeral", "ttl": ttl}} for ttl in ("5m", "1h", "9h"))
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds"),
+    [
+        (body(), None),
+        (body(**UNKNOWN), None),
+        (body(user(text("Hi", cache_control=None))), None),
+        (body(user(text("Hi", cache_control={"type": "ephemeral"}))), 300.0),
+        (body(user(text("Hi"), text("there", **HOUR))), 3600.0),
+        (body(system=[text("x", **HOUR)], **FIVE_MINUTES), 3600.0),
+        (body(user(text("Hi", **FIVE_MINUTES)), tools=[tool("f", **UNKNOWN)]), 300.0),
+        (body(tools=[tool("f", **HOUR), SEARCH]), 3600.0),
+    ],
+)
+async def test_a_prompt_is_kept_for_the_longest_time_that_it_names(
+    gateway: Gateway, tenant: TestTenant, sent: dict[str, Any], seconds: float | None
+) -> None:
+    """The engine is asked to keep the prompt for the longest known time of `cache_control`, five minutes by default."""
+    answer = await tenant.client.post("/v1/messages", json=sent)
+
+    assert answer.status_code == 200, answer.text
+    assert [request.cache_ttl_s for request in gateway.engine.requests] == [seconds]
 
 
 async def test_a_beta_is_named(tenant: TestTenant) -> None:
@@ -269,6 +298,19 @@ async def test_a_prefill_that_cannot_be_continued(
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(complaint)
     assert gateway.engine.requests == []
+
+
+@pytest.mark.parametrize("messages", [[], [system(change("tool_removal", "now"))], [system()]])
+async def test_a_prompt_needs_a_message(tenant: TestTenant, messages: list[dict[str, Any]]) -> None:
+    """Messages of which the model sees none are a 400 that names the field, unless `system` has a text."""
+    sent = body() | {"messages": messages, "tools": [tool("now")]}
+
+    refused = await count(tenant, sent)
+    with_system = await count(tenant, sent | {"system": "Be brief."})
+
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("messages has no message" if messages else "messages: ")
+    assert with_system.status_code == (200 if messages else 400), with_system.text
 
 
 async def test_an_older_name_of_the_format(gateway: Gateway, tenant: TestTenant) -> None:

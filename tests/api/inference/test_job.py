@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from graftwork.api.deps.background import ServerTasks
+from graftwork.api.deps.resources import ServerTasks
 from graftwork.api.inference.job import ChoiceEvent
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.ids import RequestId
-from graftwork.platform.tenancy.metering import UsageMeter, UsageOutcome
+from graftwork.platform.tenancy.metering import UsageJournal, UsageMeter, UsageOutcome
 from graftwork.platform.tenancy.tables import UsageRow
-from graftwork.platform.tenancy.usage_journal import UsageJournal
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
 from tests.api.fake_engine import FakeEngine
 from tests.api.inference_jobs import TENANT, SlowReservation, make_job

@@ -4,6 +4,7 @@ A schema may allow more than its reader, where JSON Schema cannot state a rule. 
 """
 
 import copy
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +13,14 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from graftwork.api.anthropic.schemas import MessagesRequest
 from graftwork.api.anthropic.translate import translate
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.api.schemas.responses import ResponseRequest
 from graftwork.api.schemas.sessions import SessionBody, TurnBody
+from graftwork.api.schemas.tokenization import TokenizeRequest
 from graftwork.api.server.app import create_app
 from graftwork.engine.core.sampling import RANGES, Range
 from graftwork.platform.answers.admin import Quota, QuotaLimits
@@ -139,7 +141,10 @@ SUBJECTS: dict[str, tuple[dict[str, Any], Callable[[Any], object], list[Any]]] =
     "response tool choice": (
         property_of("ResponseRequest", "tool_choice"),
         lambda choice: read_response(tool_choice=choice),
-        ["auto", "none", "required", {"type": "function", "name": "f"}, {"type": "allowed_tools", **ALLOWED}],
+        [
+            *("auto", "none", "required", {"type": "function", "name": "f"}, {"type": "allowed_tools", **ALLOWED}),
+            {"type": "allowed_tools", "mode": "auto", "tools": [*ALLOWED["tools"], {"type": "web_search_20250305"}]},
+        ],
     ),
     "response format": (
         property_of("ChatCompletionRequest", "response_format"),
@@ -234,6 +239,50 @@ def test_sampling_has_every_field_of_the_validator() -> None:
                 assert SCHEMAS[body]["properties"][name] == session[name], (body, name)
     completion = SCHEMAS["CompletionRequest"]["properties"]["max_tokens"]
     assert completion["anyOf"][0]["minimum"] == 0, "a completion may ask for its prompt alone"
+
+
+ABSENT = object()
+PROMPT_END = {"continue_final_message": [ABSENT, None, True, False], "add_generation_prompt": [ABSENT, True, False]}
+RULES: list[tuple[type[BaseModel], dict[str, Any], dict[str, list[Any]]]] = [
+    (TokenizeRequest, {"messages": CHAT}, PROMPT_END),
+    (ChatCompletionRequest, {"model": "m", "messages": CHAT}, PROMPT_END),
+    (
+        ChatCompletionRequest,
+        {"model": "m", "messages": CHAT},
+        {
+            "logprobs": [ABSENT, None, True, False],
+            "top_logprobs": [ABSENT, None, 0, 1],
+            "prompt_logprobs": [ABSENT, None, 0, 1],
+            "stream": [ABSENT, True, False],
+        },
+    ),
+    (
+        ResponseRequest,
+        {"model": "m", "input": "Hi"},
+        {
+            "conversation": [ABSENT, None, "conv_1", {"id": "conv_1"}],
+            "previous_response_id": [ABSENT, None, "resp_1"],
+            "store": [ABSENT, None, True, False],
+            "background": [ABSENT, True, False],
+        },
+    ),
+    (
+        ResponseRequest,
+        {"model": "m", "input": "Hi"},
+        {
+            "include": [ABSENT, None, [], ["x"], ["x", "message.output_text.logprobs"]],
+            "top_logprobs": [ABSENT, None, 0, 1],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "base", "fields"), RULES)
+def test_rules_between_fields_agree(body: type[BaseModel], base: dict[str, Any], fields: dict[str, list[Any]]) -> None:
+    """For all combinations of the values of fields that exclude each other, the schema and the server agree."""
+    for values in itertools.product(*fields.values()):
+        chosen = {name: value for name, value in zip(fields, values, strict=True) if value is not ABSENT}
+        assert fits(SCHEMAS[body.__name__], base | chosen) == takes(body.model_validate, base | chosen), chosen
 
 
 def values_near(bounds: Range) -> list[float]:

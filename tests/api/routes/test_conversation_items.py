@@ -7,6 +7,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from graftwork.platform.quotas.quota import Quota
 from tests.api.gateway_on_port import gateway_on_port
 from tests.api.in_process_gateway import Gateway, TestTenant
 from tests.api.routes.test_responses import CALL, TOOL, ask
@@ -160,3 +161,34 @@ async def test_a_wrong_method_says_what_to_send(tenant: TestTenant) -> None:
     assert answer.status_code == 405
     assert error["message"] == "/v1/responses/resp_1 does not take PUT: send DELETE or GET."
     assert answer.headers["allow"] == "DELETE, GET"
+
+
+async def test_storing_items_counts_in_the_limit_of_requests(gateway: Gateway) -> None:
+    """Requests that store items count as requests of the tenant; an empty conversation does not."""
+    tenant = await gateway.tenant(quota=Quota(requests_per_minute=2))
+    body = {"items": [said("Hi")]}
+
+    made = [await tenant.client.post("/v1/conversations", json=given) for given in ({}, body)]
+    path = f"/v1/conversations/{made[0].json()['id']}/items"
+    added = await tenant.client.post(path, json=body)
+    refused = [await tenant.client.post(each, json=body) for each in (path, "/v1/conversations")]
+    gateway.clock.advance(61.0)
+    later = await tenant.client.post(path, json=body)
+
+    assert [answer.status_code for answer in (*made, added, later)] == [200] * 4
+    assert [answer.status_code for answer in refused] == [429, 429]
+    assert refused[0].json()["error"]["code"] == "rate_limit_exceeded"
+    assert len((await tenant.client.get(path)).json()["data"]) == 2
+
+
+async def test_a_conversation_has_a_limit_of_items(tenant: TestTenant) -> None:
+    """The items of a conversation are bounded in number; the request that would exceed the limit is a 413."""
+    items = [said(str(number)) for number in range(4000)]
+    conversation = (await tenant.client.post("/v1/conversations", json={"items": items})).json()["id"]
+    path = f"/v1/conversations/{conversation}/items"
+
+    statuses = [(await tenant.client.post(path, json={"items": items})).status_code for _ in range(2)]
+    last = await tenant.client.post(path, json={"items": [said("The last")] * 2000})
+
+    assert statuses == [200, 413]
+    assert last.status_code == 200

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import inspect, text
 
@@ -15,6 +16,7 @@ from graftwork.platform.ids import TenantId
 from graftwork.platform.tenancy.erasure import SETTLE_S
 from graftwork.sessions.service import NewSession
 from graftwork.sessions.store.deletion_rows import find_of_tenant
+from tests.api.gateway_on_port import gateway_on_port
 from tests.api.in_process_gateway import Gateway, TestTenant, chat, gateway_settings, open_gateway
 
 TENANTS = "/v1/admin/tenants"
@@ -102,6 +104,41 @@ async def test_a_turn_ends_with_its_access_on_another_gateway(
 
     assert how == "delete" or answer.json()["status"] == "cancelled"
     assert gateway.engine.cancelled == [gateway.engine.requests[0].request_id]
+
+
+@pytest.mark.parametrize("reads", ["session", "response"])
+async def test_a_reader_ends_with_its_access(gateway: Gateway, reads: str) -> None:
+    """A stream that reads another key's turn ends when its own key is revoked, and the turn goes on."""
+    tenant = await gateway.tenant()
+    reader = (await gateway.admin.post(f"{TENANTS}/{tenant.id}/keys", json={"name": "reader"})).json()
+    gateway.engine.holds_after = 2
+    if reads == "session":
+        session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+        path = f"/v1/sessions/{session}/events"
+        starting = asyncio.create_task(tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "Hi"}))
+    else:
+        body = {"model": "tiny", "input": "Hi", "background": True}
+        starting = asyncio.create_task(tenant.client.post("/v1/responses", json=body))
+        path = f"/v1/responses/{(await starting).json()['id']}?stream=true"
+    await gateway.engine.held.wait()
+
+    headers = {"authorization": f"Bearer {reader['key']}"}
+    async with (
+        gateway_on_port(gateway) as url,
+        httpx.AsyncClient(base_url=url, headers=headers) as client,
+        client.stream("GET", path) as stream,
+    ):
+        lines = stream.aiter_lines()
+        first = await anext(lines)
+        await gateway.admin.delete(f"{TENANTS}/{tenant.id}/keys/{reader['id']}")
+        rest = [line async for line in lines]
+    gateway.engine.release.set()
+    await starting
+
+    assert first.startswith(("id: ", "event: "))
+    assert "event: error" in rest
+    assert "access_ended" in rest[-2]
+    assert gateway.engine.cancelled == []
 
 
 async def test_a_request_that_was_let_in_before_the_suspension_starts_nothing(gateway: Gateway) -> None:
@@ -226,6 +263,23 @@ async def test_the_files_of_the_last_tenant_with_an_adapter_are_removed(gateway:
 
     assert files_of(tmp_path / "data") == []
     assert len(gateway.engine.forgotten) == 1
+
+
+async def test_the_checks_of_a_deleted_tenants_schemas_are_forgotten(gateway: Gateway) -> None:
+    """The gateway forgets what it found in a deleted tenant's schemas, and keeps what it found in another's."""
+    tenant, other = await gateway.tenant(), await gateway.tenant("Other")
+    planner = gateway.resources.inference.planner
+    schema = {"type": "object", "properties": {"a": {"enum": [SECRET]}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for each in (tenant, other):
+        await each.client.post("/v1/chat/completions", json=chat(response_format=wanted))
+    before = [planner.num_checks(each.id) for each in (tenant, other)]
+
+    await gateway.admin.delete(f"{TENANTS}/{tenant.id}")
+    await gateway.resources.admin.erasure.sweep()
+
+    assert before == [1, 1]
+    assert [planner.num_checks(each.id) for each in (tenant, other)] == [0, 1]
 
 
 async def test_an_erasure_goes_on_after_a_crash_and_waits_for_the_engine(

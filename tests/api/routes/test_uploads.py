@@ -139,6 +139,28 @@ async def test_uploads_in_flight_are_bounded(gateway: Gateway, tenant: TestTenan
     assert [answer.status_code for answer in answers] == [201] * limit
 
 
+async def test_an_upload_that_trickles_loses_its_place(gateway: Gateway, tenant: TestTenant) -> None:
+    """An upload whose body has not arrived in time is a 408, however steadily it comes, and its place is free."""
+    settings = gateway.resources.admin.settings
+    sent = 0
+
+    async def trickle() -> AsyncIterator[bytes]:
+        nonlocal sent
+        yield form_head()
+        while sent < 100:
+            gateway.clock.advance(settings.upload_timeout_s / 10)
+            sent += 1
+            yield b"x"
+
+    for _ in range(settings.max_tenant_uploads + 1):
+        sent = 0
+        answer = await tenant.client.post("/v1/adapters", content=trickle(), headers=FORM)
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
+        assert sent < 100
+    assert (await tenant.push_adapter())["name"] == "pirate"
+
+
 async def test_a_long_config_is_refused(tenant: TestTenant) -> None:
     """A configuration of more than 1 MiB is a 422 that names it."""
     files = adapter_upload() | {"config": ("adapter_config.json", b" " * (1 << 20) + config_bytes())}

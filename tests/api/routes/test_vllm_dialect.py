@@ -7,7 +7,7 @@ from benchmarks.suite_cases import Judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.api.schemas.structured_outputs import StructuredOutputs
+from graftwork.api.schemas.base import StructuredOutputs
 from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.schema.lint import lint
 from tests.api.fake_engine import CONTEXT_TOKENS

@@ -15,6 +15,7 @@ CLASS_BY_STATUS = {
     401: errors.AuthenticationError,
     403: errors.PermissionDeniedError,
     404: errors.NotFoundError,
+    408: errors.RequestTimeoutError,
     409: errors.ConflictError,
     413: errors.PayloadTooLargeError,
     422: errors.ValidationError,

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.api.server import engine_supervisor
-from graftwork.api.server.engine_process import child_orders
+from graftwork.api.server.engine_process import child_orders, read_report
 from graftwork.api.server.engine_supervisor import EngineChild
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest, Unavailable
@@ -228,7 +229,7 @@ async def test_a_child_tells_why_it_could_not_start() -> None:
         "import sys\n"
         "from graftwork.api.server import engine_process\n"
         "from graftwork.platform.errors import InvalidRequest\n"
-        "def refuse(settings, listen):\n"
+        "def refuse(settings, listen, has_supervisor):\n"
         "    raise InvalidRequest('Give less.', param='device_bytes')\n"
         "engine_process.run_engine = refuse\n"
         "engine_process.main()\n"
@@ -240,6 +241,30 @@ async def test_a_child_tells_why_it_could_not_start() -> None:
     await engine_child.stop()
 
     assert caught.value.param == "device_bytes"
+
+
+def test_a_child_that_lost_its_device_ends_with_a_status_of_its_own() -> None:
+    """A child that lost its device reports the error to its parent, and ends with exit status 75."""
+    program = (
+        "from graftwork.api.server import engine_process\n"
+        "from graftwork.platform.errors import DEVICE_LOST, InternalFailure\n"
+        "def lose(settings, listen, *, has_supervisor):\n"
+        "    raise InternalFailure('The device is lost.', code=DEVICE_LOST)\n"
+        "engine_process.run_engine = lose\n"
+        "engine_process.main()\n"
+    )
+    report, childs_report = os.pipe()
+    orders = child_orders(Settings(), "unix:/nowhere")
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(childs_report)], input=orders, pass_fds=[childs_report], check=False
+    )
+    os.close(childs_report)
+    error = read_report(report)
+
+    assert ended.returncode == 75
+    assert error is not None
+    assert (error.message, error.exit_status) == ("The device is lost.", 75)
 
 
 async def test_a_child_that_the_system_killed_is_said_to_be() -> None:

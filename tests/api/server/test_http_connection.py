@@ -4,13 +4,16 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, cast
 
 import httpx
 import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from graftwork.api.http.streaming import WRITE_BODY, Write
 from graftwork.api.server.http_connection import MAX_HEAD_BYTES, ConnectionLimits, HttpConnections
 from tests.api.gateway_on_port import gateway_on_port, running_server
 from tests.api.in_process_gateway import Gateway
@@ -211,6 +214,59 @@ async def test_reader_that_goes_on() -> None:
     assert not peer.is_aborted
 
 
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1", b"HEAD / HTTP/1.1", b"GET / HTTP/1.0"], ids=bytes.decode)
+async def test_pieces_of_a_stream(head: bytes) -> None:
+    """A piece that is written to the connection directly has the bytes that uvicorn sends for it."""
+    received = []
+    for is_direct in (True, False):
+        peer = _Peer(HttpConnections(ConnectionLimits()), partial(_stream, is_direct))
+        peer.send(head + b"\r\n\r\n")
+        await asyncio.wait_for(peer.closed.wait(), _ANSWER_WITHIN_S)
+        received.append(peer.received)
+
+    assert received[0] == received[1]
+    assert (b"one" in received[0]) == (not head.startswith(b"HEAD"))
+
+
+async def test_a_piece_waits_for_a_slow_reader() -> None:
+    """A piece of a stream waits until the client has taken what was written before. A client that left gets none."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        peer.connection.pause_writing()
+        await scope["state"][WRITE_BODY](b"one")
+        peer.abort()
+        await scope["state"][WRITE_BODY](b"two")
+
+    peer = _Peer(HttpConnections(ConnectionLimits()), app)
+    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    await _let_others_run()
+    before = peer.received
+    peer.connection.resume_writing()
+    await _let_others_run()
+
+    assert b"one" not in before
+    assert peer.received == before + b"3\r\none\r\n"
+
+
+async def _let_others_run() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def _stream(is_direct: bool, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with a stream of pieces, one of them empty, and closes the connection."""
+
+    async def send_piece(piece: bytes) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    write: Write = scope["state"][WRITE_BODY] if is_direct else send_piece
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+    for piece in (b"one", b"", "zwölf \x00\r\n".encode() * 3):
+        await write(piece)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 class _Timer:
     """What `call_later` returns."""
 
@@ -251,15 +307,16 @@ class _ManualLoop:
 
 
 class _Peer(asyncio.Transport):
-    """A client from 192.0.2.1, and the server's connection to it. No handler ever answers."""
+    """A client from 192.0.2.1, and the server's connection to it. `app` answers; without one, no handler ever does."""
 
-    def __init__(self, connections: HttpConnections) -> None:
+    def __init__(self, connections: HttpConnections, app: ASGIApp | None = None) -> None:
         super().__init__({"peername": ("192.0.2.1", 1), "sockname": ("192.0.2.9", 80)})
         self.time = _ManualLoop()
         self.is_reading_paused = self.is_aborted = self._is_closing = False
         self.waiting_bytes = 0
-        self._received = b""
-        config = Config(_never_answer, log_config=None)
+        self.received = b""
+        self.closed = asyncio.Event()
+        config = Config(app or _never_answer, log_config=None, interface="asgi3", proxy_headers=False)
         config.load()
         self.connection = connections(config, ServerState(), {}, cast(asyncio.AbstractEventLoop, self.time))
         self.connection.connection_made(self)
@@ -267,17 +324,17 @@ class _Peer(asyncio.Transport):
     @property
     def status(self) -> int | None:
         """The status of the server's answer; None if it has not answered."""
-        return int(self._received.split()[1]) if self._received else None
+        return int(self.received.split()[1]) if self.received else None
 
     @property
     def code(self) -> str:
-        return str(json.loads(self._received.partition(b"\r\n\r\n")[2])["error"]["code"])
+        return str(json.loads(self.received.partition(b"\r\n\r\n")[2])["error"]["code"])
 
     def send(self, data: bytes) -> None:
         self.connection.data_received(data)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._received += data
+        self.received += data
 
     def can_write_eof(self) -> bool:
         return False
@@ -287,6 +344,7 @@ class _Peer(asyncio.Transport):
 
     def close(self) -> None:
         self._is_closing = True
+        self.closed.set()
 
     def abort(self) -> None:
         self.is_aborted = True

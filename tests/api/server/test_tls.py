@@ -4,6 +4,7 @@ import ssl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -75,6 +76,30 @@ async def test_a_new_certificate_is_used_without_a_restart(gateway: Gateway, tmp
                 await client.get("/healthz")
 
     assert (half.status_code, whole.status_code) == (200, 200)
+
+
+async def test_a_key_that_gets_a_password_during_a_refresh_is_never_asked_for_it(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the key's file is encrypted right after it was read, the refresh succeeds, and new connections get what it read."""
+    served, new = openssl(tmp_path, "served"), openssl(tmp_path, "new")
+    locked = openssl(tmp_path, "locked", "-passout", "pass:a-password")
+    tls = TlsFiles(served.certificate, served.key)
+    load = ssl.SSLContext.load_cert_chain
+
+    def load_once(context: ssl.SSLContext, certificate: Path, key: Path, **options: Any) -> None:
+        load(context, certificate, key, **options)
+        key.write_bytes(locked.key.read_bytes())
+
+    async with running_server(gateway, tls=tls) as (_, url):
+        served.certificate.write_bytes(new.certificate.read_bytes())
+        served.key.write_bytes(new.key.read_bytes())
+        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_once)
+        await tls.refresh()
+        async with new.client(url) as client:
+            answer = await client.get("/healthz")
+
+    assert answer.status_code == 200
 
 
 def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 """litellm, by OpenAI's or Anthropic's interface of the server. Mode: plain or streamed."""
 
-import json
 import sys
 from typing import Any
 
 import litellm
-from weather import MODEL, PARAMETERS, QUESTIONS, Report
+from weather import MODEL, PARAMETERS, Report, chat
 
 provider, mode = sys.argv[1:]
 report = Report()
@@ -26,13 +25,5 @@ def answer() -> Any:
     return completion.choices[0].message
 
 
-for question in QUESTIONS:
-    messages.append({"role": "user", "content": question})
-    while (message := answer()).tool_calls:
-        messages.append(message)
-        for call in message.tool_calls:
-            result = report.get_weather(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    messages.append(message)
-    report.answers.append(message.content)
+chat(messages, answer, report)
 report.print()

@@ -1,11 +1,10 @@
-"""The `openai` package on Chat Completions: a loop that runs tools, as its guide writes it. Mode: plain or streamed."""
+"""The `openai` package on Chat Completions: a loop that runs tools. Mode: plain or streamed."""
 
-import json
 import sys
 from typing import Any
 
 from openai import OpenAI
-from weather import MODEL, PARAMETERS, QUESTIONS, Report
+from weather import MODEL, PARAMETERS, Report, chat
 
 client, report = OpenAI(), Report()
 messages: list[Any] = []
@@ -26,13 +25,5 @@ def answer() -> Any:
     return final.choices[0].message
 
 
-for question in QUESTIONS:
-    messages.append({"role": "user", "content": question})
-    while (message := answer()).tool_calls:
-        messages.append(message)
-        for call in message.tool_calls:
-            result = report.get_weather(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    messages.append(message)
-    report.answers.append(message.content)
+chat(messages, answer, report)
 report.print()

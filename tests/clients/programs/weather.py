@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,3 +41,19 @@ class Report:
     def print(self, **more: Any) -> None:
         """Prints the report as the program's last line."""
         print(json.dumps({"calls": self.calls, "answers": self.answers, "usage": self.usage, **more}))
+
+
+def chat(messages: list[Any], answer: Callable[[], Any], report: Report) -> None:
+    """Asks all questions on Chat Completions, and runs the tools that the answers call, as OpenAI's guide writes it.
+
+    `answer` returns the message that answers `messages` so far. Adds all messages to `messages`.
+    """
+    for question in QUESTIONS:
+        messages.append({"role": "user", "content": question})
+        while (message := answer()).tool_calls:
+            messages.append(message)
+            for call in message.tool_calls:
+                result = report.get_weather(**json.loads(call.function.arguments))
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        messages.append(message)
+        report.answers.append(message.content)

@@ -1,6 +1,7 @@
 """What an engine refuses at its start, and at an upload: one sentence, with the setting at fault and what to do."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from queue import SimpleQueue
@@ -46,6 +47,8 @@ def damaged(models: RandomModels, folder: Path, name: str, content: bytes | None
         ({"device_bytes": 1024}, "device_bytes", str(ONE_CONTEXT)),
         ({"device_bytes": ONE_CONTEXT}, "device_bytes", "adapter"),
         ({"device_bytes": 2**60}, "device_bytes", "give less"),
+        ({"memory_share": 0.0}, "memory_share", "above 0"),
+        ({"max_context_tokens": 257}, "max_context_tokens", "1 to 256"),
         ({"host_kv_bytes": 2**60}, "device_bytes", "give less"),
         ({"host_kv_bytes": PAGE_BYTES - 1}, "host_kv_bytes", str(PAGE_BYTES)),
         ({"disk_kv_bytes": 1, "kv_folder": Path("/nowhere")}, "disk_kv_bytes", "or 0 for none"),
@@ -70,6 +73,18 @@ def test_the_size_that_a_refusal_names_is_enough(models: RandomModels) -> None:
 
     models.engine(device_bytes=least)
     assert refused(models, device_bytes=least - 1).param == "device_bytes"
+
+
+def test_the_context_that_a_refusal_names_is_served(models: RandomModels) -> None:
+    """A shorter context starts on the same device, and prompts longer than it are refused."""
+    longest = int(
+        re.findall(r"--max-context-tokens of at most (\d+)", refused(models, device_bytes=ONE_CONTEXT).message)[0]
+    )
+
+    driver = models.engine(device_bytes=ONE_CONTEXT, max_context_tokens=longest)
+
+    assert driver.engine.description.context_tokens == longest < 256
+    assert refused(models, device_bytes=ONE_CONTEXT, max_context_tokens=longest + 1).param == "device_bytes"
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:

@@ -18,6 +18,7 @@ def test_the_metrics_keep_their_names() -> None:
         "graftwork_kv_usage_ratio",
         "graftwork_lora_pool_bytes",
         "graftwork_adapter_loads_total",
+        "graftwork_lora_vocabulary_rows_total",
         "graftwork_preemptions_total",
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
@@ -31,6 +32,7 @@ def test_the_metrics_keep_their_names() -> None:
                 ("disk", "owned"),
             },
             "graftwork_kv_disk_troubles_total": {("corrupt_file",), ("foreign_file",), ("failed_operation",)},
+            "graftwork_lora_rows_total": {("kernels",), ("torch",)},
             "graftwork_draft_tokens_total": {("forced",), ("accepted",), ("rejected",)},
             "graftwork_engine_memory_bytes": {
                 *(("host", owner) for owner in ("weights", "device_kv", "host_kv", "adapters")),

@@ -13,7 +13,7 @@ from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferPlan, domain_digest
 from graftwork.engine.lora.device_pool import PlacementResult
 from graftwork.platform.ids import IsolationDomain
-from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache, adapter_of
+from tests.engine.tagged_kv_cache import FakeDisk, FixedLeases, TaggedKvCache, adapter_of, request_for
 
 SIZE, DEVICE, HOST, CONTEXT = 2, 20, 9, 5
 RESERVE_SHARE, LORA_FLOOR_SHARE = 0.2, 0.15
@@ -158,13 +158,15 @@ class RandomCacheOperations:
         kv_cache, agent = self.cache.kv_cache, one.agent
         self.cache.compute(one.path, one.allocation)
         use = None if agent is None else SessionUse(SessionKey(agent.name), len(agent.tokens))
-        kv_cache.insert(one.path, one.allocation.pages, use)
+        nodes = kv_cache.insert(one.path, one.allocation.pages, use)
+        kv_cache.prompt_leases.lease(request_for(one.path, use, ttl_s=(None, 3.0, 6.0, 60.0)[second % 4]), nodes)
         if agent is not None and use is not None and second % 4:
             kv_cache.set_history(one.path, use)
             agent.past.append(agent.tokens)
             agent.tokens = tuple(one.path.token_ids)
         kv_cache.release(one.allocation.pages)
         kv_cache.enforce_limits(one.path.domain)
+        self.check_prompt_leases()
         if agent is not None and second % 4:
             self.run_command(agent, SessionVerb.HOLD, (ToolWait("search"),) if second % 2 else ())
 
@@ -314,6 +316,19 @@ class RandomCacheOperations:
             if not one.allocation.loads:
                 pages = zip(one.allocation.pages[:num_written], self.cache.tags(one.path), strict=False)
                 assert all(on_device[page] == tag for page, tag in pages), "a sequence's page holds something else"
+
+    def check_prompt_leases(self) -> None:
+        """Checks that the leases of prompts protect no more pages of a domain than its reserve.
+
+        The leases of sessions have the probabilities 0.9 and 1.0.
+        """
+        kv_cache, now = self.cache.kv_cache, self.cache.clock.monotonic()
+        nodes = {node for tier in (Tier.DEVICE, Tier.HOST) for node in kv_cache.page_store.tree.nodes_on(tier)}
+        leases = [(node.domain, node.lease) for node in nodes if node.lease is not None and node.lease.until > now]
+        kept = Counter(domain for domain, lease in leases if lease.return_probability not in (0.9, 1.0))
+        self.seen["kept prompts"] += bool(kept)
+        for domain, number in kept.items():
+            assert number <= kv_cache.prompt_leases.num_pages(domain) <= kv_cache.page_store.reserve_pages(Tier.DEVICE)
 
     def check_match(self, path: TokenPath, matched: int) -> None:
         """Checks that a match is the longest prefix of which all pages exist on some tier."""

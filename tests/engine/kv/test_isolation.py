@@ -12,6 +12,7 @@ from graftwork.engine.core.session_commands import SessionVerb, ToolWait
 from graftwork.engine.core.step import StepPlan, StepResult
 from tests.engine.demo_engines import CONTEXT_PAGES, PAGE, PAGE_BYTES, DemoEngines
 from tests.engine.engine_driver import EngineDriver, Outcome
+from tests.engine.flights import RunnerAround
 
 FLOODER, RESIDENT = b"flooder", b"resident"
 
@@ -53,17 +54,17 @@ def test_a_flood_leaves_another_tenant_its_reserve(demo_engines: DemoEngines) ->
     driver.close()
 
 
-class StepRecorder:
+class StepRecorder(RunnerAround):
     """A runner that notes how many tokens each step computes."""
 
     def __init__(self, driver: EngineDriver) -> None:
-        self._runner = driver.loop.runner
+        super().__init__(driver.loop.steps.runner)
         self.steps: list[int] = []
-        driver.loop.runner = self
+        driver.loop.steps.runner = self
 
     def run(self, plan: StepPlan) -> StepResult:
         self.steps.append(plan.num_tokens)
-        return self._runner.run(plan)
+        return super().run(plan)
 
 
 def test_a_tenant_saves_no_work_by_a_prompt_that_another_has_cached(demo_engines: DemoEngines) -> None:

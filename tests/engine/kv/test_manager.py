@@ -57,6 +57,14 @@ def test_thousands_of_operations_break_no_invariant(seed: int) -> None:
         "compactions",
         *(result.name for result in PlacementResult),
     }
-    assert {*Tier, *TransferKind, *cut_short, "waits", "restarts", "forgotten domains", "no room", *told} <= set(
-        +operations.seen
-    )
+    assert {
+        *Tier,
+        *TransferKind,
+        *cut_short,
+        "waits",
+        "restarts",
+        "forgotten domains",
+        "no room",
+        "kept prompts",
+        *told,
+    } <= set(+operations.seen)

@@ -232,7 +232,7 @@ def test_every_round_trip_brings_back_the_same_bytes(
     model = read_model_config(models.base)
     device_memory = DeviceMemory(12, bytes_per_page(model, page_tokens, dtype) + padding, torch.device("cpu"))
     cache = KvCache(model, device_memory, page_tokens, dtype)
-    host = HostMemory(4, cache.page_shape, dtype, pinned=False)
+    host = HostMemory(4, cache.page_shape, dtype)
     noise = torch.randint(0, 256, (4, host.page_bytes), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     originals = noise.view(dtype).view(4, *cache.page_shape)
     for page in range(4):

@@ -16,7 +16,7 @@ from graftwork.engine.lora.cpu_selftest import why_cpu_kernel_fails
 from graftwork.engine.lora.fuse import build_resident
 from graftwork.engine.lora.packs import AdapterMix, PackCache
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
-from graftwork.engine.lora.torch_backend import Segment, TorchLora
+from graftwork.engine.lora.torch_backend import LoraRows, Segment, TorchLora
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import GroupShape
 from tests.engine.lora.triton.engine_runs import weights
@@ -54,7 +54,7 @@ def lora() -> Iterator[CpuLora]:
 
 
 def place(lora: LoraBackend, adapter: ResidentAdapter) -> ResidentAdapter:
-    lora.place(adapter, adapter)
+    lora.place(adapter)
     return adapter
 
 
@@ -127,6 +127,16 @@ def test_the_way_of_a_row_is_its_own(dtype: torch.dtype) -> None:
                 way = ways.setdefault((adapter.digest, row in segment.decoding), result[row])
                 assert torch.equal(result[row], way)
     assert len(ways) == 4
+
+
+def test_rows_are_counted_by_what_applies_them(lora: CpuLora) -> None:
+    """Decoding rows count for the kernel and rows of chunks for torch. Rows without an adapter do not count."""
+    adapter = place(lora, resident("a", 8))
+
+    for _ in range(2):
+        lora.step([Segment(1, 9, only(adapter), decoding=(1, 2, 5)), decoding(10, 12, only(adapter, 0.5))], 16)
+
+    assert lora.rows == LoraRows(kernels=10, torch=10)
 
 
 def test_a_chunk_has_torchs_bits(lora: CpuLora) -> None:

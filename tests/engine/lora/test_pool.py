@@ -15,6 +15,7 @@ from graftwork.engine.lora.loader import AdapterLoaded, AdapterLoader
 from graftwork.engine.lora.packs import PackCache
 from graftwork.engine.lora.pool import LoraPool, LoraPoolLimits
 from graftwork.engine.lora.torch_backend import TorchLora
+from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
 from graftwork.engine.lora.weights import AdapterWeights, LoraPair
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.platform.clock import ManualClock
@@ -35,6 +36,12 @@ class OneLayerBase:
 
     def shape(self, layer: int, target: str) -> tuple[int, int]:
         return WIDTH, WIDTH
+
+
+def prober() -> AdapterTester:
+    """Tests adapters of the one layer."""
+    where = ProbeDevice.of(torch.device("cpu"), lambda: TorchLora(PackCache(0, 1), BatchInvariance(1, 1)))
+    return AdapterTester(OneLayerBase(), torch.float32, where)
 
 
 class GatedAdapterSource:
@@ -65,7 +72,7 @@ class LoraPoolDriver:
         self.clock = ManualClock()
         self.source = GatedAdapterSource()
         self.inbox: SimpleQueue[AdapterLoaded] = SimpleQueue()
-        self.loader = AdapterLoader(self.source, OneLayerBase(), torch.float32, self.inbox.put)
+        self.loader = AdapterLoader(self.source, OneLayerBase(), torch.float32, prober(), self.inbox.put)
         sizes = KvSizes(1, UNIT, units, host_pages=0, context_pages=0, reserve_share=0.0)
         page_store = PageStore(sizes, lambda node, tier: (0, 0.0, node.last_used), NoDisk(), self.clock)
         device_memory = DeviceMemory(units, UNIT, torch.device("cpu"))

@@ -29,7 +29,7 @@ class RecordedEngine:
         self.driver = driver
         driver.warm(*[name or None for name in adapters])
         self.recorder = RecordingRunner(driver)
-        driver.loop.runner = self.recorder
+        driver.loop.steps.runner = self.recorder
 
     def logits(self, outcome: Outcome) -> torch.Tensor:
         """Of every token that the request made.  # [made, vocab]"""
@@ -210,3 +210,18 @@ def test_what_cannot_be_mixed_is_refused_by_name(
     assert word in outcome.error.message
     assert driver.run([5, 6, 7], adapter="rank-8").finish is not None
     driver.loop.check_integrity()
+
+
+def test_the_rows_of_each_path_are_counted(adapter_kinds: AdapterKinds) -> None:
+    """The engine reports 7 tokens of a prompt under torch and two that decode under the kernel, none of the base."""
+    driver = adapter_kinds.engine(lora_kernels="native", max_draft_tokens=0)
+    driver.warm(RANKED[0], None)
+    before = driver.loop.stats()
+
+    driver.submit(random_prompt(Random(8), 7), adapter=RANKED[0], max_tokens=3, ignore_eos=True)
+    driver.submit(random_prompt(Random(9), 5), max_tokens=3, ignore_eos=True)
+    driver.finish()
+
+    after = driver.loop.stats()
+    assert after.lora_torch_rows - before.lora_torch_rows == 7
+    assert after.lora_kernel_rows - before.lora_kernel_rows == 2

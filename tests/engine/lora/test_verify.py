@@ -1,20 +1,27 @@
 """Tests of the probe that an adapter passes before it is served."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from graftwork.engine.build.devices import load_decoder
+from graftwork.engine.build.devices import load_weights
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.lora import verify
 from graftwork.engine.lora.fuse import build_resident
-from graftwork.engine.lora.verify import probe_adapter
+from graftwork.engine.lora.packs import PackCache
+from graftwork.engine.lora.torch_backend import LoraBatch, Segment, TorchLora
+from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
 from graftwork.engine.lora.weights import AdapterWeights
 from graftwork.engine.model.config import read_model_config
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.weights import DecoderWeights
 from graftwork.platform.errors import ValidationFailed
 from tests.engine.adapter_kinds import KINDS, AdapterKinds, make_adapter_kinds
 from tests.engine.random_models import make_base
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -23,18 +30,24 @@ def adapter_kinds(tmp_path_factory: pytest.TempPathFactory) -> AdapterKinds:
 
 
 def base_of(adapter_kinds: AdapterKinds, dtype: torch.dtype) -> DecoderWeights:
-    return load_decoder(
+    return load_weights(
         EngineConfig(adapter_kinds.base), read_model_config(adapter_kinds.base), torch.device("cpu"), dtype
-    ).weights
+    )
+
+
+def prober_of(base: DecoderWeights, dtype: torch.dtype) -> AdapterTester:
+    rules = BatchInvariance.of(dtype)
+    where = ProbeDevice(CPU, lambda: TorchLora(PackCache(0, rules.min_columns), rules), row_counts=(5,))
+    return AdapterTester(base, dtype, where)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["rank-3", "rank-128", *KINDS])
 def test_an_adapter_that_is_built_right_passes(adapter_kinds: AdapterKinds, name: str, dtype: torch.dtype) -> None:
     """An adapter of every served kind passes the probe."""
-    base = base_of(adapter_kinds, dtype)
+    base, weights = base_of(adapter_kinds, dtype), adapter_kinds.weights[name]
 
-    probe_adapter(adapter_kinds.weights[name], build_resident(adapter_kinds.weights[name], base, dtype), base, dtype)
+    prober_of(base, dtype).test(weights, build_resident(weights, base, dtype))
 
 
 def turned(weights: AdapterWeights, part: str) -> AdapterWeights:
@@ -70,5 +83,32 @@ def test_an_adapter_that_is_built_from_other_matrices_is_named(
     resident = build_resident(turned(adapter_kinds.weights[name], part), base, torch.float32)
 
     with pytest.raises(ValidationFailed, match=word) as caught:
-        probe_adapter(adapter_kinds.weights[name], resident, base, torch.float32)
+        prober_of(base, torch.float32).test(adapter_kinds.weights[name], resident)
     assert caught.value.code == "adapter_probe_failed"
+
+
+class DeafLora(TorchLora):
+    """A backend that applies no adapter."""
+
+    def step(self, segments: Sequence[Segment], num_rows: int) -> LoraBatch:
+        return super().step([], num_rows)
+
+
+def test_the_backend_that_serves_is_tested(adapter_kinds: AdapterKinds) -> None:
+    """Right matrices do not pass if the given backend does not apply them."""
+    base, weights, rules = base_of(adapter_kinds, torch.float32), adapter_kinds.weights["rank-8"], BatchInvariance(1, 1)
+    deaf = AdapterTester(base, torch.float32, ProbeDevice.of(CPU, lambda: DeafLora(PackCache(0, 1), rules)))
+
+    with pytest.raises(ValidationFailed, match="layer 0"):
+        deaf.test(weights, build_resident(weights, base, torch.float32))
+
+
+def test_the_reference_in_pieces_is_the_reference(adapter_kinds: AdapterKinds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same adapters pass and fail if the weights are read a few rows at a time."""
+    monkeypatch.setattr(verify, "REFERENCE_VALUES", 200)
+    base, weights = base_of(adapter_kinds, torch.float32), adapter_kinds.weights["dora"]
+    prober = prober_of(base, torch.float32)
+
+    prober.test(weights, build_resident(weights, base, torch.float32))
+    with pytest.raises(ValidationFailed, match="layer 1, gate_proj"):
+        prober.test(weights, build_resident(turned(weights, "up_proj"), base, torch.float32))

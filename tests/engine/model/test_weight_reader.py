@@ -57,7 +57,7 @@ def test_a_kv_budget_below_one_context_is_refused_with_the_bytes_that_are_needed
     keys_and_values, layers, context, kv_width, itemsize = 2, 2, 256, 16, 4
     needed = keys_and_values * layers * context * kv_width * itemsize
 
-    with pytest.raises(InvalidRequest, match=f"Give at least {needed} bytes"):
+    with pytest.raises(InvalidRequest, match=f"one context of {context} tokens takes {needed} bytes"):
         build_engine(EngineConfig(model=models.base, dtype="float32", device_bytes=1000), lambda _: models.source)
 
 

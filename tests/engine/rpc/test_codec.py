@@ -59,6 +59,14 @@ def test_no_sampling_field_is_left_behind(field: str) -> None:
     assert getattr(arrived, field) == changed.get(field, 7)
 
 
+@pytest.mark.parametrize("ttl_s", [None, 0.0, 300.0])
+def test_the_time_to_keep_a_prompt_arrives(ttl_s: float | None) -> None:
+    """The seconds for which a prompt is kept arrive unchanged, and none is not zero."""
+    sent = request(SamplingParams(max_tokens=1), cache_ttl_s=ttl_s)
+
+    assert codec.request_from_wire(codec.request_to_wire(sent)).cache_ttl_s == ttl_s
+
+
 def test_a_sampling_field_of_another_version_is_refused() -> None:
     """A sampling field that the engine does not know is refused, because it could change the answer."""
     submit = codec.request_to_wire(request(SamplingParams(max_tokens=1)))

@@ -1,6 +1,7 @@
 """Tests of requests on an engine whose process lives and whose loop is stuck, and of requests with a time limit."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -12,25 +13,25 @@ from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import EngineEvent, RequestFinished
 from graftwork.engine.core.progress import FreezeLimits
-from graftwork.engine.core.step import StepPlan, StepResult
-from graftwork.engine.loop import Runner
+from graftwork.engine.core.step import Runner, StepPlan, StepResult
 from graftwork.engine.rpc.client import GrpcEngineClient
-from graftwork.engine.rpc.server import EngineServer
+from graftwork.engine.rpc.server import STUCK_STATUS, EngineServer
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import DeadlineExceeded, Unavailable
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import EngineDriver
+from tests.engine.flights import RunnerAround
 from tests.engine.rpc.test_server import request, until
 from tests.engine.tagged_kv_cache import load_always
 
 LIMITS = FreezeLimits(silence_s=60, step_s=1)
 
 
-class BlockedRunner:
+class BlockedRunner(RunnerAround):
     """A runner whose steps wait while `gate` is closed."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self.gate = threading.Event()
         self.waits = threading.Event()
         """Is set when a step waits."""
@@ -38,7 +39,7 @@ class BlockedRunner:
     def run(self, plan: StepPlan) -> StepResult:
         self.waits.set()
         assert self.gate.wait(60)
-        return self._runner.run(plan)
+        return super().run(plan)
 
 
 @dataclass
@@ -58,7 +59,7 @@ def config(models: RandomModels) -> EngineConfig:
 async def blocked(models: RandomModels, tmp_path: Path) -> AsyncIterator[BlockedEngine]:
     address, clock = f"unix:{tmp_path}/engine.sock", ManualClock()
     engine = build_engine(config(models), lambda _: models.source, clock, costs=load_always())
-    engine.loop.runner = runner = BlockedRunner(engine.loop.runner)
+    engine.loop.steps.runner = runner = BlockedRunner(engine.loop.steps.runner)
     server, client = EngineServer(engine, address), GrpcEngineClient(address, LIMITS)
     await server.start()
     yield BlockedEngine(runner, clock, client)
@@ -144,16 +145,17 @@ class SlowClock(ManualClock):
         return super().monotonic()
 
 
-class TimedRunner:
+class TimedRunner(RunnerAround):
     """A runner that notes how long the last step took, and how long the loop had stalled at its end."""
 
     def __init__(self, engine: Engine, clock: SlowClock) -> None:
-        self._runner, self._progress, self._clock = engine.loop.runner, engine.loop.progress, clock
+        super().__init__(engine.loop.steps.runner)
+        self._progress, self._clock = engine.loop.progress, clock
         self.took_s = self.stalled_s = 0.0
 
     def run(self, plan: StepPlan) -> StepResult:
         began_at = self._clock.now()
-        result = self._runner.run(plan)
+        result = super().run(plan)
         self.took_s, self.stalled_s = self._clock.now() - began_at, self._progress.stalled_s
         return result
 
@@ -162,8 +164,50 @@ def test_each_layer_of_a_step_is_progress(models: RandomModels) -> None:
     """After a step whose two layers took 50 seconds each, the loop has stalled for 50 seconds."""
     clock = SlowClock()
     engine = build_engine(config(models), lambda _: models.source, clock, costs=load_always())
-    engine.loop.runner = timed = TimedRunner(engine, clock)
+    engine.loop.steps.runner = timed = TimedRunner(engine, clock)
 
     EngineDriver(engine).run([5, 6, 7], max_tokens=1)
 
     assert (timed.took_s, timed.stalled_s) == (100, 50)
+
+
+STUCK = """
+import asyncio, sys, threading
+from pathlib import Path
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.rpc.server import run_server
+from graftwork.platform.telemetry import configure_logging
+
+class StuckRunner:
+    def launch(self, plan):
+        threading.Event().wait()
+
+configure_logging("info")
+config = EngineConfig(model=Path(sys.argv[1]), dtype="float32", page_tokens=4, device_bytes=4 * 2**20)
+engine = build_engine(config, lambda _: None)
+engine.loop.steps.runner = StuckRunner()
+asyncio.run(run_server(engine, sys.argv[2], None, 1.0))
+"""
+
+
+async def test_an_engine_without_a_supervisor_ends_itself_if_it_is_stuck(models: RandomModels, tmp_path: Path) -> None:
+    """An engine whose loop is stuck ends with a status of its own, and its log says why and where each thread stood."""
+    address = f"unix:{tmp_path}/engine.sock"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", STUCK, str(models.base), address), stderr=asyncio.subprocess.PIPE
+    )
+    client = GrpcEngineClient(address, FreezeLimits(silence_s=60, step_s=60))
+    assert process.stderr is not None
+    async for line in process.stderr:
+        if b"engine_ready" in line:
+            break
+    with pytest.raises(Unavailable):
+        await answer(client)
+    log = (await process.stderr.read()).decode()
+    await process.wait()
+    await client.close()
+
+    assert process.returncode == STUCK_STATUS
+    assert "engine_stuck" in log
+    assert "in launch" in log

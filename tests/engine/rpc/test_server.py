@@ -6,17 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from graftwork.engine.core.events import PromptAdmitted, RequestFinished, TokensGenerated
 from graftwork.engine.core.requests import AdapterUse, EngineRequest
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.core.step import Flight, StepPlan
 from graftwork.engine.messages import ReadStats
 from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.engine.rpc.server import EngineServer
 from graftwork.platform.errors import CapacityContended, ContextLengthExceeded, InvalidRequest, NotFound, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
 from tests.engine.conftest import RandomModels
+from tests.engine.flights import RunnerAround
 
 Connect = Callable[[], GrpcEngineClient]
 
@@ -220,6 +223,16 @@ async def test_a_client_outlives_its_engine(models: RandomModels, tmp_path: Path
     await second.stop()
 
 
+class LostRunner(RunnerAround):
+    """A runner whose device was lost."""
+
+    def launch(self, plan: StepPlan) -> Flight:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def recover(self) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
 async def test_an_engine_whose_loop_ends_by_an_error_says_so(models: RandomModels, tmp_path: Path) -> None:
     """If the loop's thread ends by an error, the server reports it, so that the process ends."""
     engine = models.engine().engine
@@ -232,5 +245,26 @@ async def test_an_engine_whose_loop_ends_by_an_error_says_so(models: RandomModel
     engine.loop.inbox.put(ReadStats(fail))
     await asyncio.wait_for(server.has_died.wait(), 60)
 
-    assert server.has_died.is_set()
+    assert server.death is not None
+    assert server.death.exit_status == 1
     await server.stop()
+
+
+async def test_an_engine_that_lost_its_device_ends_with_a_status_of_its_own(
+    models: RandomModels, tmp_path: Path
+) -> None:
+    """If the device can compute nothing after a failed step, the engine's process must end with exit status 75."""
+    engine = models.engine().engine
+    engine.loop.steps.runner = LostRunner(engine.runner)
+    server = EngineServer(engine, f"unix:{tmp_path}/engine.sock")
+    await server.start()
+    client = GrpcEngineClient(f"unix:{tmp_path}/engine.sock")
+
+    running = asyncio.create_task(anext(client.generate(request([5, 6]))))
+    await asyncio.wait_for(server.has_died.wait(), 60)
+
+    assert server.death is not None
+    assert server.death.exit_status == 75
+    await server.stop()
+    await asyncio.gather(running, return_exceptions=True)
+    await client.close()

@@ -14,6 +14,7 @@ from graftwork.engine.scheduler.speculator import accepted_prefix
 from graftwork.platform.ids import RequestId
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import EngineDriver
+from tests.engine.flights import RunnerAround
 
 VARIANTS = [None, "sha256:wide", "sha256:narrow", "sha256:rooted"]
 
@@ -32,10 +33,11 @@ def reference_tokens(model: torch.nn.Module, prompt: list[int], max_tokens: int)
     return [int(token) for token in made[0, len(prompt) :]]
 
 
-class RecordingRunner:
+class RecordingRunner(RunnerAround):
     """Records the logits of each row that gave a token, with its slice up to that row."""
 
     def __init__(self, driver: EngineDriver) -> None:
+        super().__init__(driver.engine.runner)
         self._runner = driver.engine.runner
         self.rows: list[tuple[RequestSlice, torch.Tensor]] = []
 
@@ -69,7 +71,7 @@ def test_each_row_of_a_mixed_batch_has_the_logits_of_its_own_adapter_alone(
     driver = models.engine(max_batch_tokens=max_batch_tokens, max_running=7)
     driver.warm(*VARIANTS)
     recorder = RecordingRunner(driver)
-    driver.loop.runner = recorder
+    driver.loop.steps.runner = recorder
     prompts = [random_prompt(random, length) for length in (1, 5, 9, 16, 23, 30, 4, 12)]
 
     for index, prompt in enumerate(prompts):

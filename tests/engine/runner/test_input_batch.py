@@ -1,4 +1,4 @@
-"""The tensors of a plan: the order of rows, and the inputs of attention."""
+"""The tensors of a plan: the order of rows, and where their KV is written."""
 
 import torch
 
@@ -6,7 +6,7 @@ from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.model.layers import BatchInvariance
-from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder, padded_pages
+from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder
 from graftwork.platform.ids import RequestId
 
 NULL_PAGE = 99
@@ -59,26 +59,6 @@ def test_a_page_is_zeroed_when_its_first_token_is_written() -> None:
     assert batch.begun_pages.tolist() == [2, 5]
 
 
-def test_a_decoding_row_sees_its_own_keys_and_no_padding() -> None:
-    """Of two requests with 6 and 2 keys, the shorter one's page table is padded with the null page, and masked."""
-    batch = builder().build(StepPlan((piece("a", 5, 1, [1, 2]), piece("b", 1, 1, [3]))))
-
-    (decode,) = batch.decodes
-    assert decode.pages.view(2, 8).tolist() == [[1, 2, *[NULL_PAGE] * 6], [3, *[NULL_PAGE] * 7]]
-    assert decode.visible.sum(dim=-1).flatten().tolist() == [6, 2]
-
-
-def test_where_bits_depend_on_lengths_only_equal_lengths_decode_together() -> None:
-    """Page tables are padded by their own length: those of 5 and 6 pages share a group, that of 2 pages does not."""
-    lengths = {"a": 20, "b": 24, "c": 7}
-    plan = StepPlan(tuple(piece(name, size - 1, 1, list(range(-(-size // 4)))) for name, size in lengths.items()))
-
-    batch = builder(BatchInvariance(4, 16)).build(plan)
-
-    assert sorted((len(decode), len(decode.pages) // len(decode)) for decode in batch.decodes) == [(1, 2), (2, 6)]
-    assert all(size <= padded_pages(size) <= max(1.5 * size, size) for size in range(1, 5000))
-
-
 def test_a_small_batch_is_padded_with_unused_rows() -> None:
     """Two rows are padded to four; the padding rows write to the page after the null page and are not sampled."""
     batch = builder(BatchInvariance(4, 16)).build(StepPlan((piece("a", 0, 2, [1]),)))
@@ -87,12 +67,3 @@ def test_a_small_batch_is_padded_with_unused_rows() -> None:
     assert batch.row_pages.tolist() == [1, 1, NULL_PAGE + 1, NULL_PAGE + 1]
     assert batch.row_offsets.tolist() == [0, 1, 0, 0]
     assert batch.num_sampled == 0
-
-
-def test_a_chunk_is_causal_from_its_own_start() -> None:
-    """The rows at positions 2 and 3 see three and four keys."""
-    batch = builder().build(StepPlan((piece("a", 2, 2, [1]),)))
-
-    (chunk,) = batch.chunks
-    assert chunk.visible.sum(dim=-1).tolist() == [3, 4]
-    assert chunk.num_keys == 4

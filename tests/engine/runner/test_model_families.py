@@ -26,10 +26,11 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.config import read_model_config
 from graftwork.engine.model.weight_reader import WeightReader
 from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights
-from graftwork.engine.runner.decoder import rms_norm
+from graftwork.engine.runner.row_ops import rms_norm
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from tests.engine.engine_driver import EngineDriver
+from tests.engine.parallel.rank_threads import start_thread
 from tests.engine.random_models import ALL_TARGETS, FolderSource
 from tests.engine.runner.test_decoder_parity import RecordingRunner, random_prompt
 
@@ -94,7 +95,9 @@ class Family:
     def engine(self, **options: Any) -> EngineDriver:
         settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 2 * 2**20} | options
         source = FolderSource({ADAPTER: self.adapter}, {ADAPTER: 2.0})
-        return EngineDriver(build_engine(EngineConfig(model=self.folder, **settings), lambda _: source))
+        return EngineDriver(
+            build_engine(EngineConfig(model=self.folder, **settings), lambda _: source, start_worker=start_thread)
+        )
 
 
 def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
@@ -133,7 +136,7 @@ def family_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Famil
 
 def recorded(driver: EngineDriver) -> RecordingRunner:
     recorder = RecordingRunner(driver)
-    driver.loop.runner = recorder
+    driver.loop.steps.runner = recorder
     return recorder
 
 

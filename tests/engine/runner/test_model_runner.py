@@ -10,14 +10,14 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.session_commands import SessionVerb
-from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan, StepResult
+from graftwork.engine.core.step import RequestSlice, Runner, SampleSpec, StepPlan, StepResult
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
-from graftwork.engine.loop import Runner
 from graftwork.engine.runner.model_runner import PrefillMeter
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.ids import RequestId
 from tests.engine.engine_driver import EngineDriver, Outcome
+from tests.engine.flights import RunnerAround
 from tests.engine.random_models import FolderSource, make_base
 
 COST = LoadCost(TransferCost(0.0, 0.1), TransferCost(0.0, 0.1), PrefillCost(0.001, 0.0, 0.0))
@@ -106,16 +106,16 @@ def test_a_prefill_behind_work_that_was_not_waited_for_teaches_nothing() -> None
     assert steps.token_s > COST.prefill.token_s
 
 
-class SlowRunner:
+class SlowRunner(RunnerAround):
     """A runner that takes one second for each token."""
 
     def __init__(self, runner: Runner, clock: ManualClock) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._clock = clock
 
     def run(self, plan: StepPlan) -> StepResult:
         self._clock.advance(plan.num_tokens)
-        return self._runner.run(plan)
+        return super().run(plan)
 
 
 def test_an_engine_on_a_device_that_became_slow_loads_what_it_used_to_compute(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_engine_on_a_device_that_became_slow_loads_what_it_used_to_compute(tm
     clock = ManualClock()
     config = EngineConfig(model=make_base(tmp_path / "base"), dtype="float32", page_tokens=4, device_bytes=4 * 2**20)
     driver = EngineDriver(build_engine(config, lambda _: FolderSource({}, {}), clock, CostTracker(COST, smoothing=1.0)))
-    driver.loop.runner = SlowRunner(driver.loop.runner, clock)
+    driver.loop.steps.runner = SlowRunner(driver.loop.steps.runner, clock)
 
     def turn(prompt: list[int]) -> Outcome:
         outcome = driver.run(prompt, max_tokens=1, session=SessionUse(SessionKey("ses"), len(prompt) - 1))

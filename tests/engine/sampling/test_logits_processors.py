@@ -11,7 +11,7 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 from graftwork.engine.core.prefix_keys import TokenCounts, TokenHistory
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.sampling.sampler import edit_logits
+from graftwork.engine.sampling.torch_sampler import edit_logits
 from tests.hypothesis_profiles import examples
 
 VOCABULARY = 40

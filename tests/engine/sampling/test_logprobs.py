@@ -9,7 +9,7 @@ import torch
 
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
-from graftwork.engine.sampling.sampler import StepLogprobs, choose_tokens
+from graftwork.engine.sampling.torch_sampler import StepLogprobs, choose_tokens
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import EngineDriver
 
@@ -25,7 +25,7 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     expected = logits.log_softmax(-1)[0].tolist()
 
     scores = StepLogprobs(logits, [row])
-    (score,) = scores.of(choose_tokens(logits, [row]))
+    (score,) = scores.of(choose_tokens(logits, [row]).tolist())
 
     assert score is not None
     assert score.logprob == pytest.approx(expected[1])

@@ -30,8 +30,9 @@ class ManualAdapterProvider:
         self.ready: set[str] = set()
         self.pins: dict[str, int] = {}
 
-    def want(self, groups: list[tuple[str, ...]]) -> None:
+    def want(self, groups: list[tuple[str, ...]], *, may_place: bool) -> bool:
         """Does nothing: the test makes adapters ready."""
+        return False
 
     def is_ready(self, digest: str) -> bool:
         return digest in self.ready
@@ -94,7 +95,7 @@ class SchedulerDriver:
         if plan is not None:
             self.plans.append(plan)
             chosen = {piece.request_id: (token,) for piece in plan.slices if piece.samples}
-            self.outputs += self.scheduler.absorb(plan, StepResult(chosen))
+            self.outputs += self.scheduler.absorb(self.scheduler.land(plan), StepResult(chosen))
         self.scheduler.check_integrity()
         while self.cache.copies.under_way:
             self.outputs += self.scheduler.finish_transfer(self.cache.copies.fire())

@@ -98,7 +98,7 @@ class RandomSchedulerRun:
         self.scheduler.check_integrity()
         if plan is not None:
             chosen = {piece.request_id: (self.compute(piece),) for piece in plan.slices}
-            self.record(self.scheduler.absorb(plan, StepResult(chosen)))
+            self.record(self.scheduler.absorb(self.scheduler.land(plan), StepResult(chosen)))
 
     def finish_copy(self) -> None:
         """End a random copy; one in four fails halfway."""

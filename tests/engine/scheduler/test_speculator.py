@@ -77,7 +77,7 @@ class SpeculatorDriver:
         self._record(self.scheduler.admit())
         plan = self.scheduler.plan()
         if plan is not None:
-            self._record(self.scheduler.absorb(plan, self._run(plan)))
+            self._record(self.scheduler.absorb(self.scheduler.land(plan), self._run(plan)))
         while self.cache.copies.under_way:
             self._record(self.scheduler.finish_transfer(self.cache.copies.fire()))
         self.scheduler.check_integrity()

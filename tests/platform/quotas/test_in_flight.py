@@ -82,3 +82,48 @@ def test_every_place_comes_back() -> None:
         one.release()
 
     places.take(ACME, 10)
+
+
+def test_a_place_grows_to_the_answers_of_its_request() -> None:
+    """The place taken first counts among those asked for; a refused resize leaves it as it was, to be released once."""
+    places = bound(tenant=4)
+    first = places.take(ACME, 1)
+    other = places.take(ACME, 1)
+
+    with pytest.raises(CapacityContended):
+        first.resize(4)
+    first.resize(3)
+    with pytest.raises(CapacityContended):
+        places.take(ACME, 1)
+    first.release()
+    other.release()
+    places.take(ACME, 4)
+
+
+def test_a_place_is_no_ground_for_its_own_refusal() -> None:
+    """In a full gateway, a tenant with as much in flight as any other is refused, without counting the place itself."""
+    places = bound(total=4)
+    places.take(UMBRELLA, 1)
+    places.take(ACME, 1)
+    first = places.take(ACME, 1)
+
+    with pytest.raises(CapacityContended):
+        first.resize(3)
+    first.resize(2)
+    assert first.is_resized
+
+
+def test_answers_of_others_lower_a_tenants_limit_by_a_quarter_at_most() -> None:
+    """Of eight places a tenant gets seven beside one answer of another tenant, and six beside any more."""
+    places = bound(tenant=8)
+    one = places.take(UMBRELLA, 1)
+
+    with pytest.raises(CapacityContended, match="at most 7"):
+        places.take(ACME, 8)
+    places.take(ACME, 7).release()
+    places.take(UMBRELLA, 5)
+    with pytest.raises(CapacityContended, match="at most 6"):
+        places.take(ACME, 7)
+    places.take(ACME, 6)
+
+    one.release()

@@ -13,9 +13,8 @@ import pytest
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import RequestId
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter, UsageOutcome
+from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter, UsageOutcome
 from graftwork.platform.tenancy.tenants import UsageEvent
-from graftwork.platform.tenancy.usage_journal import UsageJournal
 from tests.platform.tenancy.test_metering import EVENT
 
 STARTED = replace(EVENT, prompt_tokens=0, cached_tokens=0, completion_tokens=0, outcome=UsageOutcome.INTERRUPTED)
@@ -24,7 +23,7 @@ KILLED = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from graftwork.platform.tenancy.usage_journal import UsageJournal
+from graftwork.platform.tenancy.metering import UsageJournal
 from tests.platform.tenancy.test_usage_journal import STARTED
 
 journal = UsageJournal(Path(sys.argv[1]))

@@ -32,8 +32,8 @@ class TwoProcesses:
         self.clock = ManualClock()
         self.process = SessionProcess(database, self.clock)
         self.sessions = SessionStore(database, self.clock, retention_s=60.0)
-        self.first = TurnStore(database, self.clock, "first", LEASE_S)
-        self.second = TurnStore(database, self.clock, "second", LEASE_S)
+        self.first = TurnStore(database, self.clock, "first", LEASE_S, self.clock)
+        self.second = TurnStore(database, self.clock, "second", LEASE_S, self.clock)
 
     async def begun(self) -> SessionLease:
         session = await self.process.session(ME)
@@ -119,6 +119,26 @@ async def test_renewed_lease_is_not_taken_over(stores: TwoProcesses) -> None:
     assert (await stores.now(lease)).status is SessionStatus.RUNNING
     await stores.first.end(lease, completed(lease))
     assert (await stores.now(lease)).head_id == "ckp_1"
+
+
+async def test_the_clocks_of_processes_do_not_matter(stores: TwoProcesses, database: Database) -> None:
+    """A process whose clock is years ahead takes over no lease that the database says is valid, and one whose clock is
+    years behind finds the lease that has expired there.
+    """
+    ahead, behind = ManualClock(9e9), ManualClock(1e9)
+    for owner, lease_s, clock, expected in (("a", 3600.0, ahead, []), ("b", 0.0, behind, [TurnId("turn_b")])):
+        turn_id, other = TurnId(f"turn_{owner}"), TurnStore(database, clock, "other", LEASE_S)
+        store = TurnStore(database, ManualClock(), owner, lease_s)
+        lease, _ = await store.begin(ME, await stores.process.session(ME), turn_id, INPUT)
+        await store.renew(lease)
+
+        found = [turn for _, _, turn in await other.find_interrupted(frozenset) if turn == turn_id]
+        expired = await other.has_expired(SCOPE, lease.session_id)
+        await other.fail_interrupted(SCOPE, lease.session_id, turn_id)
+
+        assert (found, expired) == (expected, bool(expected))
+        still = (await stores.now(lease)).status
+        assert still is (SessionStatus.IDLE if expected else SessionStatus.RUNNING)
 
 
 async def test_cancel_is_heard_with_the_next_renewal(stores: TwoProcesses) -> None:

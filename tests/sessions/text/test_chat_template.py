@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from graftwork.platform.clock import ManualClock, SystemClock
 from graftwork.platform.errors import InternalFailure, InvalidRequest, PayloadTooLarge, ValidationFailed
 from graftwork.sessions.text.chat_template import ChatTemplate, RenderLimits
-from graftwork.sessions.text.control_tokens import CANDIDATES, ControlTokenEscaper, ControlTokenTexts, PromptPiece
-from graftwork.sessions.text.messages import Message, ToolCall, messages_from_chat
+from graftwork.sessions.text.messages import (
+    CANDIDATES,
+    ControlTokenEscaper,
+    ControlTokenTexts,
+    Message,
+    PromptPiece,
+    ToolCall,
+    messages_from_chat,
+)
 from tests.hypothesis_profiles import examples
 from tests.sessions.reference_templates import REFERENCES
 from tests.sessions.tokenizer_and_templates import (

@@ -18,6 +18,7 @@ from graftwork.sessions.text.encoding import (
     ConversationPrompt,
     LocalEncoding,
     Prompt,
+    PromptEncoder,
     PromptEncoding,
     TextPrompt,
     as_plain,
@@ -25,7 +26,6 @@ from graftwork.sessions.text.encoding import (
     has_more_characters,
 )
 from graftwork.sessions.text.messages import Message, ToolCall
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
 from graftwork.sessions.text.token_density import TokenDensity
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from tests.sessions.tokenizer_and_templates import chat_template, text_tokenizer, tokenizer_json

@@ -9,8 +9,8 @@ from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import SessionId, TenantId
 from graftwork.sessions.core.session import AgentSession, SessionSettings, SessionStatus
+from graftwork.sessions.text.encoding import PublicPrefixes
 from graftwork.sessions.text.messages import Message
-from graftwork.sessions.text.prompt_encoder import PublicPrefixes
 from graftwork.sessions.turns.kv import History, SessionKvClient
 from tests.api.fake_engine import FakeEngine
 from tests.sessions.generation.test_generator import request

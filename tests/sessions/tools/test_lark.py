@@ -1,8 +1,5 @@
 """Tests of Lark grammars as patterns, held against llguidance, which reads Lark by itself."""
 
-import resource
-import subprocess
-import sys
 import tracemalloc
 
 import pytest
@@ -12,6 +9,7 @@ from graftwork.engine.core.requests import GrammarKind, GrammarSource
 from graftwork.engine.grammar.matching.matcher import Compiled
 from graftwork.engine.grammar.schema.lint import GrammarEngine, LintedGrammar, lint
 from graftwork.sessions.tools.lark import LarkError, lark_pattern
+from tests.sessions.tools.cpu_limit import printed_within_limit
 
 PATCH = """
 start: begin_patch hunk+ end_patch
@@ -146,13 +144,6 @@ try:
 except LarkError as error:
     print(error)
 """
-    within = subprocess.run(
-        [sys.executable, "-c", program],
-        check=False,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (5, 5)),
-    )
+    printed = printed_within_limit(program)
 
-    assert within.returncode == 0, within.stderr
-    assert "not served" in within.stdout or "no rule named start" in within.stdout
+    assert "not served" in printed or "no rule named start" in printed

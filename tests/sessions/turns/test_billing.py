@@ -1,7 +1,5 @@
 """Tests of what a turn costs, by how it ended."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 from sqlalchemy import select
 
@@ -19,14 +17,8 @@ from tests.sessions.session_process import (
     UnreliableDatabase,
     crash,
     new_principal,
+    run_half_a_turn,
 )
-
-
-@pytest.fixture
-async def unreliable(database_url: str) -> AsyncIterator[UnreliableDatabase]:
-    database = UnreliableDatabase(database_url)
-    yield database
-    await database.close()
 
 
 async def rows_of(database: Database, me: Principal) -> list[UsageRow]:
@@ -60,11 +52,8 @@ async def test_turns_that_their_engine_does_not_survive_cost_nothing(database: D
 async def test_a_turn_whose_end_cannot_be_stored_costs_nothing(unreliable: UnreliableDatabase) -> None:
     """A database that is full for too long fails the turn, which then has one usage row without tokens."""
     process, me = SessionProcess(unreliable), new_principal()
-    session = await process.session(me)
-    process.will_say(Answer("A long story", waits=True))
-    running = await process.service.start_turn(me, session.session_id, "Tell")
-    await process.engine.half_way.wait()
-    await process.until_delivered(me, session.session_id)
+    running = await run_half_a_turn(process, me)
+    await process.until_delivered(me, running.session_id)
     unreliable.refusals = 100
     process.engine.go_on()
     with pytest.raises(Unavailable):

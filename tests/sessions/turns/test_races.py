@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,16 +12,16 @@ from graftwork.platform.errors import Unavailable
 from graftwork.platform.tenancy.metering import UsageGroup
 from graftwork.sessions.core.events import EventType
 from graftwork.sessions.core.session import SessionStatus, TurnStatus
-from graftwork.sessions.text.prompt_encoder import PromptEncoder
-from tests.sessions.session_process import Answer, SessionProcess, UnreliableDatabase, new_principal, principal
+from graftwork.sessions.text.encoding import PromptEncoder
+from tests.sessions.session_process import (
+    Answer,
+    SessionProcess,
+    UnreliableDatabase,
+    new_principal,
+    principal,
+    run_half_a_turn,
+)
 from tests.sessions.tokenizer_and_templates import prompt_encoder
-
-
-@pytest.fixture
-async def unreliable(database_url: str) -> AsyncIterator[UnreliableDatabase]:
-    database = UnreliableDatabase(database_url)
-    yield database
-    await database.close()
 
 
 async def until_running(process: SessionProcess, session_id: str) -> None:
@@ -82,18 +81,15 @@ async def test_turn_outlives_a_database_that_is_away(unreliable: UnreliableDatab
 async def test_turn_that_another_process_has_ended_is_metered_once(database: Database) -> None:
     """A turn that lost its lease stores no outcome, but what it delivered is in the ledger, once."""
     first, me = SessionProcess(database), new_principal()
-    session = await first.session(me)
-    first.will_say(Answer("A long story", waits=True))
-    running = await first.service.start_turn(me, session.session_id, "Tell")
-    await first.engine.half_way.wait()
-    await first.until_delivered(me, session.session_id)
+    running = await run_half_a_turn(first, me)
+    await first.until_delivered(me, running.session_id)
 
     num_ended = await first.restarted().service.recover()
     first.engine.go_on()
 
     assert (num_ended, (await running.result()).status) == (1, TurnStatus.FAILED)
     (row,) = await first.meter.summarise(me.tenant_id, 0.0, 1e12, UsageGroup.SESSION)
-    assert (row.group, row.requests) == (session.session_id, 1)
+    assert (row.group, row.requests) == (running.session_id, 1)
     assert row.completion_tokens > 0
     assert 'graftwork_requests_total{outcome="interrupted"' in first.telemetry.render()[0].decode()
 
@@ -101,10 +97,7 @@ async def test_turn_that_another_process_has_ended_is_metered_once(database: Dat
 async def test_events_of_a_turn_are_read_to_their_end_from_its_feed(unreliable: UnreliableDatabase) -> None:
     """A reader gets the last events of a turn that runs here without reading the database."""
     world, me = SessionProcess(unreliable), principal()
-    session = await world.session(me)
-    world.will_say(Answer("A long story", waits=True))
-    running = await world.service.start_turn(me, session.session_id, "Tell")
-    await world.engine.half_way.wait()
+    running = await run_half_a_turn(world, me)
     unreliable.hold_read = never = asyncio.Event()
     world.engine.go_on()
 

@@ -18,7 +18,7 @@ from graftwork.engine.core.events import (
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.database import Database
 from graftwork.sessions.core.session import TurnStatus
-from graftwork.sessions.turns.handle import TurnHandle
+from graftwork.sessions.turns.running import TurnHandle
 from tests.sessions.session_process import AnsweringEngine, ManualTime, SessionProcess, principal
 from tests.sessions.tokenizer_and_templates import token_id
 

@@ -59,7 +59,7 @@ class CopierDriver:
         model, device = read_model_config(models.base), torch.device("cpu")
         device_memory = DeviceMemory(num_pages, bytes_per_page(model, page_tokens, torch.float32), device)
         self.cache = KvCache(model, device_memory, page_tokens, torch.float32)
-        self.host = HostMemory(num_pages, self.cache.page_shape, torch.float32, pinned=False)
+        self.host = HostMemory(num_pages, self.cache.page_shape, torch.float32)
         self.one_file = file_bytes(1, self.host.page_bytes)
         self.files = GatedDiskStore(folder, num_files * self.one_file, LAYOUT)
         self.files.open()

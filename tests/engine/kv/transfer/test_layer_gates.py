@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from graftwork.engine.attention.torch_attention import TorchStepAttention
 from graftwork.engine.core.requests import SessionKey, SessionUse
 from graftwork.engine.core.session_commands import SessionVerb
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.kv.transfer.plan import LayerGate, LayerGates, LoadFailed
-from graftwork.engine.runner.attention import PagedAttention
 from graftwork.platform.errors import InternalFailure
 from tests.engine.engine_driver import EngineDriver
 
@@ -88,9 +88,9 @@ class SlowUpperLayers:
         self.is_armed = False
         self.layers_copied_late = 0
         self.go_on = Event()
-        attend, write_layers = PagedAttention.attend, KvCache.write_layers
+        attend, write_layers = TorchStepAttention.attend, KvCache.write_layers
 
-        def watched_attend(cache: PagedAttention, layer: int, *rest: Any) -> torch.Tensor:
+        def watched_attend(cache: TorchStepAttention, layer: int, *rest: Any) -> torch.Tensor:
             mixed = attend(cache, layer, *rest)
             if self.is_armed and not by_hand:
                 self.go_on.set()
@@ -104,7 +104,7 @@ class SlowUpperLayers:
                     raise RuntimeError("the device is gone")
             write_layers(cache, page, source, layers)
 
-        monkeypatch.setattr(PagedAttention, "attend", watched_attend)
+        monkeypatch.setattr(TorchStepAttention, "attend", watched_attend)
         monkeypatch.setattr(KvCache, "write_layers", late_write)
 
 

@@ -1,11 +1,12 @@
 """Fixtures that run the Triton kernels by Triton's interpreter on CPU tensors."""
 
-import importlib
 import sys
 from types import ModuleType
 
 import pytest
 import torch
+
+from tests.engine.kernels.interpreted import interpreted_copies
 
 PACKAGE = "graftwork.engine.lora.triton"
 WITH_KERNELS = (
@@ -21,26 +22,9 @@ WITH_KERNELS = (
 
 @pytest.fixture(scope="session")
 def interpreted() -> dict[str, ModuleType]:
-    """Copies of the modules that hold or launch kernels, by name, with the kernels interpreted.
-
-    Whether a kernel is compiled or interpreted is settled when its module is loaded. Only these copies are loaded under
-    TRITON_INTERPRET, after triton itself, so that compiled kernels still work in the same process.
-    """
-    pytest.importorskip("triton", reason="the kernels extra is not installed")
-    package = importlib.import_module(PACKAGE)
-    names = [f"{PACKAGE}.{name}" for name in WITH_KERNELS]
-    compiled = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    attributes = {name: vars(package).pop(name) for name in WITH_KERNELS if name in vars(package)}
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRITON_INTERPRET", "1")
-            return {name: importlib.import_module(f"{PACKAGE}.{name}") for name in WITH_KERNELS}
-    finally:
-        for name in WITH_KERNELS:
-            sys.modules.pop(f"{PACKAGE}.{name}", None)
-            vars(package).pop(name, None)
-        sys.modules.update(compiled)
-        vars(package).update(attributes)
+    """Copies of the modules that hold or launch kernels, by name, with the kernels interpreted."""
+    copies = interpreted_copies(["graftwork.engine.kernels.blocks", *(f"{PACKAGE}.{name}" for name in WITH_KERNELS)])
+    return {name: copies[f"{PACKAGE}.{name}"] for name in WITH_KERNELS}
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def run(driver: EngineDriver, adapters: Sequence[str], requests: Sequence[Reques
         driver.loop.take(driver.loop.inbox.get(timeout=60))
         driver.engine.adapters.want([(name,) for name in adapters])
     recorder = RecordingRunner(driver)
-    driver.loop.runner = recorder
+    driver.loop.steps.runner = recorder
     random = Random(7)
     outcomes = [
         driver.submit(

@@ -56,13 +56,13 @@ def lora(interpreted: dict[str, ModuleType], plain: TorchLora) -> "TritonLora":
 
 
 def place(lora: "TritonLora", adapter: ResidentAdapter) -> ResidentAdapter:
-    lora.place(adapter, adapter)
+    lora.place(adapter)
     lora.check_integrity()
     return adapter
 
 
 def test_those_without_a_slot_are_applied_all_the_same(lora: "TritonLora", plain: TorchLora) -> None:
-    """Adapters that get no slot are applied by torch, with the same result."""
+    """Adapters that get no slot are applied by torch, with the same result, and their rows are counted."""
     first, second, third = (place(lora, resident(name, 8, seed)) for seed, name in enumerate("abc"))
     high = place(lora, resident("high", MAX_RANK + 1))
     mixes = [
@@ -83,6 +83,7 @@ def test_those_without_a_slot_are_applied_all_the_same(lora: "TritonLora", plain
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(actual[5:], base[5:])
     assert not torch.isclose(actual[:5], base[:5]).all(dim=1).any()
+    assert (lora.rows.kernels, lora.rows.torch, plain.rows.kernels) == (2, 3, 0)
 
 
 def test_a_slot_that_is_given_back_goes_to_the_next(lora: "TritonLora") -> None:

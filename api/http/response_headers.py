@@ -1,0 +1,59 @@
+"""Names and describes the headers that the server adds to its answers, besides those of HTTP itself.
+
+The one home of these names: the OpenAPI document describes the headers in HEADERS, and web pages of other origins may
+read them (`cors.py`). Never sets a header on an answer. `platform/errors.py` and `platform/quotas/quota.py` write the
+values of the headers for retries and limits.
+"""
+
+from typing import NamedTuple
+
+REQUEST_ID = "x-request-id"
+ANTHROPIC_REQUEST_ID = "request-id"
+AUTHENTICATE = "www-authenticate"
+MODEL = "x-graftwork-model"
+UNENFORCED = "x-graftwork-unenforced"
+IGNORED = "x-graftwork-ignored"
+REPLAYED = "idempotent-replayed"
+
+
+class HeaderDescription(NamedTuple):
+    """What a header says, and an example of its value. All values are texts."""
+
+    meaning: str
+    example: str
+
+
+_RETRY = {
+    "retry-after": HeaderDescription("Seconds to wait before the request is sent again.", "1"),
+    "retry-after-ms": HeaderDescription("Milliseconds to wait before the request is sent again.", "250"),
+    "x-should-retry": HeaderDescription("`false` where sending the same request again cannot help.", "false"),
+}
+_LIMITS = {
+    "x-ratelimit-limit-requests": HeaderDescription("The tenant's limit of requests a minute.", "60"),
+    "x-ratelimit-remaining-requests": HeaderDescription("Requests left in this minute.", "59"),
+    "x-ratelimit-reset-requests": HeaderDescription("Until the whole limit is available again.", "1m0s"),
+    "x-ratelimit-limit-tokens": HeaderDescription("The tenant's limit of tokens a minute.", "100000"),
+    "x-ratelimit-remaining-tokens": HeaderDescription("Tokens left in this minute.", "99000"),
+    "x-ratelimit-reset-tokens": HeaderDescription("Until the whole limit is available again.", "600ms"),
+}
+RETRY_HEADERS = tuple(_RETRY)
+LIMIT_HEADERS = tuple(_LIMITS)
+
+HEADERS: dict[str, HeaderDescription] = {
+    REQUEST_ID: HeaderDescription("The request's id. The server's log has it too.", "req_01hzx"),
+    ANTHROPIC_REQUEST_ID: HeaderDescription("The request's id under Anthropic's name.", "req_01hzx"),
+    AUTHENTICATE: HeaderDescription("How to authenticate.", "Bearer"),
+    **_RETRY,
+    **_LIMITS,
+    MODEL: HeaderDescription("The model, or the adapter version, that answers.", "support@3"),
+    UNENFORCED: HeaderDescription(
+        "Places in the request's JSON Schemas that are not enforced, separated by commas.",
+        "tools[0].function.parameters#/properties/id/format",
+    ),
+    IGNORED: HeaderDescription(
+        "Parts of the request that are hints, or that this server leaves out, separated by commas.",
+        "tools[2] (web_search), thinking (adaptive)",
+    ),
+    REPLAYED: HeaderDescription("`true` where an earlier request's answer is repeated.", "true"),
+}
+"""Maps the name of each header to its description."""

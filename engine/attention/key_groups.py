@@ -1,0 +1,205 @@
+"""Groups the queries of a step for attention in torch, and masks the keys that each query may see.
+
+For a decoding row, attention is computed for this row alone. A chunk is several rows of one prompt whose attention is
+computed together.
+
+Invariant: the bits of a row depend on its own request alone.
+
+- Decoding rows are computed together only if their page tables are padded to the same length. This length follows from
+  the position of the token (see BatchInvariance).
+- Attention for several queries at once adds in another order than attention for one query (benchmarks/row_bits.py). So
+  a draft token is never part of a chunk. It is computed as a decoding row, as if the draft tokens before it had been
+  generated one by one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+from graftwork.engine.attention.backend import AttentionBatch, PlacedSlice
+from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.model.layers import BatchInvariance
+
+_KEY_BLOCK = 32
+"""Attention reads keys in vectors of this length. Padding to whole vectors avoids a remainder with another sum order.
+"""
+_PAGES_WORTH_A_CALL = 96
+"""The number of pages whose copy takes as long as one more attention call."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Decoding rows whose attention is computed in one call.
+
+    Each row is one token: the last known token of a request, or a draft token.
+    """
+
+    rows: torch.Tensor  # [num_queries] index of each row in the batch
+    pages: torch.Tensor  # [num_tables * max_pages] flat page tables, padded with the null page
+    num_tables: int
+    """The number of page tables: one for each query, or 1 if all queries are of one request."""
+    visible: torch.Tensor  # [num_queries, 1, 1, max_pages * page_tokens] True where a key may be seen
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """The rows of one prefill chunk: several known tokens of one request. Their attention is computed together."""
+
+    start_row: int
+    end_row: int
+    pages: torch.Tensor  # [num_pages]
+    num_keys: int
+    visible: torch.Tensor  # [end_row - start_row, num_keys] causal mask
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleKeys:
+    """Masks of the keys that each query may see. Layers with the same sliding window share them."""
+
+    decodes: tuple[torch.Tensor, ...]  # as DecodeRows.visible, in the order of KeyGroups.decodes
+    chunks: tuple[torch.Tensor, ...]  # as ChunkRows.visible, in the order of KeyGroups.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroups:
+    """All queries of a step, in groups that are computed together."""
+
+    decodes: tuple[DecodeRows, ...]
+    chunks: tuple[ChunkRows, ...]
+    positions: torch.Tensor  # [num_rows]
+
+    def visible(self, window: int | None) -> VisibleKeys:
+        """Returns masks of the keys that each query may see, in layers with the sliding window `window`, in tokens.
+
+        A query sees the last `window` keys up to its own position, its own key included. If `window` is None, it sees
+        all keys up to its own. Pages outside the window are read too, but masked.
+        """
+        decodes = tuple(part.visible for part in self.decodes)
+        chunks = tuple(part.visible for part in self.chunks)
+        if window is None:
+            return VisibleKeys(decodes, chunks)
+        own = [self.positions[part.rows, None, None, None] for part in self.decodes]
+        own_of_chunks = [self.positions[part.start_row : part.end_row, None] for part in self.chunks]
+        return VisibleKeys(
+            tuple(_last_keys(*part, window) for part in zip(decodes, own, strict=True)),
+            tuple(_last_keys(*part, window) for part in zip(chunks, own_of_chunks, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """One decoding row, and how many of its request's pages it attends to."""
+
+    row: int
+    placed: PlacedSlice
+    num_pages: int
+
+    @property
+    def num_keys(self) -> int:
+        return self.placed.num_keys(self.row)
+
+
+class KeyGrouper:
+    """Groups the queries of steps, on one device."""
+
+    def __init__(self, page_tokens: int, null_page: int, device: torch.device, rules: BatchInvariance) -> None:
+        """`null_page` is a page of zeros that pads page tables."""
+        self._page_tokens = page_tokens
+        self._null_page = null_page
+        self._device = device
+        self._rules = rules
+
+    def group(self, batch: AttentionBatch) -> KeyGroups:
+        queries = [query for one in batch.placed for query in self._queries(one)]
+        chunks = tuple(self._chunk(one) for one in batch.placed if one.chunk_rows)
+        return KeyGroups(tuple(self._decodes(queries)), chunks, batch.positions)
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _queries(self, one: PlacedSlice) -> Iterator[_Query]:
+        for row in one.decoding_rows:
+            yield _Query(row, one, pages_for(one.num_keys(row), self._page_tokens))
+
+    def _decodes(self, queries: list[_Query]) -> Iterator[DecodeRows]:
+        """Groups queries whose page tables are padded to the same length."""
+        if self._rules.allows_any_shape:
+            whole = pages_for(_KEY_BLOCK, self._page_tokens)
+            for group in _groups(queries):
+                most = max(query.num_pages for query in group)
+                yield self._decode(group, -(-most // whole) * whole)
+            return
+        by_pages: dict[int, list[_Query]] = {}
+        for query in queries:
+            by_pages.setdefault(padded_pages(query.num_pages), []).append(query)
+        for max_pages, group in by_pages.items():
+            yield self._decode(group, max_pages)
+
+    def _decode(self, queries: list[_Query], max_pages: int) -> DecodeRows:
+        """Builds one group of decoding rows.
+
+        Queries of one request share the page table of the longest one; the mask hides later keys from shorter ones.
+        """
+        is_one_request = all(query.placed is queries[0].placed for query in queries)
+        tables = [
+            query.placed.piece.pages[: query.num_pages] for query in (queries[-1:] if is_one_request else queries)
+        ]
+        padded = [[*pages, *[self._null_page] * (max_pages - len(pages))] for pages in tables]
+        keys = torch.arange(max_pages * self._page_tokens, device=self._device)
+        num_keys = self._tensor([query.num_keys for query in queries])
+        return DecodeRows(
+            rows=self._tensor([query.row for query in queries]),
+            pages=self._tensor([page for pages in padded for page in pages]),
+            num_tables=len(tables),
+            visible=(keys < num_keys[:, None])[:, None, None, :],
+        )
+
+    def _chunk(self, one: PlacedSlice) -> ChunkRows:
+        piece = one.piece
+        queries = torch.arange(piece.start, piece.known_end, device=self._device)
+        keys = torch.arange(piece.known_end, device=self._device)
+        return ChunkRows(
+            start_row=one.chunk_rows.start,
+            end_row=one.chunk_rows.stop,
+            pages=self._tensor(list(piece.pages[: pages_for(piece.known_end, self._page_tokens)])),
+            num_keys=piece.known_end,
+            visible=keys <= queries[:, None],
+        )
+
+
+def padded_pages(num_pages: int) -> int:
+    """Returns to how many pages a page table of `num_pages` pages is padded.
+
+    The result is the smallest of the numbers 1, 2, 3, 4, 6, 8, 12, 16, … that is not below `num_pages`. So at most half
+    as many pages again are added.
+    """
+    power = 1 << (num_pages - 1).bit_length()  # the next power of two
+    return power * 3 // 4 if num_pages <= power * 3 // 4 and power >= 4 else power
+
+
+def _groups(queries: list[_Query]) -> list[list[_Query]]:
+    """Returns the groups of queries that are computed together.
+
+    All queries are in one group, except for a request whose pages would be copied too often: this request has its own
+    group.
+    """
+    alone: list[list[_Query]] = []
+    together: list[_Query] = []
+    for _, run in groupby(queries, lambda query: query.placed.start_row):
+        own = list(run)
+        if (len(own) - 1) * own[-1].num_pages >= _PAGES_WORTH_A_CALL:
+            alone.append(own)
+        else:
+            together += own
+    return [*alone, together] if together else alone
+
+
+def _last_keys(visible: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
+    """Returns `visible` without the keys at or before position - window."""
+    keys = torch.arange(visible.shape[-1], device=visible.device)
+    return visible & (keys > positions - window)

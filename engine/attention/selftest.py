@@ -1,0 +1,83 @@
+"""Tests the Triton attention kernels on a device at the engine's start, before any request uses them.
+
+Triton compiles a kernel at its first launch. A machine may lack the tools that Triton needs for this, and on a new
+device the results may be wrong. The test computes decoding rows, drafts and a chunk of random numbers with the sizes of
+the engine's model, and compares the results with fp64.
+"""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+
+from graftwork.engine.attention.backend import AttentionBatch, PlacedSlice
+from graftwork.engine.attention.launch import ScoreRules
+from graftwork.engine.attention.reference import attend
+from graftwork.engine.attention.triton_attention import TritonAttention
+from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import RequestSlice, SampleSpec
+from graftwork.engine.core.tiers import PageId
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.model.config import ModelConfig
+from graftwork.platform.ids import RequestId
+
+_SEED = 20262
+_SLICES = ((0, 1, 0), (300, 3, 2), (37, 1, 0), (30, 41, 0))
+"""For each request: the first position, the number of tokens, and how many of them are drafts."""
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""The largest error, relative to the largest value: the roundings of weights and of the result, and a margin."""
+
+
+def why_attention_fails(model: ModelConfig, page_tokens: int, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Returns what is wrong with the attention kernels for a model on a device, as a text for the log.
+
+    Tests one layer for each window that a layer of the model has. Returns None if the results agree with fp64.
+    """
+    windows = tuple(dict.fromkeys(model.windows))
+    small = replace(model, num_layers=len(windows), windows=windows)
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            errors = [_error(small, layer, page_tokens, device, dtype) for layer in range(len(windows))]
+    except Exception as error:  # noqa: BLE001 - compilers, drivers and linkers each fail in a way of their own
+        first_line = next(iter(str(error).strip().splitlines()), "no message")
+        return f"{type(error).__name__}: {first_line}"
+    wrong = [f"{error:.3g} of the largest" for error in errors if not error <= _TOLERANCE[dtype]]
+    return f"results differ from fp64 by {', '.join(wrong)}" if wrong else None
+
+
+def _error(model: ModelConfig, layer: int, page_tokens: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Returns the largest error of a step in one layer, relative to the largest value of the reference."""
+    generator = torch.Generator().manual_seed(_SEED)
+    placed = _placed(page_tokens)
+    last = placed[-1]
+    num_rows = last.start_row + len(last.piece.token_ids)
+    num_pages = sum(len(one.piece.pages) for one in placed)
+    memory = DeviceMemory(num_pages, bytes_per_page(model, page_tokens, dtype), device)
+    cache = KvCache(model, memory, page_tokens, dtype)
+    keys, values = cache.layer(layer)
+    for pages in (keys, values):
+        pages.copy_(torch.randn(pages.shape, generator=generator))
+    query = torch.randn(num_rows, model.num_heads, model.head_dim, generator=generator).to(dtype)
+    batch = AttentionBatch(placed, torch.zeros(num_rows, dtype=torch.int64, device=device))
+
+    mixed = TritonAttention(model, cache, dtype).plan(batch).attend(layer, query.to(device)).cpu()
+
+    rules = ScoreRules(model.head_dim**-0.5, model.windows[layer])
+    expected = attend(query, keys.cpu(), values.cpu(), batch, rules)
+    return ((mixed.double() - expected).abs().max() / expected.abs().max()).item()
+
+
+def _placed(page_tokens: int) -> tuple[PlacedSlice, ...]:
+    placed: list[PlacedSlice] = []
+    start_row = first_page = 0
+    for number, (start, count, num_drafts) in enumerate(_SLICES):
+        num_pages = pages_for(start + count, page_tokens)
+        pages = tuple(PageId(page) for page in reversed(range(first_page, first_page + num_pages)))
+        sample = SampleSpec(SamplingParams(max_tokens=1), seed=0, position=start)
+        samples = (sample,) * (num_drafts + 1)
+        piece = RequestSlice(RequestId(str(number)), (0,) * count, start, pages, (), samples)
+        placed.append(PlacedSlice(start_row, piece))
+        start_row += count
+        first_page += num_pages
+    return tuple(placed)

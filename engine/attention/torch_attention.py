@@ -1,0 +1,81 @@
+"""Computes attention over the pages of the KV cache, in torch.
+
+Never owns the pages: the KV cache does. Never writes them: RowOps has written the keys and values of the step's tokens
+before, and has waited for the copies of the layer's other pages. Copies whole pages into one tensor. On a CPU this
+makes a step a fifth faster than copying single tokens.
+"""
+
+import torch
+from torch.nn import functional
+
+from graftwork.engine.attention.backend import AttentionBatch
+from graftwork.engine.attention.key_groups import ChunkRows, DecodeRows, KeyGrouper, KeyGroups
+from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.model.config import ModelConfig
+
+
+class TorchAttention:
+    """The attention backend in torch, for any device. The reference of all other backends."""
+
+    def __init__(self, config: ModelConfig, cache: KvCache, grouper: KeyGrouper) -> None:
+        self._config = config
+        self._cache = cache
+        self._grouper = grouper
+
+    def plan(self, batch: AttentionBatch) -> "TorchStepAttention":
+        return TorchStepAttention(self._config, self._cache, self._grouper.group(batch))
+
+
+class TorchStepAttention:
+    """Computes the attention of one step over keys and values in the pages of one KV cache."""
+
+    def __init__(self, config: ModelConfig, cache: KvCache, groups: KeyGroups) -> None:
+        self._config = config
+        self._cache = cache
+        self._groups = groups
+        self._visible_by_window = {window: groups.visible(window) for window in dict.fromkeys(config.windows)}
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]
+        visible = self._visible_by_window[self._config.windows[layer]]
+        mixed = torch.zeros_like(query)
+        for decode, mask in zip(self._groups.decodes, visible.decodes, strict=True):
+            mixed[decode.rows] = self._decode(query[decode.rows], keys, values, decode, mask)
+        for chunk, mask in zip(self._groups.chunks, visible.chunks, strict=True):
+            rows_of_chunk = slice(chunk.start_row, chunk.end_row)
+            mixed[rows_of_chunk] = self._chunk(query[rows_of_chunk], keys, values, chunk, mask)
+        return mixed.flatten(1)
+
+    def _decode(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decode: DecodeRows, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Computes attention for rows of one query each. Query heads that share a KV head are computed as several
+        queries of it.
+        """
+        count, kv_heads = len(decode), self._config.num_kv_heads
+        grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [queries, kv_heads, group, head_dim]
+        mixed = functional.scaled_dot_product_attention(
+            grouped,
+            self._gather(keys, decode.pages, decode.num_tables).expand(count, -1, -1, -1),
+            self._gather(values, decode.pages, decode.num_tables).expand(count, -1, -1, -1),
+            attn_mask=mask,
+        )
+        return mixed.flatten(1, 2)  # [queries, heads, head_dim]
+
+    def _chunk(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkRows, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Computes attention for several queries of one request. Each query sees the keys up to its own position."""
+        group = self._config.num_heads // self._config.num_kv_heads
+        mixed = functional.scaled_dot_product_attention(
+            query.transpose(0, 1).unsqueeze(0),  # [1, heads, queries, head_dim]
+            self._gather(keys, chunk.pages, 1)[:, :, : chunk.num_keys].repeat_interleave(group, dim=1),
+            self._gather(values, chunk.pages, 1)[:, :, : chunk.num_keys].repeat_interleave(group, dim=1),
+            attn_mask=mask,
+        )
+        return mixed.squeeze(0).transpose(0, 1)  # [queries, heads, head_dim]
+
+    def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
+        """Returns the pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""
+        gathered = pages.index_select(0, page_ids)  # [count * pages, page_tokens, kv_heads, head_dim]
+        return gathered.view(count, -1, *pages.shape[2:]).transpose(1, 2)

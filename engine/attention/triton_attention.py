@@ -1,0 +1,224 @@
+"""Computes attention over the pages of the KV cache with Triton kernels, on CUDA devices.
+
+The kernels read keys and values where they are in the pages, through page tables that are copied once a step. Once a
+step, the host cuts the queries into tiles (tiles.py) for each window that a layer has. A layer then makes two launches
+for all decoding rows, and one for all chunks. No layer waits for the host, and nothing is copied back.
+
+Invariant: the bits of a decoding row follow from its own request alone, and a draft has the bits that it would have as
+the only row of its request.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+import torch
+
+from graftwork.engine.attention.backend import AttentionBatch
+from graftwork.engine.attention.kernel_shape import AttentionShape, chunk_blocks, decode_blocks
+from graftwork.engine.attention.launch import (
+    Chunks,
+    Decoding,
+    LayerAttention,
+    LayerPages,
+    PartialSums,
+    ScoreRules,
+    attend_chunks,
+    attend_decoding,
+)
+from graftwork.engine.attention.packed_words import PackedWords
+from graftwork.engine.attention.tiles import (
+    Cutting,
+    DecodeTiles,
+    QueryTiles,
+    Words,
+    cut_chunks,
+    cut_decoding,
+    page_tables,
+)
+from graftwork.engine.kv.transfer.device_memory import KvCache
+from graftwork.engine.model.config import ModelConfig
+
+_PROGRAMS_OF_A_MULTIPROCESSOR = 4
+"""Decoding programs that are launched for each multiprocessor. Two or three run at a time; the others follow."""
+_INTERPRETED_PROGRAMS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCapacity:
+    """The largest step of decoding rows that arrays of a fixed size can hold."""
+
+    num_queries: int
+    """Decoding rows, padding rows included."""
+    num_keys: int
+    """The most keys of one row, its own key included."""
+    num_pages: int
+    """The page numbers of all page tables together."""
+
+
+class TritonAttention:
+    """The attention backend for CUDA. Owns the memory for partial sums, which all layers and steps use."""
+
+    def __init__(self, config: ModelConfig, cache: KvCache, dtype: torch.dtype) -> None:
+        """`dtype` is the dtype of queries. Raises ValueError if the kernels do not serve the model's sizes."""
+        page_tokens = cache.page_shape[2]
+        shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, page_tokens, dtype, cache.dtype)
+        self._shape = shape
+        self._device = cache.device
+        self._windows = config.windows
+        self._layers = [LayerPages(*cache.layer(layer)) for layer in range(cache.num_layers)]
+        self._num_programs = _num_programs(cache.device)
+        self._sums = PartialSums.empty(shape, 0, cache.device)
+        self._cuttings = {
+            window: Cutting(
+                shape.num_kv_heads,
+                decode_queries=decode_blocks(shape).rows // shape.group,
+                chunk_queries=chunk_blocks(shape).rows // shape.group,
+                window=window,
+            )
+            for window in config.windows
+        }
+
+    def plan(self, batch: AttentionBatch) -> "TritonStepAttention":
+        cut = self.cut(batch)
+        packed = PackedWords.of(cut.arrays, self._device)
+        return self.over(packed.arrays, cut.num_slots)
+
+    def reserve(self, capacity: DecodeCapacity) -> "FixedStepAttention":
+        """Returns a step without rows, which is filled again and again with steps of up to this capacity.
+
+        Its launches have the same grids and addresses for all of them, so a CUDA graph can capture them.
+        """
+        sizes, most_slots = self.sizes_for(capacity)
+        packed = PackedWords(sizes, self._device)
+        step = self.over(packed.arrays, most_slots)
+        return FixedStepAttention(step, lambda batch: packed.fill(self.cut(batch).arrays))
+
+    def sizes_for(self, capacity: DecodeCapacity) -> tuple[dict[str, int], int]:
+        """Returns the sizes of the arrays that hold steps of up to this capacity, in words, and the number of slots for
+        their partial sums. The page numbers are the last array.
+        """
+        sizes: dict[str, int] = {}
+        most_slots = 0
+        for window, cutting in self._cuttings.items():
+            num_items = capacity.num_queries * cutting.most_splits(capacity.num_keys)
+            most_slots = max(most_slots, num_items)
+            for field in fields(DecodeTiles):
+                size = {"item": num_items, "num": 1}.get(field.name.partition("_")[0], capacity.num_queries)
+                sizes[f"decode {window} {field.name}"] = size
+            sizes |= {f"chunk {window} {field.name}": 0 for field in fields(QueryTiles)}
+        return sizes | {"page_ids": capacity.num_pages}, most_slots
+
+    def over(self, arrays: Mapping[str, torch.Tensor], num_slots: int) -> "TritonStepAttention":
+        """Returns a step over arrays on the device, which hold or will hold what `cut` gave, with memory for its
+        partial sums.
+
+        This memory only grows. An earlier step keeps the memory that it was given.
+        """
+        if num_slots > self._sums.num_slots:
+            self._sums = PartialSums.empty(self._shape, 1 << (num_slots - 1).bit_length(), self._device)
+        by_window = {window: self._window_plan(arrays, window) for window in self._cuttings}
+        return TritonStepAttention(self._shape, self._layers, self._windows, by_window, self._sums)
+
+    def cut(self, batch: AttentionBatch) -> "CutQueries":
+        """Returns the arrays of a step, for all windows together. Uses no device; of the positions, reads only their
+        number.
+        """
+        tables = page_tables(batch.placed)
+        end = sum(one.piece.num_tokens for one in batch.placed)
+        arrays: dict[str, Words] = {}
+        most_slots = 0
+        for window, cutting in self._cuttings.items():
+            decoding, num_slots = cut_decoding(batch.placed, range(end, batch.num_rows), tables, cutting)
+            arrays |= _named(f"decode {window}", decoding)
+            arrays |= _named(f"chunk {window}", cut_chunks(batch.placed, tables, cutting))
+            most_slots = max(most_slots, num_slots)
+        return CutQueries(arrays | {"page_ids": tables.page_ids}, most_slots)
+
+    def _window_plan(self, arrays: Mapping[str, torch.Tensor], window: int | None) -> "_WindowPlan":
+        decode, chunk = (_part(arrays, f"{kind} {window}") for kind in ("decode", "chunk"))
+        num_units = len(decode["item_tile"]) * self._shape.num_kv_heads
+        return _WindowPlan(
+            Decoding(decode, min(num_units, self._num_programs), len(decode["query_row"])),
+            Chunks(chunk, len(chunk["tile_row"])),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CutQueries:
+    """The queries of one step in tiles and splits, on the host."""
+
+    arrays: dict[str, Words]
+    num_slots: int
+    """The most slots for partial sums that a window needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowPlan:
+    """A step in the layers with one window."""
+
+    decoding: Decoding
+    chunks: Chunks
+
+
+class FixedStepAttention:
+    """Computes the attention of steps of decoding rows, with the same grids and addresses for all of them."""
+
+    def __init__(self, step: "TritonStepAttention", fill: Callable[[AttentionBatch], None]) -> None:
+        """`fill` writes the arrays of a step."""
+        self._step = step
+        self._fill = fill
+
+    def refill(self, batch: AttentionBatch) -> None:
+        """Takes over the rows of another step, by one copy that does not block.
+
+        Raises ValueError if the step exceeds the capacity, or if it has chunks.
+        """
+        self._fill(batch)
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        return self._step.attend(layer, query)
+
+
+class TritonStepAttention:
+    """Computes the attention of one step with Triton kernels."""
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        layers: list[LayerPages],
+        windows: tuple[int | None, ...],
+        by_window: Mapping[int | None, _WindowPlan],
+        sums: PartialSums,
+    ) -> None:
+        self._shape = shape
+        self._layers = layers
+        self._rules = {window: ScoreRules(shape.head_dim**-0.5, window) for window in by_window}
+        self._windows = windows
+        self._by_window = by_window
+        self._sums = sums
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        window = self._windows[layer]
+        plan, rules, pages = self._by_window[window], self._rules[window], self._layers[layer]
+        output = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+        layer_attention = LayerAttention(self._shape, rules, query, output, pages)
+        attend_chunks(layer_attention, plan.chunks)
+        attend_decoding(layer_attention, plan.decoding, self._sums)
+        return output
+
+
+def _named(prefix: str, tiles: QueryTiles) -> dict[str, Words]:
+    return {f"{prefix} {field.name}": getattr(tiles, field.name) for field in fields(tiles)}
+
+
+def _part(arrays: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """Returns the arrays whose names begin with `prefix`, without it, and the page numbers."""
+    found = {name.removeprefix(f"{prefix} "): array for name, array in arrays.items() if name.startswith(f"{prefix} ")}
+    return found | {"page_ids": arrays["page_ids"]}
+
+
+def _num_programs(device: torch.device) -> int:
+    """Returns how many decoding programs share the items of a step. Does not change any bit."""
+    if device.type != "cuda":
+        return _INTERPRETED_PROGRAMS
+    return _PROGRAMS_OF_A_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count

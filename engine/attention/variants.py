@@ -1,0 +1,96 @@
+"""Lists the variants of the attention kernels that are compiled ahead (see engine/kernels/compile_ahead.py)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+
+from graftwork.engine.attention.kernel_shape import AttentionShape
+from graftwork.engine.attention.launch import (
+    Chunks,
+    Decoding,
+    LayerAttention,
+    LayerPages,
+    PartialSums,
+    ScoreRules,
+    merge_launch,
+    splits_launch,
+    tiles_launch,
+)
+from graftwork.engine.attention.tiles import DecodeTiles, QueryTiles
+from graftwork.engine.kernels.compile_ahead import KernelVariant, variant_of
+from graftwork.engine.kernels.launch import Launch
+
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedShape:
+    """A model's attention, for which all kernels are compiled."""
+
+    name: str
+    shape: AttentionShape
+    window: int | None = None
+    cap: float | None = None
+    has_sinks: bool = False
+
+
+def _shape(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, kv: torch.dtype | None = None
+) -> AttentionShape:
+    return AttentionShape(heads, kv_heads, head_dim, 16, dtype, kv or dtype)
+
+
+SHAPES = (
+    NamedShape("32/8x128 bf16", _shape(32, 8, 128, torch.bfloat16)),
+    NamedShape("32/8x128 bf16 window", _shape(32, 8, 128, torch.bfloat16), window=4096),
+    NamedShape("14/2x64 bf16", _shape(14, 2, 64, torch.bfloat16)),
+    NamedShape("64/8x64 bf16 window sinks", _shape(64, 8, 64, torch.bfloat16), window=128, has_sinks=True),
+    NamedShape("32/32x96 bf16", _shape(32, 32, 96, torch.bfloat16)),
+    NamedShape("32/32x80 fp16", _shape(32, 32, 80, torch.float16)),
+    NamedShape("16/8x256 bf16 window cap", _shape(16, 8, 256, torch.bfloat16), window=4096, cap=50.0),
+    NamedShape("32/8x128 fp32", _shape(32, 8, 128, torch.float32)),
+    NamedShape("32/8x128 bf16 int8 pages", _shape(32, 8, 128, torch.bfloat16, torch.int8)),
+    NamedShape("32/8x128 bf16 e5m2 pages", _shape(32, 8, 128, torch.bfloat16, torch.float8_e5m2)),
+)
+"""Together they cover the dtypes, head sizes and groups of common models, and all flags."""
+
+
+def attention_variants() -> Iterator[KernelVariant]:
+    """Yields the three kernels for each of SHAPES."""
+    for named in SHAPES:
+        for launch in launches_for(named):
+            yield variant_of(named.name, launch)
+
+
+def launches_for(named: NamedShape) -> tuple[Launch, Launch, Launch]:
+    """Returns the launches of one layer: partial sums and their merge for decoding, and tiles for prefill.
+
+    Their tensors have no memory.
+    """
+    shape = named.shape
+    page_shape = (2, 2, shape.page_tokens, shape.num_kv_heads, shape.head_dim)  # keys and values of two layers
+    pages = torch.empty((4, *page_shape), dtype=shape.kv_dtype, device=_META)
+    query = torch.empty(4, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=_META)
+    sinks = torch.empty(shape.num_heads, dtype=shape.dtype, device=_META) if named.has_sinks else None
+    layer = LayerAttention(
+        shape,
+        ScoreRules(shape.head_dim**-0.5, named.window, named.cap, sinks),
+        query,
+        query.flatten(1),
+        LayerPages(pages[:, 0, 0], pages[:, 1, 0]),
+    )
+    decode, chunk = (
+        {
+            name: torch.empty(4, dtype=torch.int32, device=_META)
+            for name in (*(one.name for one in fields(kind)), "page_ids")
+        }
+        for kind in (DecodeTiles, QueryTiles)
+    )
+    sums = PartialSums.empty(shape, 4, _META)
+    decoding = Decoding(decode, num_programs=4, num_queries=4)
+    return (
+        splits_launch(layer, decoding, sums),
+        merge_launch(layer, decoding, sums),
+        tiles_launch(layer, Chunks(chunk, 4)),
+    )

@@ -1,0 +1,36 @@
+# The bodies of kernels are Triton's language, which mypy cannot see into.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""Defines functions that several Triton kernels call: sums over a block of values, rounding, and the RMS norm.
+
+tl.sum is part of Triton's library, not of its language, so an interpreted copy of a kernel does not have it when other
+kernels of the process are compiled. The sums here are part of the language. They add in a tree whose shape follows from
+the shape of the block alone, so equal blocks give equal bits.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sum_last_axis(block):
+    return tl.reduce(block, 1, tl.standard._sum_combine)
+
+
+@triton.jit
+def sum_first_axis(block):
+    return tl.reduce(block, 0, tl.standard._sum_combine)
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """Returns fp32 values that are rounded to DTYPE. torch rounds so between two operations."""
+    return x.to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def scaled_norm(x, mean_square, weight, epsilon, DTYPE: tl.constexpr):
+    """Divides x by its root mean square and multiplies it by `weight`. All are fp32.
+
+    Rounds to DTYPE before the multiplication and after it, as transformers does.
+    """
+    return rounded(rounded(x * tl.rsqrt(mean_square + epsilon), DTYPE) * weight, DTYPE)

@@ -1,0 +1,212 @@
+# The bodies of kernels are Triton's language, which mypy cannot see into.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+"""Prepares attention in one launch: normalises and rotates queries and keys, and writes KV into the pages of the cache.
+
+    query = rotate(norm(q))                     to a tensor of its own
+    pages[page, offset] = rotate(norm(k)), v    and zeros to the rest of a page that the step begins
+
+One program computes one token and some heads: of the queries, the keys or the values. The half-split form of the rotary
+embedding is used (RoFormer, Su et al. 2021, arXiv 2104.09864), with cosines and sines from a table.
+
+Rotation has the same bits as torch's: fp32 products and sums are rounded one by one (enable_fp_fusion is off) in
+torch's order. Norms of heads have not always, because squares are summed in another order (see norm.py). Nothing of a
+row depends on other rows. Only the zeros do: the last row of a page zeroes what follows, if the page's first row is in
+the same step. So the rows of one request must be consecutive, in the order of their positions.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from graftwork.engine.kernels.blocks import scaled_norm, sum_last_axis
+from graftwork.engine.kernels.launch import Launch
+
+
+@triton.jit
+def find_tail(row_pages, row, page, offset, num_tokens, PAGE_TOKENS: tl.constexpr):
+    """Returns the first position of a page that this row must zero. PAGE_TOKENS if it must zero nothing.
+
+    `page` and `offset` are where the row's own KV is written. The step begins the page if the row that is `offset` rows
+    before this one writes to the same page: rows of a request are consecutive, so that row writes to position 0.
+    """
+    is_last = tl.load(row_pages + row + 1, mask=row + 1 < num_tokens, other=-1) != page
+    first = row - offset
+    first_page = tl.load(row_pages + first, mask=first >= 0, other=-1)
+    return tl.where(is_last & (first_page == page), offset + 1, PAGE_TOKENS)
+
+
+@triton.jit
+def rotated_heads(
+    first, second, weights, cos, sin, mask, epsilon, HAS_NORM: tl.constexpr, DTYPE: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    """Normalises (if HAS_NORM) and rotates heads. Returns both halves of their features, fp32.
+
+    first, second: the halves, fp32 [heads, head_dim / 2]. `weights` are the addresses of the norms' weights of the first
+    half. cos, sin: fp32 [1, head_dim / 2].
+    """
+    if HAS_NORM:
+        mean_square = (sum_last_axis(first * first + second * second) / HEAD_DIM)[:, None]
+        first_weight = tl.load(weights, mask=mask, other=0.0).to(tl.float32)
+        second_weight = tl.load(weights + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
+        first = scaled_norm(first, mean_square, first_weight, epsilon, DTYPE)
+        second = scaled_norm(second, mean_square, second_weight, epsilon, DTYPE)
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def store_heads(targets, first, second, mask, HEAD_DIM: tl.constexpr):
+    """Stores both halves of heads. `targets` are the addresses of the first half."""
+    dtype = targets.dtype.element_ty
+    tl.store(targets, first.to(dtype), mask=mask)
+    tl.store(targets + HEAD_DIM // 2, second.to(dtype), mask=mask)
+
+
+@triton.jit
+def zero_tail(targets, slot_stride, tail, mask, HEAD_DIM: tl.constexpr, PAGE_TOKENS: tl.constexpr):
+    """Zeroes some heads of the positions [tail, PAGE_TOKENS) of a page. `targets` are the addresses at position 0."""
+    zeros = tl.full(targets.shape, 0.0, tl.float32)
+    for position in range(tail, PAGE_TOKENS):
+        store_heads(targets + position * slot_stride, zeros, zeros, mask, HEAD_DIM)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def rotate_and_store_kernel(
+    qkv,
+    query,
+    keys,
+    values,
+    qk_norm,
+    cosines,
+    sines,
+    positions,
+    row_pages,
+    row_offsets,
+    num_tokens,
+    qkv_stride,
+    page_stride,
+    slot_stride,
+    epsilon,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """Computes BLOCK_HEADS heads of one token: of its query, its key or its value."""
+    dtype = qkv.dtype.element_ty
+    query_blocks: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
+    kv_blocks: tl.constexpr = (NUM_KV_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    is_query = block < query_blocks
+    is_value = block >= query_blocks + kv_blocks
+    first_block = tl.where(is_query, 0, tl.where(is_value, query_blocks + kv_blocks, query_blocks))
+    head_limit = tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
+    first_head = tl.where(is_query, 0, tl.where(is_value, NUM_HEADS + NUM_KV_HEADS, NUM_HEADS))
+
+    heads = (block - first_block) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)  # of the queries, keys or values
+    halves = tl.arange(0, BLOCK_HALF)
+    mask = (heads < head_limit)[:, None] & (halves < HEAD_DIM // 2)[None, :]
+    features = heads[:, None] * HEAD_DIM + halves[None, :]
+    sources = qkv + row.to(tl.int64) * qkv_stride + first_head * HEAD_DIM + features
+    first = tl.load(sources, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(sources + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    if not is_value:
+        angles = tl.load(positions + row).to(tl.int64) * HEAD_DIM + halves
+        cos = tl.load(cosines + angles, mask=halves < HEAD_DIM // 2, other=0.0)[None, :]
+        sin = tl.load(sines + angles, mask=halves < HEAD_DIM // 2, other=0.0)[None, :]
+        weights = qk_norm + first_head * HEAD_DIM + features
+        first, second = rotated_heads(first, second, weights, cos, sin, mask, epsilon, HAS_NORM, dtype, HEAD_DIM)
+    if is_query:
+        targets = query + row.to(tl.int64) * (NUM_HEADS * HEAD_DIM) + features
+        store_heads(targets, first, second, mask, HEAD_DIM)
+        return
+
+    page = tl.load(row_pages + row).to(tl.int64)
+    offset = tl.load(row_offsets + row).to(tl.int32)
+    tail = find_tail(row_pages, row, page, offset, num_tokens, PAGE_TOKENS)
+    slots = page * page_stride + features
+    if is_value:
+        store_heads(values + slots + offset * slot_stride, first, second, mask, HEAD_DIM)
+        zero_tail(values + slots, slot_stride, tail, mask, HEAD_DIM, PAGE_TOKENS)
+    else:
+        store_heads(keys + slots + offset * slot_stride, first, second, mask, HEAD_DIM)
+        zero_tail(keys + slots, slot_stride, tail, mask, HEAD_DIM, PAGE_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Where the rows (tokens) of one step stand. All are on the device, int32 or int64 [num_tokens]."""
+
+    positions: torch.Tensor
+    """The position of each token in its request. Chooses the row of the tables of cosines and sines."""
+    pages: torch.Tensor
+    """The page that each token's KV is written to."""
+    offsets: torch.Tensor
+    """The position in that page."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """The norms of the heads of queries and keys."""
+
+    weight: torch.Tensor  # [heads + kv_heads, head_dim]
+    epsilon: float
+
+
+def rotate_and_store_launch(
+    qkv: torch.Tensor,
+    query: torch.Tensor,
+    kv: tuple[torch.Tensor, torch.Tensor],
+    table: tuple[torch.Tensor, torch.Tensor],
+    rows: RowPlaces,
+    norm: HeadNorm | None,
+) -> Launch:
+    """Returns the launch that writes rotated queries to `query`, and keys and values into the pages `kv`.
+
+    qkv: [num_tokens, (heads + 2 * kv_heads) * head_dim] with any stride between rows. query: [num_tokens, heads,
+    head_dim], contiguous. kv: the keys and the values of one layer, each [frames, page_tokens, kv_heads, head_dim] with
+    any strides of pages and tokens, the same for both. table: the cosines and the sines, each fp32 [context, head_dim],
+    contiguous. Raises ValueError if the strides do not fit.
+    """
+    keys, values = kv
+    num_heads, head_dim = query.shape[1:]
+    page_tokens, num_kv_heads = keys.shape[1:3]
+    is_dense = query.is_contiguous() and all(part.is_contiguous() for part in table) and qkv.stride(1) == 1
+    if not is_dense or keys.stride() != values.stride() or keys.stride()[2:] != (head_dim, 1):
+        raise ValueError("query and tables must be contiguous, and so must the heads of a token in qkv and in a page")
+    block_heads = min(triton.next_power_of_2(num_kv_heads), 8)
+    block_half = triton.next_power_of_2(head_dim // 2)
+    arguments: dict[str, Any] = {
+        "qkv": qkv,
+        "query": query,
+        "keys": keys,
+        "values": values,
+        "qk_norm": qkv if norm is None else norm.weight,
+        "cosines": table[0],
+        "sines": table[1],
+        "positions": rows.positions,
+        "row_pages": rows.pages,
+        "row_offsets": rows.offsets,
+        "num_tokens": len(qkv),
+        "qkv_stride": qkv.stride(0),
+        "page_stride": keys.stride(0),
+        "slot_stride": keys.stride(1),
+        "epsilon": 0.0 if norm is None else norm.epsilon,
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "PAGE_TOKENS": page_tokens,
+        "HAS_NORM": norm is not None,
+        "BLOCK_HEADS": block_heads,
+        "BLOCK_HALF": block_half,
+    }
+    grid = (len(qkv), triton.cdiv(num_heads, block_heads) + 2 * triton.cdiv(num_kv_heads, block_heads))
+    num_warps = min(max(block_heads * block_half // 128, 1), 4)
+    options = {"num_warps": num_warps, "num_stages": 1, "enable_fp_fusion": False}
+    return Launch(rotate_and_store_kernel, grid, arguments, options)

@@ -1,0 +1,95 @@
+"""Lists the variants of the row kernels that are compiled ahead (see compile_ahead.py).
+
+A variant is made from the launch itself, with tensors of the device `meta`: they have shapes and dtypes but no memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graftwork.engine.kernels.activation import activate_launch
+from graftwork.engine.kernels.compile_ahead import KernelVariant, variant_of
+from graftwork.engine.kernels.launch import Launch
+from graftwork.engine.kernels.norm import add_norm_launch
+from graftwork.engine.kernels.rotary import HeadNorm, RowPlaces, rotate_and_store_launch
+from graftwork.engine.kernels.take_tokens import take_tokens_launch
+from graftwork.engine.kernels.token_mask import token_mask_launch
+
+_NUM_TOKENS, _NUM_FRAMES, _PAGE_TOKENS, _CONTEXT = 32, 64, 16, 4096
+"""Sizes that no variant depends on, except for the tokens of a page."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a model that decide which variants are compiled."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    has_qk_norm: bool
+    vocab: int
+    dtype: torch.dtype
+
+
+SHAPES = (
+    ModelShape("llama-8b bf16", 4096, 14336, 32, 8, 128, False, 128256, torch.bfloat16),
+    ModelShape("qwen3-32b bf16", 5120, 25600, 64, 8, 128, True, 151936, torch.bfloat16),
+    ModelShape("qwen2-0.5b fp16", 896, 4864, 14, 2, 64, False, 151936, torch.float16),
+    ModelShape("llama-70b fp32", 8192, 28672, 64, 8, 128, False, 128256, torch.float32),
+    ModelShape("phi-4-mini bf16", 3072, 8192, 24, 8, 96, False, 200064, torch.bfloat16),
+    ModelShape("qwen3-8b fp32", 4096, 12288, 32, 8, 128, True, 151936, torch.float32),
+    ModelShape("widest bf16", 16384, 53248, 128, 8, 128, False, 128256, torch.bfloat16),
+)
+"""The models that are compiled. Together they cover every dtype, models with and without norms of heads, head sizes
+that are no powers of two, and the widest hidden states (Llama-3.1-405B).
+"""
+
+
+def row_variants(shapes: Sequence[ModelShape] = SHAPES) -> Iterator[KernelVariant]:
+    """Yields the variants of all row kernels for each model shape."""
+    for shape in shapes:
+        for name, launch in row_launches(shape):
+            yield variant_of(f"{shape.name} {name}".rstrip(), launch)
+
+
+def row_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:
+    """Yields the launches of a model's step, each with a word that distinguishes it from others of its kernel."""
+    hidden, delta, normed = (_meta(_NUM_TOKENS, shape.hidden, dtype=shape.dtype) for _ in range(3))
+    weight = _meta(shape.hidden, dtype=shape.dtype)
+    yield "norm", add_norm_launch(hidden, None, weight, normed, 1e-5)
+    yield "add", add_norm_launch(hidden, delta, weight, normed, 1e-5)
+    yield "", _rotate_launch(shape)
+    gate_up = _meta(_NUM_TOKENS, 2 * shape.intermediate, dtype=shape.dtype)
+    inner = _meta(_NUM_TOKENS, shape.intermediate, dtype=shape.dtype)
+    yield "silu", activate_launch(gate_up, inner, "silu")
+    yield "gelu", activate_launch(gate_up, inner, "gelu")
+    yield "gelu_tanh", activate_launch(gate_up, inner, "gelu_tanh")
+    words = _meta(_NUM_TOKENS, -(-shape.vocab // 32), dtype=torch.int32)
+    token_ids, sources, sampled = (_meta(_NUM_TOKENS, dtype=torch.int32) for _ in range(3))
+    yield "", take_tokens_launch(token_ids, sources, sampled)
+    mask_rows, num_masks = _meta(_NUM_TOKENS, dtype=torch.int32), _meta(1, dtype=torch.int32)
+    yield "", token_mask_launch(_meta(_NUM_TOKENS, shape.vocab, dtype=torch.float32), words, mask_rows, num_masks)
+
+
+def _rotate_launch(shape: ModelShape) -> Launch:
+    num_heads = shape.heads + 2 * shape.kv_heads
+    pages = _meta(_NUM_FRAMES, 2, _PAGE_TOKENS, shape.kv_heads, shape.head_dim, dtype=shape.dtype)
+    norm = HeadNorm(_meta(shape.heads + shape.kv_heads, shape.head_dim, dtype=shape.dtype), 1e-6)
+    rows = RowPlaces(*(_meta(_NUM_TOKENS, dtype=torch.int64) for _ in range(3)))
+    cosines, sines = (_meta(_CONTEXT, shape.head_dim, dtype=torch.float32) for _ in range(2))
+    return rotate_and_store_launch(
+        _meta(_NUM_TOKENS, num_heads * shape.head_dim, dtype=shape.dtype),
+        _meta(_NUM_TOKENS, shape.heads, shape.head_dim, dtype=shape.dtype),
+        (pages[:, 0], pages[:, 1]),
+        (cosines, sines),
+        rows,
+        norm if shape.has_qk_norm else None,
+    )
+
+
+def _meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")

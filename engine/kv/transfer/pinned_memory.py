@@ -1,0 +1,63 @@
+"""Allocates pinned memory: host memory that stays where it is, so that a CUDA device copies it at full speed.
+
+torch's own allocator of pinned memory rounds a size up to the next power of two: 70 GB would take 128 GB. So a block is
+mapped from the system, and then registered with CUDA. It takes its size, rounded up to whole pages of the system.
+
+Source: the allocation of SGLang's host cache (sglang, issue 36562), and torch.distributed's _state_dict_utils.
+"""
+
+import mmap
+from typing import Protocol
+
+import torch
+
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices of the process
+
+
+class HostRegistry(Protocol):
+    """Pins host memory and releases it. CudaRegistry implements it."""
+
+    def register(self, address: int, num_bytes: int) -> None:
+        """Pins `num_bytes` bytes from `address` on. Raises RuntimeError if the system does not allow it."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Ends the pinning of the block at `address`. Raises RuntimeError if the block is not pinned."""
+        ...
+
+
+class CudaRegistry:
+    """Pins host memory with the CUDA runtime."""
+
+    def register(self, address: int, num_bytes: int) -> None:
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        _check("cudaHostRegister", int(runtime.cudaHostRegister(address, num_bytes, _PORTABLE)))
+
+    def unregister(self, address: int) -> None:
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        _check("cudaHostUnregister", int(runtime.cudaHostUnregister(address)))
+
+
+def _check(call: str, status: int) -> None:
+    if status:
+        raise RuntimeError(
+            f"{call} failed with CUDA error {status}: is the limit of locked memory (ulimit -l) too low?"
+        )
+
+
+class PinnedBlock:
+    """Owns one block of pinned memory. It must be closed before its memory is freed."""
+
+    def __init__(self, num_bytes: int, registry: HostRegistry) -> None:
+        """`num_bytes` is at least 1. Raises RuntimeError or OSError if the memory cannot be pinned."""
+        self._registry = registry
+        mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.data = torch.frombuffer(mapping, dtype=torch.uint8)  # [num_bytes]; keeps the mapping alive
+        registry.register(self.data.data_ptr(), num_bytes)
+        self._is_registered = True
+
+    def close(self) -> None:
+        """Ends the pinning. No copy may use the memory any more. Closing twice does nothing."""
+        if self._is_registered:
+            self._is_registered = False
+            self._registry.unregister(self.data.data_ptr())

@@ -1,0 +1,85 @@
+"""Reads one rank's part of a model's weights, and reads whole layers for adapters that need them.
+
+Reads only the rank's own part from the memory-mapped files, so that starting takes no memory for the other parts.
+"""
+
+import re
+
+import torch
+
+from graftwork.engine.lora.fuse import Module
+from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.projections import HEAD_LAYER
+from graftwork.engine.model.weight_reader import Part, WeightReader
+from graftwork.engine.parallel.ranks import Rank, part_of
+
+_HEAD = "lm_head.weight"
+_PROJECTION = re.compile(r"model\.layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj)\.(weight|bias)")
+_BLOCK_BY_TARGET = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn")
+
+
+class RankReader:
+    """Gives one rank its parts of the tensors of a checkpoint, as a TensorSource.
+
+    The rank asks with the shapes of its own part. A bias of a row-parallel projection is added once, by rank 0: the other
+    ranks get zeros. Only rank 0 has an output head: that of the others has no rows, unless it is the embedding.
+    """
+
+    def __init__(self, reader: WeightReader, model: ModelConfig, rank: Rank) -> None:
+        """`model` is the whole model."""
+        self._reader = reader
+        self._model = model
+        self._rank = rank
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._reader and (self._rank.leads or name != _HEAD)
+
+    @property
+    def unread(self) -> frozenset[str]:
+        return self._reader.unread - (frozenset() if self._rank.leads else {_HEAD})
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name == _HEAD and not self._rank.leads:
+            return self._reader.read(name, shape, Part(0, 0, 0))
+        found = _PROJECTION.fullmatch(name)
+        if found is None:
+            return self._reader.read(name, shape)
+        target, kind = found.groups()
+        part = part_of(target, self._model, self._rank)
+        whole = self._model.target_shapes[target]
+        if kind == "weight":
+            return self._reader.read(name, whole, part)
+        if part.dim == 0:
+            return self._reader.read(name, whole[:1], part)
+        bias = self._reader.read(name, whole[:1])
+        return bias if self._rank.leads else torch.zeros_like(bias)
+
+
+class CheckpointModules:
+    """Reads whole linear layers of the base model from its files, as BaseModules. No rank has them in memory.
+
+    Any thread may use it. Only adapters with DoRA or trained biases, and the check of an upload, need it.
+    """
+
+    def __init__(self, reader: WeightReader, model: ModelConfig, dtype: torch.dtype) -> None:
+        """`dtype` is the dtype in which the engine holds its weights."""
+        self._reader = reader
+        self._model = model
+        self._dtype = dtype
+
+    def module(self, layer: int, target: str) -> Module:
+        if layer == HEAD_LAYER:
+            name = "model.embed_tokens.weight" if self._model.tie_word_embeddings else _HEAD
+            return self._read(name, *self.shape(layer, target)), None
+        prefix = f"model.layers.{layer}.{_BLOCK_BY_TARGET.get(target, 'mlp')}.{target}"
+        shape = self.shape(layer, target)
+        bias = self._read(f"{prefix}.bias", shape[0]) if target in self._model.biased_targets else None
+        return self._read(f"{prefix}.weight", *shape), bias
+
+    def shape(self, layer: int, target: str) -> tuple[int, int]:
+        if layer == HEAD_LAYER:
+            return self._model.vocab_size, self._model.hidden_size
+        return self._model.target_shapes[target]
+
+    def _read(self, name: str, *shape: int) -> torch.Tensor:
+        return self._reader.read(name, shape).to(self._dtype)

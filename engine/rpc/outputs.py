@@ -1,0 +1,238 @@
+"""Carries the outputs of the engine's steps to a gateway: over the gateway's gRPC stream, or beside it over a socket.
+
+    gateway  ── Converse (gRPC): requests, cancels, pings, token, ticket ──►  engine
+             ◄── output socket: length, StepOutput, length, StepOutput, … ──
+
+A gateway on the engine's machine opens an output socket, if it can reach the engine over a Unix-domain socket. Then the
+engine loop's own thread writes each step's outputs, in one system call. Over gRPC, other Python threads write them. They
+take the interpreter from the loop for a tenth of a step of a small model.
+
+The output socket is the gRPC socket's path with `.out` at the end. A gateway names its connection by a random ticket: it
+sends the ticket over the connection, and with its Converse call. So the token that protects Converse protects the
+outputs too. The connection and the call end together: if one ends, its reader ends the other.
+
+Owns both ends of the output socket. Never cancels a request: the server does, when `next_message` has returned None.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Protocol, Self
+
+from graftwork.engine.core.events import RequestOutput
+from graftwork.engine.rpc import codec
+from graftwork.engine.rpc import engine_pb2 as wire
+
+_log = logging.getLogger(__name__)
+
+TICKET_KEY = "output-ticket"
+"""The key of the ticket in the metadata of Converse."""
+_TICKET_BYTES = 16
+_LENGTH = struct.Struct(">I")
+"""Stands before each message: the number of its bytes."""
+
+
+class Outputs(Protocol):
+    """A Sink (see engine/messages.py) for one gateway, and the event loop's end of it."""
+
+    def __call__(self, step: list[RequestOutput]) -> None:
+        """Sends the outputs of a step, or keeps them to be sent. Any thread may call this. Never blocks."""
+        ...
+
+    async def next_message(self) -> wire.StepOutput | None:
+        """Returns the next message to send over gRPC; None if the gateway listens no more."""
+        ...
+
+    def close(self) -> None:
+        """Drops what is not sent. Outputs that come later are dropped, too."""
+        ...
+
+
+class GrpcOutputs:
+    """Implements Outputs with the messages of a Converse stream."""
+
+    def __init__(self) -> None:
+        self._event_loop = asyncio.get_running_loop()
+        self._steps: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
+
+    def __call__(self, step: list[RequestOutput]) -> None:
+        self._event_loop.call_soon_threadsafe(self._steps.put_nowait, step)
+
+    async def next_message(self) -> wire.StepOutput | None:
+        return codec.step_to_wire(await self._steps.get())
+
+    def close(self) -> None:
+        self._steps = asyncio.Queue()
+
+
+class SocketOutputs:
+    """Implements Outputs with a gateway's connection to the output socket. No message goes over gRPC.
+
+    If the gateway reads too slowly, the event loop sends the rest. Later outputs then wait behind it, in memory.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Owns `connection`."""
+        connection.setblocking(False)
+        self._connection = connection
+        self._event_loop = asyncio.get_running_loop()
+        self._gone = asyncio.Event()
+        self._lock = threading.Lock()
+        """Guards the fields below, and the order of what is sent."""
+        self._unsent = bytearray()
+        self._is_open = True
+
+    def __call__(self, step: list[RequestOutput]) -> None:
+        message = codec.step_to_wire(step).SerializeToString()
+        frame = _LENGTH.pack(len(message)) + message
+        with self._lock:
+            if not self._is_open:
+                return
+            if self._unsent:
+                self._unsent += frame
+                return
+            self._unsent += frame[self._send(frame) :]
+            if self._unsent:
+                self._event_loop.call_soon_threadsafe(self._await_room)
+
+    async def next_message(self) -> wire.StepOutput | None:
+        await self._gone.wait()
+        return None
+
+    def close(self) -> None:
+        self._gone.set()
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self._unsent.clear()
+                self._event_loop.remove_writer(self._connection)
+                self._connection.close()
+
+    def _await_room(self) -> None:
+        with self._lock:
+            if self._is_open:
+                self._event_loop.add_writer(self._connection, self._send_rest)
+
+    def _send_rest(self) -> None:
+        with self._lock:
+            del self._unsent[: self._send(self._unsent)]
+            if not self._unsent:
+                self._event_loop.remove_writer(self._connection)
+
+    def _send(self, content: bytes | bytearray) -> int:
+        """Returns how many bytes are done with: all, if the gateway is gone."""
+        try:
+            return self._connection.send(content)
+        except BlockingIOError:
+            return 0
+        except ConnectionError:
+            return len(content)
+
+
+class OutputListener:
+    """Listens at an engine's output socket, and finds each gateway's connection by its ticket."""
+
+    def __init__(self) -> None:
+        self._arrivals: dict[str, asyncio.Future[SocketOutputs]] = {}
+        """The connections that no call has claimed, and those that calls wait for, by ticket."""
+        self._server: asyncio.Server | None = None
+        self._visits: set[asyncio.Task[None]] = set()
+        """One task for each connection."""
+
+    async def start(self, address: str) -> None:
+        """Listens beside the gRPC address `address`. If that is not possible, logs why, and gateways use gRPC alone."""
+        path = _output_path(address)
+        if path is None:
+            return
+        try:
+            self._server = await asyncio.start_unix_server(self._visit, path)
+        except OSError as error:  # such as a path that is too long
+            _log.warning("engine_has_no_output_socket", extra={"path": str(path), "reason": str(error)})
+
+    async def claim(self, ticket: str) -> SocketOutputs:
+        """Returns the outputs that go to the connection with this ticket. Waits until the connection is there."""
+        arrival = self._arrivals.setdefault(ticket, asyncio.get_running_loop().create_future())
+        try:
+            return await arrival
+        finally:
+            self._arrivals.pop(ticket, None)
+
+    async def close(self) -> None:
+        """Stops listening, and leaves all gateways."""
+        if self._server is not None:
+            self._server.close()
+        visits = [*self._visits]
+        for visit in visits:
+            visit.cancel()
+        await asyncio.gather(*visits, return_exceptions=True)
+
+    async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves one connection until the gateway closes it."""
+        visit = asyncio.current_task()
+        assert visit is not None
+        self._visits.add(visit)
+        try:
+            ticket = (await reader.readexactly(2 * _TICKET_BYTES)).decode("ascii", errors="replace")
+            await self._attend(ticket, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return  # nobody waits for it
+        finally:
+            self._visits.discard(visit)
+            writer.close()
+
+    async def _attend(self, ticket: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrival = self._arrivals.setdefault(ticket, asyncio.get_running_loop().create_future())
+        if arrival.done():
+            return  # a second connection with a ticket is a stranger's
+        file = writer.get_extra_info("socket").fileno()
+        outputs = SocketOutputs(socket.fromfd(file, socket.AF_UNIX, socket.SOCK_STREAM))
+        arrival.set_result(outputs)
+        try:
+            await reader.read(1)  # a gateway sends nothing after its ticket
+        finally:
+            outputs.close()
+            if self._arrivals.get(ticket) is arrival:
+                del self._arrivals[ticket]
+
+
+class OutputReader:
+    """A gateway's end of an output socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.ticket = secrets.token_hex(_TICKET_BYTES)
+        writer.write(self.ticket.encode())
+
+    @classmethod
+    async def connect(cls, address: str) -> Self | None:
+        """Connects beside the gRPC address `address`. Returns None if no output socket is there."""
+        path = _output_path(address)
+        if path is None:
+            return None
+        try:
+            return cls(*await asyncio.open_unix_connection(path))
+        except OSError:
+            return None  # the engine is of another version or away; gRPC finds out which
+
+    async def steps(self) -> AsyncGenerator[wire.StepOutput, None]:
+        """Yields each step's outputs until either end is closed."""
+        try:
+            while True:
+                (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+                yield wire.StepOutput.FromString(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _output_path(address: str) -> Path | None:
+    """Returns the path of the output socket beside a gRPC address; None if the address is not a Unix-domain socket."""
+    return Path(address.removeprefix("unix:").removeprefix("//") + ".out") if address.startswith("unix:") else None

@@ -1,0 +1,200 @@
+"""Computes decode steps by CUDA graphs: one launch for the whole forward pass.
+
+A graph is captured at start for each key (graph_keys.py). Its kernels read the numbers of the step from a block of
+memory that never moves (StepInputs), and their grids cover the largest step of the key. So a step is one copy, at most
+one launch for awaited tokens, and the graph. Adapters come and go without a new graph, because the kernels find them
+through tables of addresses. Unused rows write their KV to a scrap page.
+
+Invariant: a graph holds no number of a step. Two steps of one key use the same addresses and grids.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from graftwork.engine.attention.backend import AttentionBatch
+from graftwork.engine.attention.triton_attention import DecodeCapacity
+from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.step import StepPlan
+from graftwork.engine.kernels.step_inputs import HostMemory, Passenger, StepInputs, WordLayout, Words
+from graftwork.engine.kernels.take_tokens import take_tokens_launch
+from graftwork.engine.kv.transfer.plan import LayerGates
+from graftwork.engine.lora.triton.backend import StepOwners
+from graftwork.engine.lora.triton.fused_lora import CutStep
+from graftwork.engine.runner.forward import SampledTokens
+from graftwork.engine.runner.graph_keys import GraphKey, GraphKeys
+from graftwork.engine.runner.input_batch import BatchRows
+from graftwork.engine.runner.packed_forward import PackedParts, batch_over, row_words
+
+_PASSENGER_WORDS = 2**18
+"""The most words that may travel along with a step in the block of the graphs; more are sent alone."""
+
+
+class CapturedGraph(Protocol):
+    """Work of a device that was captured once and is repeated by one launch."""
+
+    def replay(self) -> None: ...
+
+
+class GraphRecorder(Protocol):
+    """Captures the work that a function launches."""
+
+    def capture(self, work: Callable[[], None]) -> CapturedGraph:
+        """Runs `work` once, so that all it needs is compiled, and captures it while it runs once more."""
+        ...
+
+
+class CudaGraphs:
+    """Captures CUDA graphs. All of them share one pool of memory, because they never run at the same time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], None]) -> CapturedGraph:
+        work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """The largest step of the graphs."""
+
+    keys: GraphKeys
+    context_tokens: int
+    page_tokens: int
+
+    def attention(self, num_rows: int) -> DecodeCapacity:
+        num_pages = num_rows * pages_for(self.context_tokens, self.page_tokens)
+        return DecodeCapacity(num_queries=num_rows, num_pages=num_pages, num_keys=self.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The forward pass of one key, and where its numbers are."""
+
+    graph: CapturedGraph
+    work: Callable[[], None]
+    """What was captured. It keeps the memory alive whose addresses the graph holds."""
+    sizes: dict[str, int]
+    """The words of each array whose size does not depend on the step. Page numbers and passengers follow them."""
+
+
+class DecodeGraphs:
+    """Owns the graphs of an engine, and the memory that they read from and write to."""
+
+    def __init__(
+        self,
+        parts: PackedParts,
+        gates: LayerGates,
+        host: HostMemory,
+        limits: GraphLimits,
+    ) -> None:
+        """Captures nothing yet; see `capture`. `gates` tell whether a step waits for loads."""
+        decoder = self._decoder = parts.decoder
+        self._attention, self._builder, self._lora = parts.attention, parts.builder, parts.lora
+        self._gates = gates
+        self._limits = limits
+        self._passes: dict[GraphKey, _Pass] = {}
+        head = decoder.weights.embedding
+        most = limits.keys.row_counts[-1]
+        self._logits = torch.empty(most, len(head), dtype=head.dtype, device=self._builder.device)
+        num_words = max(WordLayout(self._sizes(key)).num_words for key in limits.keys)
+        num_pages = limits.attention(most).num_pages
+        self._inputs = StepInputs(num_words + num_pages + _PASSENGER_WORDS, self._builder.device, host)
+
+    @torch.inference_mode()
+    def capture(self, recorder: GraphRecorder) -> None:
+        """Captures all graphs. Must be called before the first step, when no page is in use."""
+        for key in self._limits.keys:
+            self._passes[key] = self._capture(key, recorder)
+
+    def work_of(self, key: GraphKey) -> Callable[[], None]:
+        """Returns what the graph of a key has captured. Calling it launches the same kernels one by one."""
+        return self._passes[key].work
+
+    def key_for(self, rows: BatchRows, owners: StepOwners) -> GraphKey | None:
+        """Returns the key of the graph that computes a step; None if no graph can.
+
+        A graph computes only decoding rows, all of which are sampled. It cannot wait for loads, and adapters that torch
+        applies are not in it.
+        """
+        is_decoding = all(piece.num_known == 1 and len(piece.samples) == piece.num_tokens for piece in rows.slices)
+        scores = any(piece.scores is not None for piece in rows.slices)
+        if not is_decoding or scores or self._gates.is_waiting or not owners.is_for_kernels_alone:
+            return None
+        key = self._limits.keys.find(len(rows.token_ids), self._lora.needs_of(owners))
+        return key if key in self._passes else None
+
+    def compute(
+        self,
+        key: GraphKey,
+        rows: BatchRows,
+        owners: StepOwners,
+        tokens: SampledTokens | None,
+        passenger: Passenger | None,
+    ) -> torch.Tensor:
+        """Launches the graph of a step. Returns the logits of the sampled rows, [num_sampled, vocab], which are valid
+        until the next step is computed.
+        """
+        found = self._passes[key]
+        arrays = self._arrays(key, rows, self._cut(key, owners), tokens)
+        sizes = found.sizes | {"page_ids": len(arrays["page_ids"])}
+        travels = passenger is not None and len(passenger.words) <= _PASSENGER_WORDS
+        if passenger is not None and travels:
+            arrays["passenger"] = passenger.words
+            sizes["passenger"] = len(passenger.words)
+        layout = WordLayout(sizes)
+        self._inputs.send(layout, arrays)
+        if passenger is not None and travels:
+            passenger.board(self._inputs.view(layout, "passenger"))
+        if tokens is not None:
+            token_ids, sources = (self._inputs.view(layout, name) for name in ("token_ids", "sources"))
+            take_tokens_launch(token_ids, sources, tokens.token_ids).run()
+        found.graph.replay()
+        return self._logits[: rows.num_sampled]
+
+    def _capture(self, key: GraphKey, recorder: GraphRecorder) -> _Pass:
+        """Captures the graph of one key, over a step without requests."""
+        rows = self._builder.padded(self._builder.arrange(StepPlan(())), key.num_rows)
+        owners = StepOwners([None] * key.num_rows, (), ())
+        cut = self._cut(key, owners)
+        sizes = self._sizes(key)
+        capacity = self._limits.attention(key.num_rows)
+        layout = WordLayout(sizes | {"page_ids": capacity.num_pages})
+        self._inputs.send(layout, self._arrays(key, rows, cut, None))
+        on_device = self._inputs.views(layout)
+        nothing = on_device["token_ids"][:0]
+        batch = batch_over(rows, on_device | {"begun_pages": nothing, "sampled_rows": nothing})
+        attention = self._attention.over(on_device, self._attention.sizes_for(capacity)[1])
+
+        def work() -> None:
+            lora = self._lora.begin(owners, cut, on_device["lora"])
+            logits = self._decoder.logits(self._decoder.hidden(batch, attention, lora), lora)
+            self._logits[: key.num_rows].copy_(logits)
+
+        return _Pass(recorder.capture(work), work, sizes)
+
+    def _arrays(self, key: GraphKey, rows: BatchRows, cut: CutStep, tokens: SampledTokens | None) -> dict[str, Words]:
+        padded = self._builder.padded(rows, key.num_rows)
+        queries = self._attention.cut(AttentionBatch(rows.placed, torch.tensor(padded.positions)))
+        return row_words(padded, tokens) | {"lora": cut.segments.words} | queries.arrays
+
+    def _cut(self, key: GraphKey, owners: StepOwners) -> CutStep:
+        if key.lora is None:
+            return self._lora.cut(owners)
+        return self._lora.cut(owners, key.lora.capacity(key.num_rows), key.lora.bounds)
+
+    def _sizes(self, key: GraphKey) -> dict[str, int]:
+        """Returns the words of each array whose size does not depend on the step."""
+        names = ("token_ids", "positions", "row_pages", "row_offsets", "sources")
+        sizes = dict.fromkeys(names, key.num_rows)
+        sizes["lora"] = 0 if key.lora is None else key.lora.capacity(key.num_rows).num_words
+        sizes |= self._attention.sizes_for(self._limits.attention(key.num_rows))[0]
+        del sizes["page_ids"]
+        return sizes

@@ -1,0 +1,103 @@
+"""Enumerates the CUDA graphs of an engine: which decode steps share a graph.
+
+A graph is captured for a number of rows and for what the step's adapters ask of the kernels. It serves all steps that
+need no more. A rank has its own graphs, because the launches of LoRA follow from the largest rank: with too large a
+rank, few programs would have most of the work. The same enumeration captures the graphs at start and finds the graph of
+a step, so no step meets a graph that is not there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graftwork.engine.lora.triton.fused_lora import LoraNeeds
+from graftwork.engine.lora.triton.launch_plan import GROUPED_TILE_ROWS, ROW_WISE, LaunchBounds, StepShape, tile_rows_for
+from graftwork.engine.lora.triton.tiles import MAX_PARTS, SegmentCapacity
+
+_SMALLEST_RANK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LoraKey:
+    """What a graph's launches of LoRA can serve."""
+
+    rank: int
+    """The largest rank."""
+    tile_rows: int
+    """ROW_WISE, or the smallest size of a tile of several rows; larger ones give the same bits."""
+    is_general: bool
+    """Whether rows may use mixtures, and adapters may scale and shift columns."""
+
+    @property
+    def bounds(self) -> LaunchBounds:
+        return LaunchBounds(self.rank, has_columns=self.is_general)
+
+    def capacity(self, num_rows: int) -> SegmentCapacity:
+        """Returns the capacity of the tiles for `num_rows` rows, whose adapters may all differ."""
+        num_parts = MAX_PARTS if self.is_general else 1
+        return SegmentCapacity(num_rows, num_rows * num_parts, self.tile_rows, has_mixtures=self.is_general)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """The steps that one graph serves: up to `num_rows` decoding rows, and their adapters."""
+
+    num_rows: int
+    lora: LoraKey | None
+    """None if all rows are of the base model."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKeys:
+    """All graphs of an engine."""
+
+    max_rows: int
+    """The most decoding rows of a step that a graph serves."""
+    max_rank: int
+    """The largest rank of an adapter in the kernels' tables."""
+    min_rows: int = 1
+    """The fewest rows of a step; smaller ones are padded (see BatchInvariance)."""
+
+    @property
+    def row_counts(self) -> list[int]:
+        """The numbers of rows: powers of two, and the largest number."""
+        most = max(self.max_rows, self.min_rows)
+        return [*(1 << power for power in range(most.bit_length()) if self.min_rows <= 1 << power < most), most]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks: powers of two from 16 on, and the largest rank."""
+        first = _SMALLEST_RANK.bit_length() - 1
+        powers = [1 << power for power in range(first, self.max_rank.bit_length()) if 1 << power < self.max_rank]
+        return [*powers, self.max_rank]
+
+    def __iter__(self) -> Iterator[GraphKey]:
+        """Yields every key, those of the largest steps first: the memory of their graphs then serves all others."""
+        for num_rows in reversed(self.row_counts):
+            yield GraphKey(num_rows, None)
+            for rank in reversed(self.ranks):
+                for is_general in (True, False):
+                    for tile_rows in _tile_choices(num_rows, rank, is_general):
+                        yield GraphKey(num_rows, LoraKey(rank, tile_rows, is_general))
+
+    def find(self, num_rows: int, needs: LoraNeeds) -> GraphKey | None:
+        """Returns the key of the smallest graph that serves a step. None if the step has too many rows."""
+        rows = next((count for count in self.row_counts if count >= num_rows), None)
+        if rows is None:
+            return None
+        if not needs.slots:
+            return GraphKey(rows, None)
+        rank = next(rank for rank in self.ranks if rank >= needs.bounds.rank)
+        is_general = needs.has_mixtures or needs.bounds.has_columns
+        tile_rows = ROW_WISE if needs.tile_rows == ROW_WISE else GROUPED_TILE_ROWS[0]
+        return GraphKey(rows, LoraKey(rank, tile_rows, is_general))
+
+
+def _tile_choices(num_rows: int, rank: int, is_general: bool) -> Iterator[int]:
+    """Yields the sizes of tiles that a step of up to so many rows, and adapters of up to this rank, may have.
+
+    Tiles of several rows pay least for one adapter; where they do not pay for one, no step has them.
+    """
+    yield ROW_WISE
+    rows = num_rows * (MAX_PARTS if is_general else 1)
+    if tile_rows_for(StepShape(rows, 1, rank)) != ROW_WISE:
+        yield GROUPED_TILE_ROWS[0]

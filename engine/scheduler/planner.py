@@ -1,0 +1,139 @@
+"""Plans the next step: chooses its tokens, allocates the pages for them, and describes them to the runner.
+
+Owns the order in which requests share the token budget of a step. Never frees a page and never changes a request's
+tokens. A slice is the part of a step that belongs to one request: the request's next tokens, then its draft tokens, and
+how to sample the tokens after them. Invariant: a slice samples only if it contains the last token.
+
+A step may be planned ahead: while the step before is in flight (see steps_in_flight.py).
+"""
+
+from collections.abc import Mapping
+
+from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
+from graftwork.engine.scheduler.fair_share import FairShare
+from graftwork.engine.scheduler.preemption import PageGrower
+from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.resources import GrammarProvider
+from graftwork.engine.scheduler.speculator import Speculator
+from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
+from graftwork.engine.scheduler.tenant_bounds import in_step_order
+from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.platform.ids import RequestId
+
+
+class StepPlanner:
+    """Plans one step at a time, from the running requests."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        running: Mapping[RequestId, RequestState],
+        waiting: FairShare,
+        steps: StepsInFlight,
+        page_grower: PageGrower,
+        step_builder: "StepBuilder",
+        speculator: Speculator,
+    ) -> None:
+        self._limits = limits
+        self._running = running
+        self._waiting = waiting
+        self._steps = steps
+        self._page_grower = page_grower
+        self._step_builder = step_builder
+        self._speculator = speculator
+
+    def must_land(self) -> bool:
+        """Returns whether all steps in flight must land before the next step is planned.
+
+        They must if memory is to be moved, or if the next step depends on the tokens in flight: it could verify drafts,
+        which are chosen by the tokens before them.
+        """
+        if not self._steps:
+            return False
+        return (
+            self._steps.is_landing_wanted
+            or any(state.waits_for_result for state in self._running.values())
+            or self._speculator.may_draft(sum(state.num_uncomputed == 1 for state in self._running.values()))
+        )
+
+    def plan(self) -> StepPlan | None:
+        """Returns the next step: one token of each decoding request, then chunks of prompts. None if nothing can run.
+
+        The step also verifies draft tokens, but only as many as the token budget still allows, so that no prompt waits
+        for them.
+        """
+        chunks = self._chunks()
+        sampling = [state for state, num_tokens in chunks if num_tokens == state.num_uncomputed and state.generates]
+        spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in chunks)
+        drafts = self._speculator.draft(sampling, spare_rows)
+        slices = [
+            self._step_builder.slice(
+                state, num_tokens, self._page_grower.fit_draft(state, drafts.get(state.request_id, ()))
+            )
+            for state, num_tokens in chunks
+        ]
+        if not slices:
+            return None
+        plan = StepPlan(tuple(slices))
+        self._speculator.step_begins(plan)
+        return plan
+
+    def _chunks(self) -> list[tuple[RequestState, int]]:
+        """Returns how many tokens of each request the next step computes, without drafts. All of them have pages."""
+        budget = self._limits.max_batch_tokens
+        chunks: list[tuple[RequestState, int]] = []
+        planned: set[RequestId] = set()
+        for state in in_step_order(self._running.values(), self._waiting, self._limits.max_running):
+            if budget == 0:
+                break
+            num_tokens = min(state.num_uncomputed, budget)
+            if num_tokens == 0 or state.request_id not in self._running:
+                continue
+            if self._page_grower.grow(state, num_tokens, planned):
+                chunks.append((state, num_tokens))
+                planned.add(state.request_id)
+                budget -= num_tokens
+        return chunks
+
+
+class StepBuilder:
+    """Makes the slice of a request: the part of a step that belongs to this request."""
+
+    def __init__(self, page_tokens: int, grammars: GrammarProvider) -> None:
+        self._page_tokens = page_tokens
+        self._grammars = grammars
+
+    def slice(self, state: RequestState, num_tokens: int, drafted: tuple[int, ...]) -> RequestSlice:
+        """Returns the slice of a request, which is the request's part of a step.
+
+        It contains the next `num_tokens` tokens, then the draft tokens `drafted`. The request must have pages for all.
+        """
+        start, known_end = state.num_scheduled, state.num_scheduled + num_tokens
+        is_last = known_end == state.num_tokens
+        return RequestSlice(
+            request_id=state.request_id,
+            token_ids=(*state.token_ids[start:known_end], *drafted),
+            start=start,
+            pages=tuple(state.pages[: pages_for(known_end + len(drafted), self._page_tokens)]),
+            adapters=state.request.adapters,
+            samples=self._sample_specs(state, drafted) if is_last and state.generates else (),
+            scores=state.scores(known_end),
+            awaits_token=start == len(state.token_ids),
+        )
+
+    def _sample_specs(self, state: RequestState, drafted: tuple[int, ...]) -> tuple[SampleSpec, ...]:
+        """Returns how to sample the token after the last known token, and the token after each draft token."""
+        return tuple(self._sample_spec(state, drafted[:count]) for count in range(len(drafted) + 1))
+
+    def _sample_spec(self, state: RequestState, drafted: tuple[int, ...]) -> SampleSpec:
+        banned = state.banned_token_ids(len(drafted))
+        return SampleSpec(
+            params=state.request.sampling,
+            seed=state.seed,
+            position=state.num_tokens + len(drafted),
+            banned_token_ids=banned,
+            history=state.updated_history(),
+            draft_token_ids=drafted,
+            mask=self._grammars.row(state.request_id, banned, drafted, state.num_tokens_in_flight),
+        )

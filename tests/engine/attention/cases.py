@@ -1,0 +1,95 @@
+"""Random steps over random pages, and what the kernels make of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from graftwork.engine.attention.backend import AttentionBatch
+from graftwork.engine.attention.kernel_shape import AttentionShape, chunk_blocks, decode_blocks
+from graftwork.engine.attention.packed_words import PackedWords
+from graftwork.engine.attention.tiles import Cutting, QueryTiles, cut_chunks, cut_decoding, page_tables
+from graftwork.engine.core.step import RequestSlice
+from tests.engine.attention.batches import batch_of, piece
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step over pages. What no token has been written to, and every page of no request, is NaN where it can be."""
+
+    shape: AttentionShape
+    pieces: tuple[RequestSlice, ...]
+    query: torch.Tensor  # [num_rows, heads, head_dim]
+    keys: torch.Tensor  # [num_pages, page_tokens, kv_heads, head_dim]
+    values: torch.Tensor
+    num_padding: int = 0
+
+    @property
+    def batch(self) -> AttentionBatch:
+        return batch_of(self.pieces, self.num_padding)
+
+
+def random_step(
+    shape: AttentionShape, slices: Sequence[tuple[int, int, int]], num_padding: int = 0, seed: int = 0
+) -> Step:
+    """`slices` are the first position, the number of tokens and the number of drafts of each request."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = [-(-(start + count) // shape.page_tokens) for start, count, _ in slices]
+    order = torch.randperm(sum(counts) + 2, generator=generator).tolist()
+    pages = torch.full((len(order), 2, shape.page_tokens, shape.num_kv_heads, shape.head_dim), float("nan"))
+    pieces = []
+    for number, (count, (start, length, num_drafts)) in enumerate(zip(counts, slices, strict=True)):
+        own, order = order[:count], order[count:]
+        pieces.append(piece(str(number), start, length, own, num_drafts))
+        for index, page in enumerate(own):
+            used = min(shape.page_tokens, start + length - index * shape.page_tokens)
+            pages[page, :, :used] = torch.randn(2, used, *pages.shape[3:], generator=generator)
+    if not shape.kv_dtype.is_floating_point:
+        pages = (20 * pages).nan_to_num(113)
+    stored = pages.to(shape.kv_dtype)
+    num_rows = sum(length for _, length, _ in slices) + num_padding
+    # Rows of queries, keys and values are parts of one product, as in the engine.
+    width = shape.num_heads + 2 * shape.num_kv_heads
+    qkv = torch.randn(num_rows, width, shape.head_dim, generator=generator).to(shape.dtype)
+    return Step(shape, tuple(pieces), qkv[:, : shape.num_heads], stored[:, 0], stored[:, 1], num_padding)
+
+
+def run_kernels(
+    launch: ModuleType, step: Step, rules: Any, num_programs: int = 3, device: torch.device = CPU
+) -> torch.Tensor:
+    """What the kernels of a copy of the module `launch` make of a step. Memory that they do not write is NaN."""
+    shape, batch = step.shape, step.batch
+    decode, chunk = (blocks.rows // shape.group for blocks in (decode_blocks(shape), chunk_blocks(shape)))
+    cutting = Cutting(shape.num_kv_heads, decode, chunk, rules.window)
+    tables = page_tables(batch.placed)
+    end = batch.num_rows - step.num_padding
+    tiles, num_slots = cut_decoding(batch.placed, range(end, batch.num_rows), tables, cutting)
+    chunks = cut_chunks(batch.placed, tables, cutting)
+    sums = launch.PartialSums.empty(shape, num_slots, device)
+    for tensor in sums.arguments.values():
+        tensor.fill_(float("nan"))
+    output = torch.full(
+        (batch.num_rows, shape.num_heads * shape.head_dim), float("nan"), dtype=shape.dtype, device=device
+    )
+    pages = launch.LayerPages(_moved(step.keys, device), _moved(step.values, device))
+    layer = launch.LayerAttention(shape, rules, _moved(step.query, device), output, pages)
+    programs = min(num_programs, len(tiles.item_tile) * shape.num_kv_heads)
+    launch.attend_chunks(layer, launch.Chunks(_on_device(chunks, tables.page_ids, device), len(chunks.tile_row)))
+    arrays = _on_device(tiles, tables.page_ids, device)
+    launch.attend_decoding(layer, launch.Decoding(arrays, programs, len(tiles.query_row)), sums)
+    return output
+
+
+def _moved(view: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on a device with the view's own strides."""
+    copy = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=device)
+    return copy.copy_(view)
+
+
+def _on_device(tiles: QueryTiles, page_ids: Any, device: torch.device) -> dict[str, torch.Tensor]:
+    arrays = {field.name: getattr(tiles, field.name) for field in fields(tiles)}
+    return PackedWords.of(arrays | {"page_ids": page_ids}, device).arrays

@@ -1,0 +1,46 @@
+"""Tests of the groups and masks of attention in torch."""
+
+import torch
+
+from graftwork.engine.attention.key_groups import KeyGrouper, KeyGroups, padded_pages
+from graftwork.engine.core.step import RequestSlice
+from graftwork.engine.model.layers import BatchInvariance
+from tests.engine.attention.batches import batch_of, piece
+
+NULL_PAGE = 99
+FREE = BatchInvariance(1, 1)
+
+
+def groups_of(*pieces: RequestSlice, rules: BatchInvariance = FREE) -> KeyGroups:
+    return KeyGrouper(page_tokens=4, null_page=NULL_PAGE, device=torch.device("cpu"), rules=rules).group(
+        batch_of(pieces)
+    )
+
+
+def test_a_decoding_row_sees_its_own_keys_and_no_padding() -> None:
+    """Of two requests with 6 and 2 keys, the shorter one's page table is padded with the null page, and masked."""
+    groups = groups_of(piece("a", 5, 1, [1, 2]), piece("b", 1, 1, [3]))
+
+    (decode,) = groups.decodes
+    assert decode.pages.view(2, 8).tolist() == [[1, 2, *[NULL_PAGE] * 6], [3, *[NULL_PAGE] * 7]]
+    assert decode.visible.sum(dim=-1).flatten().tolist() == [6, 2]
+
+
+def test_where_bits_depend_on_lengths_only_equal_lengths_decode_together() -> None:
+    """Page tables are padded by their own length: those of 5 and 6 pages share a group, that of 2 pages does not."""
+    lengths = {"a": 20, "b": 24, "c": 7}
+    pieces = [piece(name, size - 1, 1, list(range(-(-size // 4)))) for name, size in lengths.items()]
+
+    groups = groups_of(*pieces, rules=BatchInvariance(4, 16))
+
+    assert sorted((len(decode), len(decode.pages) // len(decode)) for decode in groups.decodes) == [(1, 2), (2, 6)]
+    assert all(size <= padded_pages(size) <= max(1.5 * size, size) for size in range(1, 5000))
+
+
+def test_a_chunk_is_causal_from_its_own_start() -> None:
+    """The rows at positions 2 and 3 see three and four keys."""
+    groups = groups_of(piece("a", 2, 2, [1]))
+
+    (chunk,) = groups.chunks
+    assert chunk.visible.sum(dim=-1).tolist() == [3, 4]
+    assert chunk.num_keys == 4

@@ -1,0 +1,44 @@
+"""Tests of the trial of the kernels at an engine's start."""
+
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+
+from graftwork.engine.model.config import read_model_config
+from tests.engine.attention.cases import CPU
+from tests.engine.conftest import RandomModels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_that_work_pass(interpreted: dict[str, ModuleType], models: RandomModels, dtype: torch.dtype) -> None:
+    """The trial finds nothing wrong with the kernels, for a model with full layers and layers with a window."""
+    model = replace(read_model_config(models.base), windows=(None, 50))
+
+    assert interpreted["selftest"].why_attention_fails(model, 16, CPU, dtype) is None
+
+
+def test_wrong_results_are_found(
+    interpreted: dict[str, ModuleType], models: RandomModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If scores are scaled wrongly, the trial says how wrong the results are."""
+    rules = interpreted["launch"].ScoreRules
+    monkeypatch.setattr(interpreted["triton_attention"], "ScoreRules", lambda scale, window: rules(1.1 * scale, window))
+
+    reason = interpreted["selftest"].why_attention_fails(read_model_config(models.base), 16, CPU, torch.float32)
+
+    assert reason is not None
+    assert "differ from fp64" in reason
+
+
+def test_a_model_that_the_kernels_do_not_serve_is_told(
+    interpreted: dict[str, ModuleType], models: RandomModels
+) -> None:
+    """For too many query heads over one KV head, the trial returns the reason and does not raise."""
+    wide = replace(read_model_config(models.base), num_heads=512, num_kv_heads=2)
+
+    reason = interpreted["selftest"].why_attention_fails(wide, 16, CPU, torch.float32)
+
+    assert reason is not None
+    assert "256 query heads" in reason

@@ -1,0 +1,67 @@
+"""Pinned memory: it takes the bytes that were asked for, and is pinned from its making to its closing."""
+
+import mmap
+
+import pytest
+import torch
+
+from graftwork.engine.kv.transfer.host_memory import HostMemory
+from graftwork.engine.kv.transfer.pinned_memory import PinnedBlock
+
+
+class FakeRegistry:
+    """The CUDA runtime's record of pinned memory: sizes by address."""
+
+    def __init__(self, most_bytes: int = 2**40) -> None:
+        self.most_bytes = most_bytes
+        self.pinned: dict[int, int] = {}
+
+    def register(self, address: int, num_bytes: int) -> None:
+        if num_bytes > self.most_bytes:
+            raise RuntimeError("cudaHostRegister failed with CUDA error 2")
+        assert address not in self.pinned
+        self.pinned[address] = num_bytes
+
+    def unregister(self, address: int) -> None:
+        del self.pinned[address]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 5 * 2**20 + 3])
+def test_a_block_pins_its_own_bytes_and_no_more(num_bytes: int) -> None:
+    """No size is rounded up to a power of two, and the block begins at a page of the system, as CUDA demands."""
+    registry = FakeRegistry()
+
+    block = PinnedBlock(num_bytes, registry)
+
+    assert registry.pinned == {block.data.data_ptr(): num_bytes}
+    assert block.data.shape == (num_bytes,)
+    assert block.data.data_ptr() % mmap.PAGESIZE == 0
+
+
+def test_the_host_tier_is_pinned_until_it_is_closed() -> None:
+    """Pages that are written are read back from the pinned block, and closing unpins it once."""
+    registry = FakeRegistry()
+    host = HostMemory(3, (2, 5), torch.float32, registry)
+    host.page(1).copy_(torch.arange(10.0).view(2, 5))
+
+    assert list(registry.pinned.values()) == [3 * 40]
+    assert torch.equal(torch.frombuffer(host.bytes_of(1), dtype=torch.float32), torch.arange(10.0))
+    host.close()
+    host.close()
+    assert registry.pinned == {}
+
+
+@pytest.mark.parametrize(("num_pages", "registry"), [(3, None), (0, FakeRegistry())])
+def test_a_cpu_and_a_tier_that_is_off_pin_nothing(num_pages: int, registry: FakeRegistry | None) -> None:
+    """Without a registry the memory is plain, and a tier without pages asks the system for nothing."""
+    host = HostMemory(num_pages, (2, 5), torch.float32, registry)
+
+    host.close()
+    assert host.block.shape == (num_pages, 40)
+    assert registry is None or registry.pinned == {}
+
+
+def test_memory_that_cannot_be_pinned_is_an_error_of_the_caller() -> None:
+    """A failed registration is raised, so that the engine's start can refuse the size."""
+    with pytest.raises(RuntimeError, match="cudaHostRegister"):
+        PinnedBlock(4096, FakeRegistry(most_bytes=10))

@@ -1,0 +1,92 @@
+"""Tests of the compiled LoRA kernels on a machine without a GPU."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from graftwork.engine.lora.triton.launch_plan import GROUPED_TILE_ROWS
+from graftwork.engine.lora.triton.tiles import build_segments
+from tests.engine.kernels.compiled import assert_fits, run_python
+from tests.engine.lora.triton.fused_layer import OWNERS, SPLIT_PLAN, WAYS, FusedLayer
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[tuple[Any, Any]]:
+    """Pairs of a layer shape and a kernel compiled for it: all on one architecture, four shapes on the others."""
+    pytest.importorskip("triton", reason="the kernels extra is not installed")
+    from graftwork.engine.kernels.compile_ahead import compile_variant
+    from graftwork.engine.lora.triton.variants import SHAPES, variant_for
+
+    wanted = [(90, shape) for shape in SHAPES] + [(other, shape) for other in (80, 100) for shape in SHAPES[:4]]
+    return [
+        (shape, compile_variant(variant_for(kernel, shape), capability))
+        for capability, shape in wanted
+        for kernel in shape.kernels
+    ]
+
+
+def test_all_kernels_build_and_fit(compiled: list[tuple[Any, Any]]) -> None:
+    """Each kernel compiles for Ampere, Hopper and Blackwell within the limits of each architecture, and no kernel that
+    a decode step launches spills a register."""
+    built_for = {(built.variant.kernel.__name__, built.capability) for _, built in compiled}
+    kernels = {f"{step}_{way}_kernel" for step in ("shrink", "expand") for way in ("tiles", "rows")}
+    assert built_for == {(kernel, target) for kernel in kernels for target in (80, 90, 100)}
+    for shape, built in compiled:
+        # In large tiles of prefill, ptxas spills up to six registers of the expand kernel.
+        assert_fits(built, spilled_bytes=24 if shape.tile_rows == GROUPED_TILE_ROWS[1] else 0)
+
+
+def test_one_matrix_instruction_serves_all_tiles(compiled: list[tuple[Any, Any]]) -> None:
+    """Tiles of both sizes use mma.sync on every architecture, so a row's bits do not depend on its tile's size.
+    Row-wise kernels and fp32 use none."""
+    for shape, built in compiled:
+        has_matrices = shape.dtype.itemsize == 2 and shape.tile_rows > 1
+        instructions = {*re.findall(r"mma\.sync|wgmma|tcgen05\.mma", built.ptx)}
+        assert instructions == ({"mma.sync"} if has_matrices else set()), built.variant.name
+
+
+def test_loads_are_wide(compiled: list[tuple[Any, Any]]) -> None:
+    """No load fetches a single 16-bit number, though the addresses are known only at run time."""
+    for shape, built in compiled:
+        assert not re.findall(r"ld\.global[.\w]*\.[bu]16", built.ptx), built.variant.name
+        if shape.tile_rows == 1:
+            assert re.findall(r"ld\.global[.\w]*\.v4\.b32", built.ptx), built.variant.name
+
+
+def test_nothing_is_summed_atomically(compiled: list[tuple[Any, Any]]) -> None:
+    """No kernel has an atomic addition, so the order of each sum is fixed."""
+    assert [built.variant.name for _, built in compiled if re.search(r"\b(?:atom|red)\.", built.ptx)] == []
+
+
+@pytest.mark.parametrize("tile_rows", WAYS, ids=["row-wise", "grouped"])
+def test_the_list_has_the_types_of_a_real_launch(tile_rows: int) -> None:
+    """The types and the constants of a variant in the list are those of a launch with tensors."""
+    pytest.importorskip("triton", reason="the kernels extra is not installed")
+    from graftwork.engine.kernels.compile_ahead import variant_of
+    from graftwork.engine.lora.triton.launch import empty_planes, expand_launch, shrink_launch
+    from graftwork.engine.lora.triton.variants import LayerShape, variant_for
+
+    layer, segments = FusedLayer(torch.bfloat16), build_segments(OWNERS, tile_rows=tile_rows)
+    planes = empty_planes(layer.table, segments, SPLIT_PLAN, rank=64)
+    shape = LayerShape("small", segments.num_tiles, tile_rows, 104, 3, 64, torch.bfloat16)
+    terms = (layer.table, segments, SPLIT_PLAN)
+
+    for launch in (
+        shrink_launch(layer.x, planes, *terms),
+        expand_launch(planes, layer.y, *terms, has_columns=False),
+    ):
+        listed, real = variant_for(launch.kernel, shape), variant_of("small", launch)
+        assert listed.signature == real.signature
+        assert listed.constants.keys() == real.constants.keys()
+
+
+def test_triton_is_imported_with_the_kernels_only() -> None:
+    """Metadata, tables, plans and the reference can be imported without triton."""
+    script = (
+        "import sys; from graftwork.engine.lora.triton import launch_plan, random_adapters, reference, "
+        "slice_table, tiles; sys.exit('triton' in sys.modules)"
+    )
+
+    assert run_python("-c", script).returncode == 0

@@ -1,0 +1,30 @@
+"""Names of the modules that an engine needs whose every kernel is interpreted."""
+
+ENGINE = "graftwork.engine"
+MODULES = tuple(
+    f"{ENGINE}.{name}"
+    for name in (
+        *(f"kernels.{name}" for name in ("blocks", "norm", "activation", "rotary", "take_tokens")),
+        *(f"lora.triton.{name}" for name in ("expand_blocks", "row_kernels", "tile_kernels", "launch", "fused_lora")),
+        *(f"lora.triton.{name}" for name in ("selftest", "backend")),
+        *(f"attention.{name}" for name in ("online_softmax", "paged_kernels", "launch", "reference")),
+        *(f"attention.{name}" for name in ("triton_attention", "selftest")),
+        *(f"sampling.device.{name}" for name in ("number_math", "edit_kernel", "weigh_kernels", "choose_kernel")),
+        *(f"sampling.device.{name}" for name in ("launches", "device_sampler")),
+        *(f"runner.{name}" for name in ("triton_row_ops", "row_selftest", "packed_forward", "decode_graphs")),
+    )
+)
+USED_BY_ENGINES = tuple(
+    f"{ENGINE}.{name}"
+    for name in (
+        "lora.triton.selftest",
+        "lora.triton.backend",
+        "attention.triton_attention",
+        "attention.selftest",
+        "runner.triton_row_ops",
+        "runner.row_selftest",
+        "runner.packed_forward",
+        "runner.decode_graphs",
+    )
+)
+"""The modules that engine/build loads by name."""

@@ -1,0 +1,191 @@
+"""A runner with the shape of Llama-3.1-8B on a device without memory, and steps for it."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from graftwork.engine.attention.triton_attention import TritonAttention
+from graftwork.engine.core.prefix_keys import TokenHistory
+from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
+from graftwork.engine.core.tiers import PageId
+from graftwork.engine.grammar.matching.masks import MaskFiller
+from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.lora.packs import PackCache
+from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta
+from graftwork.engine.lora.torch_backend import TorchLora
+from graftwork.engine.lora.triton.backend import build_triton_lora
+from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.layers import BatchInvariance, Linear, RotaryTable
+from graftwork.engine.model.projections import GROUPS, GroupShape
+from graftwork.engine.model.rope_config import RopeConfig
+from graftwork.engine.model.weights import DecoderWeights, LayerWeights
+from graftwork.engine.runner.decode_graphs import DecodeGraphs, GraphLimits
+from graftwork.engine.runner.decoder import Decoder
+from graftwork.engine.runner.forward import SegmentFinder
+from graftwork.engine.runner.graph_keys import GraphKeys
+from graftwork.engine.runner.input_batch import BatchBuilder
+from graftwork.engine.runner.model_runner import ModelRunner
+from graftwork.engine.runner.packed_forward import PackedForward, PackedParts
+from graftwork.engine.runner.prompt_scorer import PromptScorer
+from graftwork.engine.runner.triton_row_ops import TritonRowOps
+from graftwork.engine.sampling.device.device_sampler import DeviceSampler
+from graftwork.platform.ids import RequestId
+from tests.engine.runner.device_gate import DEVICE, PinnedWords
+
+DTYPE = torch.bfloat16
+LLAMA = ModelConfig(
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(500_000.0, None, 1.0),
+    biased_targets=(),
+    has_qk_norm=False,
+    windows=(None,) * 32,
+    tie_word_embeddings=False,
+    context_tokens=4096,
+    eos_token_ids=(0,),
+    dtype="bfloat16",
+)
+PAGE_TOKENS, NUM_FRAMES, MAX_REQUESTS = 16, 4096, 64
+
+
+def empty(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=DTYPE, device=DEVICE)
+
+
+def weights() -> DecoderWeights:
+    hidden, inner, query = LLAMA.hidden_size, LLAMA.intermediate_size, LLAMA.num_heads * LLAMA.head_dim
+    layer = LayerWeights(
+        attention_norm=empty(hidden),
+        qkv=Linear(empty(query + 2 * LLAMA.kv_width, hidden)),
+        qk_norm=None,
+        output=Linear(empty(hidden, query)),
+        mlp_norm=empty(hidden),
+        gate_up=Linear(empty(2 * inner, hidden)),
+        down=Linear(empty(hidden, inner)),
+    )
+    vocab = LLAMA.vocab_size
+    return DecoderWeights(
+        empty(vocab, hidden), (layer,) * LLAMA.num_layers, {}, empty(hidden), Linear(empty(vocab, hidden))
+    )
+
+
+def adapter(digest: str, rank: int) -> ResidentAdapter:
+    """An adapter of all linear layers."""
+    deltas: dict[tuple[int, str], GroupDelta] = {}
+    for group in GROUPS:
+        shape = GroupShape.of(LLAMA, group.targets)
+        starts = [sum(shape.widths[:index]) for index in range(len(shape.widths))]
+        delta = GroupDelta(
+            A=empty(rank * len(starts), shape.in_features),
+            slices=tuple(
+                SliceDelta(empty(rank, width), index * rank, (index + 1) * rank, start, start + width)
+                for index, (start, width) in enumerate(zip(starts, shape.widths, strict=True))
+            ),
+            scales=None,
+            column_scale=None,
+            column_shift=None,
+        )
+        deltas |= {(layer, group.name): delta for layer in range(LLAMA.num_layers)}
+    return ResidentAdapter(digest, empty(0), deltas, None, None, None, rank, is_low_rank=True)
+
+
+class Adapters:
+    """Adapters on the device, by digest."""
+
+    def __init__(self, ranks: dict[str, int]) -> None:
+        self._by_digest = {digest: adapter(digest, rank) for digest, rank in ranks.items()}
+
+    def get(self, digest: str) -> ResidentAdapter:
+        return self._by_digest[digest]
+
+    def __iter__(self) -> Any:
+        return iter(self._by_digest.values())
+
+
+class UncapturedGraphs:
+    """A recorder that captures nothing. It knows the work of the graph that was replayed last."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+        self.work: Callable[[], None] | None = None
+
+    def capture(self, work: Callable[[], None]) -> "UncapturedGraph":
+        return UncapturedGraph(self, work)
+
+
+class UncapturedGraph:
+    def __init__(self, recorder: UncapturedGraphs, work: Callable[[], None]) -> None:
+        self._recorder, self._work = recorder, work
+
+    def replay(self) -> None:
+        self._recorder.num_replays += 1
+        self._recorder.work = self._work
+
+
+class LlamaRunner:
+    """A runner, and what it is made of."""
+
+    def __init__(self, ranks: dict[str, int]) -> None:
+        self.pinned = PinnedWords()
+        memory = DeviceMemory(NUM_FRAMES, bytes_per_page(LLAMA, PAGE_TOKENS, DTYPE), DEVICE)
+        cache = KvCache(LLAMA, memory, PAGE_TOKENS, DTYPE)
+        rotary = RotaryTable(LLAMA.head_dim, LLAMA.rope, LLAMA.context_tokens, DEVICE)
+        decoder = Decoder(LLAMA, weights(), TritonRowOps(LLAMA, rotary, cache), lambda: None)
+        rules = BatchInvariance.of(DTYPE)
+        lora = build_triton_lora(LLAMA, 128, DTYPE, DEVICE, TorchLora(PackCache(0, rules.min_columns), rules))
+        pool: Any = Adapters(ranks)
+        for one in pool:
+            lora.place(one)
+        finder = SegmentFinder(pool)
+        builder = BatchBuilder(PAGE_TOKENS, memory.null_frame, DEVICE, rules)
+        parts = PackedParts(decoder, TritonAttention(LLAMA, cache, DTYPE), builder, lora)
+        self.forward = PackedForward(parts, finder, self.pinned)
+        limits = GraphLimits(GraphKeys(MAX_REQUESTS, lora.max_rank), LLAMA.context_tokens, PAGE_TOKENS)
+        self.graphs = DecodeGraphs(parts, cache.gates, self.pinned, limits)
+        self.recorder = UncapturedGraphs()
+        self.graphs.capture(self.recorder)
+        self.masks = MaskFiller(LLAMA.vocab_size)
+        sampler = DeviceSampler(self.masks, LLAMA.vocab_size, MAX_REQUESTS, DEVICE, host=self.pinned)
+        self.runner = ModelRunner(self.forward, sampler, PromptScorer(decoder, lora, rules, finder.mix), DEVICE)
+
+
+@cache
+def llama(num_adapters: int = 16, rank: int = 16) -> LlamaRunner:
+    """A runner with some adapters of one rank, called 0, 1, …"""
+    return LlamaRunner({str(number): rank for number in range(num_adapters)})
+
+
+def decode_plan(
+    specs: Sequence[SampleSpec], num_keys: int = 1024, *, num_adapters: int = 16, awaits: bool = False
+) -> StepPlan:
+    """One decoding row for each spec, which take the adapters in turn."""
+    num_pages = -(-num_keys // PAGE_TOKENS)
+    pieces = []
+    for row, spec in enumerate(specs):
+        pages = tuple(PageId((row * num_pages + index) % NUM_FRAMES) for index in range(num_pages))
+        uses = (AdapterUse(str(row % num_adapters)),) if num_adapters else ()
+        tokens = () if awaits else (7,)
+        pieces.append(
+            RequestSlice(RequestId(f"req_{row}"), tokens, num_keys - 1, pages, uses, (spec,), awaits_token=awaits)
+        )
+    return StepPlan(tuple(pieces))
+
+
+def plain_specs(num_rows: int) -> list[SampleSpec]:
+    params = SamplingParams(max_tokens=64, temperature=0.8, top_p=0.9, logprobs=2)
+    return [SampleSpec(params, seed=row, position=1024) for row in range(num_rows)]
+
+
+def penalty_specs(num_rows: int) -> list[SampleSpec]:
+    params = SamplingParams(max_tokens=64, frequency_penalty=0.5, logit_bias=((3, 1.0),))
+    return [SampleSpec(params, row, 1024, history=TokenHistory([1, 2, row])) for row in range(num_rows)]

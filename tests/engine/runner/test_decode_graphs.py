@@ -1,0 +1,193 @@
+"""Tests of the contract of CUDA graphs: no launch in a graph depends on the step. Interpreted kernels take the part of
+the GPU, and a recorder runs what was captured and looks at its launches.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.kernels.launch import Launch
+from graftwork.engine.kernels.step_inputs import PinnedMemory
+from graftwork.engine.lora.triton.launch_plan import GROUPED_TILE_ROWS, ROW_WISE, LaunchBounds, StepShape, tile_rows_for
+from graftwork.engine.runner.graph_keys import GraphKeys
+from tests.engine.lora.test_lifecycle import CountingAdapterSource
+from tests.engine.lora.triton.engine_runs import Request, engine_of, run, weights
+from tests.engine.random_models import make_base
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+
+TRITON = dict.fromkeys(("attention_backend", "row_kernels", "lora_kernels"), "triton")
+TORCH = dict.fromkeys(TRITON, "torch")
+TEMPORARIES = {"hidden", "delta", "normed", "qkv", "query", "output", "gate_up", "inner", "x", "y", "planes"}
+"""Arguments of kernels that a graph keeps in its own memory, which the recorder has not."""
+RANKS = {"a": 12, "b": 4, "c": 16, "d": 8, "e": 20}
+
+
+class Recorder:
+    """Runs what was captured whenever it is replayed, and describes its launches."""
+
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+        self.replays: dict[int, list[list[Any]]] = {}
+        """By graph: what each replay launched."""
+
+    def capture(self, work: Callable[[], None]) -> "RecordedGraph":
+        return RecordedGraph(self, work)
+
+    def note(self, launch: Launch) -> None:
+        tensors = {name: one for name, one in launch.arguments.items() if isinstance(one, torch.Tensor)}
+        temporary = {one.data_ptr() for name, one in tensors.items() if name in TEMPORARIES}
+        described = dict(launch.arguments) | {
+            # An argument that a kernel does not read may stand for a temporary one.
+            name: (None if one.data_ptr() in temporary else one.data_ptr(), one.shape, one.stride())
+            for name, one in tensors.items()
+        }
+        self.launches.append((launch.kernel.__name__, launch.grid, described))
+
+
+def differences(one: list[Any], other: list[Any]) -> Iterator[tuple[Any, ...]]:
+    """What differs between the launches of two replays."""
+    for (kernel, grid, first), (name, cells, second) in zip(one, other, strict=True):
+        if (kernel, grid) != (name, cells):
+            yield kernel, grid, name, cells
+        yield from ((kernel, key, first[key], second[key]) for key in first if first[key] != second.get(key))
+
+
+class RecordedGraph:
+    def __init__(self, recorder: Recorder, work: Callable[[], None]) -> None:
+        self._recorder, self._work = recorder, work
+
+    def replay(self) -> None:
+        self._recorder.launches = []
+        self._work()
+        self._recorder.replays.setdefault(id(self), []).append(self._recorder.launches)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder, run_launch = Recorder(), Launch.run
+
+    def noted(launch: Launch) -> None:
+        recorder.note(launch)
+        run_launch(launch)
+
+    monkeypatch.setattr(Launch, "run", noted)
+    return recorder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_base(tmp_path_factory.mktemp("graphs") / "base", num_layers=1)
+
+
+def engine(base: Path, **options: Any) -> Any:
+    made = [weights(name, rank, seed) for seed, (name, rank) in enumerate(RANKS.items())]
+    source = CountingAdapterSource({one.digest: one for one in made})
+    return engine_of(base, source, max_running=8, max_draft_tokens=0, **options)
+
+
+def with_graphs(driver: Any, graphs: ModuleType, recorder: Recorder) -> Any:
+    """Lets the engine decode by graphs, which are captured before it has any adapter."""
+    forward = driver.engine.runner.forward
+    limits = graphs.GraphLimits(GraphKeys(8, forward.parts.lora.max_rank, min_rows=4), context_tokens=64, page_tokens=4)
+    device = torch.device("cpu")
+    forward.graphs = graphs.DecodeGraphs(forward.parts, driver.engine.cache.gates, PinnedMemory(device), limits)
+    forward.graphs.capture(recorder)
+    return driver
+
+
+@pytest.mark.usefixtures("engine_interprets_all")
+def test_two_steps_of_a_graph_launch_the_same_and_compute_what_torch_computes(
+    base: Path, interpreted_engine: dict[str, ModuleType], recorder: Recorder
+) -> None:
+    """Steps with other rows, lengths and adapters, more of them than when the graph was captured, have the same grids,
+    numbers and addresses in every launch of a graph, and torch's tokens and logits."""
+    requests = [
+        Request(3, (AdapterUse("a"),)),
+        Request(9),
+        Request(2, (AdapterUse("b"),)),
+        Request(5, (AdapterUse("c"),)),
+    ]
+    module = interpreted_engine["graftwork.engine.runner.decode_graphs"]
+    ours = with_graphs(engine(base, **TRITON), module, recorder)
+
+    of_graphs = run(ours, list(RANKS), requests, max_tokens=3)
+    of_torch = run(engine(base, **TORCH), list(RANKS), requests, max_tokens=3)
+
+    assert of_graphs.token_ids == of_torch.token_ids
+    torch.testing.assert_close(of_graphs.logits, of_torch.logits, atol=1e-4, rtol=1e-4)
+    several = [replays for replays in recorder.replays.values() if len(replays) > 1]
+    assert several
+    for first, *others in several:
+        assert len(first) > 8
+        for other in others:
+            assert list(differences(first, other)) == []
+
+
+@pytest.mark.usefixtures("engine_interprets_all")
+@pytest.mark.parametrize("kind", ["base", "mixture"])
+def test_graphs_serve_the_base_model_and_mixtures(
+    base: Path, interpreted_engine: dict[str, ModuleType], recorder: Recorder, kind: str
+) -> None:
+    """A graph of the base model launches nothing of LoRA; a mixture is served by a graph too; both compute what torch
+    computes."""
+    uses = {"base": (), "mixture": (AdapterUse("a", 0.5), AdapterUse("b", -1.0))}[kind]
+    adapters, requests = [use.digest for use in uses], [Request(3, uses), Request(7)]
+    module = interpreted_engine["graftwork.engine.runner.decode_graphs"]
+
+    ours = run(with_graphs(engine(base, **TRITON), module, recorder), adapters, requests, max_tokens=3)
+    plain = run(engine(base, **TORCH), adapters, requests, max_tokens=3)
+
+    assert ours.token_ids == plain.token_ids
+    torch.testing.assert_close(ours.logits, plain.logits, atol=1e-4, rtol=1e-4)
+    kernels = {name for replays in recorder.replays.values() for launches in replays for name, _, _ in launches}
+    assert "attend_splits_kernel" in kernels
+    assert ("expand_rows_kernel" in kernels) == (kind == "mixture")
+
+
+@given(
+    st.integers(1, 70),
+    st.lists(st.integers(1, 16), min_size=1, max_size=70),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_small_step_has_a_graph_that_serves_it(
+    num_rows: int, pages_of_ranks: list[int], has_mixtures: bool, has_columns: bool
+) -> None:
+    """Any step of up to 70 rows with adapters of up to 128 ranks finds a graph in the enumeration, whose rows, rank,
+    tiles and kinds of adapters cover it."""
+    from graftwork.engine.lora.triton.fused_lora import LoraNeeds
+
+    ranks = [8 * pages for pages in pages_of_ranks[:num_rows]]
+    tile_rows = tile_rows_for(StepShape(num_rows, len(ranks), sum(ranks)))
+    keys = GraphKeys(70, 128)
+    slots = frozenset(range(len(ranks)))
+
+    key = keys.find(num_rows, LoraNeeds(tile_rows, LaunchBounds(max(ranks), has_columns), has_mixtures, slots))
+
+    assert key in list(keys)
+    assert key is not None
+    assert key.lora is not None
+    assert num_rows <= key.num_rows < 2 * num_rows
+    assert max(ranks) <= key.lora.rank <= max(16, 2 * max(ranks))
+    assert (key.lora.tile_rows == ROW_WISE) == (tile_rows == ROW_WISE)
+    assert key.lora.tile_rows in (ROW_WISE, GROUPED_TILE_ROWS[0])
+    assert key.lora.is_general >= (has_mixtures or has_columns)
+
+
+def test_a_step_with_too_many_rows_has_no_graph() -> None:
+    """A step with more rows than the largest graph is computed without one."""
+    from graftwork.engine.lora.triton.fused_lora import LoraNeeds
+
+    needs = LoraNeeds(ROW_WISE, LaunchBounds(0, has_columns=False), has_mixtures=False, slots=frozenset())
+
+    assert GraphKeys(8, 128).find(9, needs) is None
+    assert GraphKeys(8, 128).find(8, needs) in list(GraphKeys(8, 128))

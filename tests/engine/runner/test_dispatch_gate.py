@@ -1,0 +1,151 @@
+"""The dispatch gate: what one decode step of Llama-3.1-8B's shape, with 32 rows and 16 adapters, asks of a GPU.
+
+No GPU takes part (see device_gate.py). The bounds hold for every step after a request's first.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from graftwork.engine.core.step import SampleSpec
+
+pytest.importorskip("triton", reason="the kernels extra is not installed")
+
+from tests.engine.runner.device_gate import StepCounts, counted
+from tests.engine.runner.llama_step import LlamaRunner, decode_plan, llama, penalty_specs, plain_specs
+
+ROWS, MOST_LAUNCHES = 32, 620
+
+
+class FirstTokens:
+    """A grammar that allows the first 32 tokens."""
+
+    def fill(self, words: NDArray[np.int32]) -> None:
+        words[0] = -1
+
+
+def constrained_specs(num_rows: int) -> list[SampleSpec]:
+    return [replace(spec, mask=FirstTokens()) for spec in plain_specs(num_rows)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LlamaRunner]:
+    made = llama()
+    yield made
+    made.masks.close()
+
+
+def step(model: LlamaRunner, specs: list[SampleSpec], **options: Any) -> StepCounts:
+    """What the second of two equal steps asks for. The first one brings the penalties' counts to the device."""
+    runner, plan = model.runner, decode_plan(specs, **options)
+    with counted(model.pinned):
+        runner.launch(decode_plan(specs)).sample()
+    with counted(model.pinned) as counts:
+        runner.launch(plan).sample()
+    return counts
+
+
+KINDS: dict[str, Callable[[int], list[SampleSpec]]] = {
+    "plain": plain_specs,
+    "penalties": penalty_specs,
+    "constrained": constrained_specs,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decode_step_stays_within_its_bounds(model: LlamaRunner, kind: str) -> None:
+    """A step launches at most 620 kernels, never waits for the device, and copies only from and to pinned memory: once
+    in and once out, and once more for grammar masks, which are filled while the device computes."""
+    counts = step(model, KINDS[kind](ROWS))
+
+    assert counts.faults == []
+    assert counts.num_launches <= MOST_LAUNCHES
+    assert (counts.copies_in, counts.copies_out) == (1 + (kind == "constrained"), 1)
+
+
+def test_a_step_launches_what_its_layers_need_and_little_more(model: LlamaRunner) -> None:
+    """A layer launches four products, four row kernels, two kernels of attention and eight of LoRA; the step adds the
+    embedding, the sum and the norm before the head, the head, and the four kernels of sampling."""
+    counts = step(model, plain_specs(ROWS))
+
+    layers = 32
+    assert counts.operations == {"aten::linear": 4 * layers + 1, "aten::embedding": 1, "aten::add": 1}
+    assert counts.kernels == {
+        "add_norm_kernel": 2 * layers + 1,
+        "rotate_and_store_kernel": layers,
+        "activate_kernel": layers,
+        "attend_splits_kernel": layers,
+        "merge_splits_kernel": layers,
+        "shrink_rows_kernel": 4 * layers,
+        "expand_rows_kernel": 4 * layers,
+        "edit_kernel": 1,
+        "weigh_kernel": 1,
+        "gather_kernel": 1,
+        "choose_kernel": 1,
+    }
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("plain", 1), ("penalties", 2), ("constrained", 2)])
+def test_a_step_takes_the_tokens_of_the_step_before_by_one_kernel(model: LlamaRunner, kind: str, copies: int) -> None:
+    """A step that was planned before its tokens were known takes them on the device by one more launch. Parameters of
+    the sampler that depend on these tokens are known later, so they are one more copy."""
+    known, awaited = step(model, KINDS[kind](ROWS)), step(model, KINDS[kind](ROWS), awaits=True)
+
+    assert awaited.faults == []
+    assert awaited.kernels - known.kernels == {"take_tokens_kernel": 1}
+    assert known.kernels - awaited.kernels == {}
+    assert (awaited.copies_in, awaited.copies_out) == (copies, 1)
+
+
+def test_longer_contexts_and_other_adapters_launch_the_same_kernels(model: LlamaRunner) -> None:
+    """The kernels of a step, and what they are compiled for, do not depend on lengths or on which adapters it uses."""
+    first = step(model, plain_specs(ROWS))
+    second = step(model, plain_specs(ROWS), num_keys=2047, num_adapters=15)
+
+    assert second.variants == first.variants
+    assert second.num_launches == first.num_launches
+
+
+@pytest.fixture
+def graphs(model: LlamaRunner) -> Iterator[LlamaRunner]:
+    """The model with graphs for decoding."""
+    model.forward.graphs = model.graphs
+    yield model
+    model.forward.graphs = None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("awaits", [False, True])
+def test_a_step_by_a_graph_leaves_the_host_almost_nothing(graphs: LlamaRunner, kind: str, awaits: bool) -> None:
+    """Besides one graph, a step launches the four kernels of sampling, and one for awaited tokens. It allocates nothing,
+    and copies as without a graph."""
+    before = graphs.recorder.num_replays
+    counts = step(graphs, KINDS[kind](ROWS), awaits=awaits)
+
+    assert graphs.recorder.num_replays == before + 2
+    assert counts.faults == []
+    assert (counts.operations.total(), counts.allocations) == (0, 0)
+    sampling = dict.fromkeys(("edit_kernel", "weigh_kernel", "gather_kernel", "choose_kernel"), 1)
+    assert counts.kernels == sampling | ({"take_tokens_kernel": 1} if awaits else {})
+    is_late = kind == "constrained" or (kind == "penalties" and awaits)
+    assert (counts.copies_in, counts.copies_out) == (1 + is_late, 1)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 32])
+def test_a_graph_holds_the_launches_of_the_step(graphs: LlamaRunner, num_rows: int) -> None:
+    """A graph launches no more kernels than a step without a graph, and one copy of logits; nothing in it waits."""
+    step(graphs, plain_specs(num_rows))
+    assert graphs.recorder.work is not None
+
+    with counted(graphs.pinned) as counts:
+        graphs.recorder.work()
+
+    assert counts.faults == []
+    assert (counts.copies_in, counts.copies_out) == (0, 0)
+    assert counts.operations == {"aten::linear": 129, "aten::embedding": 1, "aten::add": 1, "aten::copy_": 1}
+    assert counts.num_launches <= MOST_LAUNCHES - 4
+    assert counts.kernels["shrink_rows_kernel"] == counts.kernels["expand_rows_kernel"] == 128

@@ -1,0 +1,165 @@
+"""Tests of the row operations by interpreted kernels, against those in torch."""
+
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.rope_config import Llama3Scaling, RopeConfig, YarnScaling
+from graftwork.engine.runner.input_batch import BatchTensors
+from graftwork.engine.runner.row_ops import TorchRowOps
+from tests.engine.runner.row_sides import MODEL, NUM_FRAMES, PAGE_TOKENS, Side, batch_of, side
+
+pytestmark = [
+    # Triton 3.6's interpreter makes loop bounds of one-element arrays.
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
+
+ROPES = {
+    "plain": RopeConfig(10_000.0, None, 1.0),
+    "llama3": RopeConfig(500_000.0, Llama3Scaling(8.0, 1.0, 4.0, 16), 1.0),
+    "yarn": RopeConfig(10_000.0, YarnScaling(4.0, 32.0, 1.0, True, 16), 0.6),
+}
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
+
+
+def both(
+    interpreted: dict[str, ModuleType], model: ModelConfig, dtype: torch.dtype = torch.float32
+) -> tuple[Side, Side]:
+    """The kernels and torch."""
+    kernels = interpreted["graftwork.engine.runner.triton_row_ops"].TritonRowOps
+    return side(kernels, model, dtype), side(TorchRowOps, model, dtype)
+
+
+def qkv_of(batch: BatchTensors, model: ModelConfig, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    width = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    whole = torch.randn(len(batch.token_ids), width + 8, generator=torch.Generator().manual_seed(5)).to(dtype)
+    return whole[:, :width]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=4).filter(
+        lambda slices: sum(-(-(start + count) // PAGE_TOKENS) for start, count in slices) <= NUM_FRAMES
+    ),
+    st.sampled_from([1, 4]),
+)
+def test_pages_and_queries_have_the_bits_of_torch(
+    interpreted_rows: dict[str, ModuleType], slices: list[tuple[int, int]], min_rows: int
+) -> None:
+    """In fp32 the kernel leaves the same bits as torch in every page and query, whatever rows begin, continue or fill
+    pages: rotated keys, values, zeros after them, and NaN where nothing was written."""
+    kernels, plain = both(interpreted_rows, MODEL)
+    batch = batch_of(slices, min_rows)
+    qkv = qkv_of(batch, MODEL)
+
+    queries = [one.rows.plan(batch).rotate_and_store(qkv.clone(), 1, None) for one in (kernels, plain)]
+
+    assert torch.equal(*queries)
+    for layer in (0, 1):
+        torch.testing.assert_close(kernels.pages(layer), plain.pages(layer), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("rope", "has_norm", "dtype"),
+    [
+        ("plain", True, torch.float32),
+        ("plain", True, torch.float16),
+        ("plain", True, torch.bfloat16),
+        ("llama3", False, torch.float16),
+        ("yarn", True, torch.float32),
+    ],
+)
+def test_heads_are_normalised_and_rotated_as_in_torch(
+    interpreted_rows: dict[str, ModuleType], rope: str, has_norm: bool, dtype: torch.dtype
+) -> None:
+    """Norms of heads and every kind of rope scaling give torch's queries and keys within rounding."""
+    model = replace(MODEL, rope=ROPES[rope], num_heads=5, num_kv_heads=1, head_dim=8)
+    kernels, plain = both(interpreted_rows, model, dtype)
+    batch = batch_of([(3, 2), (0, 1), (30, 3)])
+    weight = (1 + 0.4 * torch.randn(6, 8, generator=torch.Generator().manual_seed(6))).to(dtype) if has_norm else None
+
+    queries = [
+        one.rows.plan(batch).rotate_and_store(qkv_of(batch, model, dtype), 0, weight) for one in (kernels, plain)
+    ]
+
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(*queries, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(kernels.pages(0), plain.pages(0), rtol=tolerance, atol=tolerance, equal_nan=True)
+    if dtype == torch.float16 and not has_norm:
+        assert torch.equal(*queries)
+
+
+def test_positions_and_pages_may_be_int32(interpreted_rows: dict[str, ModuleType]) -> None:
+    """With int32 positions, pages and offsets, as in a packed block of inputs, the results have the same bits."""
+    narrow, wide = (both(interpreted_rows, MODEL)[0] for _ in range(2))
+    batch = batch_of([(3, 6), (8, 1), (0, 4)])
+    packed = replace(
+        batch,
+        positions=batch.positions.int(),
+        row_pages=batch.row_pages.int(),
+        row_offsets=batch.row_offsets.int(),
+    )
+
+    queries = [
+        one.rows.plan(own).rotate_and_store(qkv_of(batch, MODEL), 0, None)
+        for one, own in ((narrow, packed), (wide, batch))
+    ]
+
+    assert torch.equal(*queries)
+    torch.testing.assert_close(narrow.pages(0), wide.pages(0), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_row_has_the_same_bits_alone(interpreted_rows: dict[str, ModuleType]) -> None:
+    """A decoding row gives the same query and the same KV alone and beside other rows."""
+    alone, together = (both(interpreted_rows, MODEL)[0] for _ in range(2))
+    small, large = batch_of([(9, 1)]), batch_of([(9, 1), (0, 6), (2, 1)])
+    row = large.row_pages.tolist().index(11 - 2)
+    qkv = qkv_of(large, MODEL)
+    weight = torch.rand(9, 12, generator=torch.Generator().manual_seed(1))
+
+    query = alone.rows.plan(small).rotate_and_store(qkv[row : row + 1], 0, weight)
+    queries = together.rows.plan(large).rotate_and_store(qkv, 0, weight)
+
+    assert torch.equal(query[0], queries[row])
+    torch.testing.assert_close(alone.pages(0)[:, 9], together.pages(0)[:, 9], rtol=0, atol=0, equal_nan=True)
+
+
+def test_strides_that_do_not_fit_are_refused(interpreted_rows: dict[str, ModuleType]) -> None:
+    """A qkv whose features are not adjacent is refused before the launch."""
+    kernels, _ = both(interpreted_rows, MODEL)
+    batch = batch_of([(0, 3)])
+
+    with pytest.raises(ValueError, match="must be contiguous"):
+        kernels.rows.plan(batch).rotate_and_store(qkv_of(batch, MODEL).t().contiguous().t(), 0, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_trial_at_start_passes(interpreted_rows: dict[str, ModuleType], dtype: torch.dtype) -> None:
+    """The trial that an engine makes at its start finds no difference between the kernels and torch."""
+    selftest = interpreted_rows["graftwork.engine.runner.row_selftest"]
+
+    assert selftest.why_row_kernels_fail(torch.device("cpu"), dtype) is None
+
+
+def test_the_trial_at_start_tells_what_is_wrong(
+    interpreted_rows: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a kernel cannot run or its results are wrong, the trial returns the reason instead of raising."""
+    selftest = interpreted_rows["graftwork.engine.runner.row_selftest"]
+    kernels = selftest.TritonRowOps
+    cpu = torch.device("cpu")
+
+    class Wrong(kernels):  # type: ignore[misc, valid-type]
+        def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = 1.01 * super().activate(gate_up)
+            return result
+
+    monkeypatch.setattr(selftest, "TritonRowOps", Wrong)
+    assert "differ from plain torch by 0.01" in selftest.why_row_kernels_fail(cpu, torch.float32)
+    monkeypatch.setattr(kernels, "norm", None)
+    assert "TypeError" in selftest.why_row_kernels_fail(cpu, torch.float32)

@@ -1,0 +1,34 @@
+"""Fixtures that run the sampling kernels by Triton's interpreter on CPU tensors."""
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.engine.kernels.interpreted import interpreted_copies
+
+PACKAGE = "graftwork.engine.sampling.device"
+WITH_KERNELS = (
+    "number_math",
+    "edit_kernel",
+    "weigh_kernels",
+    "choose_kernel",
+    "launches",
+    "device_sampler",
+    "selftest",
+)
+
+
+@pytest.fixture(scope="session")
+def interpreted_modules() -> dict[str, ModuleType]:
+    """Copies of the modules that hold or launch kernels, by name, with the kernels interpreted."""
+    copies = interpreted_copies([f"{PACKAGE}.{name}" for name in WITH_KERNELS])
+    return {name: copies[f"{PACKAGE}.{name}"] for name in WITH_KERNELS}
+
+
+@pytest.fixture
+def interpreted(interpreted_modules: dict[str, ModuleType]) -> Iterator[dict[str, ModuleType]]:
+    """The interpreted modules. NaN and infinities come without a warning, as on a GPU."""
+    with np.errstate(all="ignore"):
+        yield interpreted_modules
