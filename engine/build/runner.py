@@ -72,7 +72,9 @@ class RunnerParts:
         memory, finder = storage.device_memory, SegmentFinder(adapters)
         own = self._step_parts(storage)
         forward = _forward(own, finder, self.spread)
-        sampler = build_sampler(self.model.vocab_size, self.limits.max_running, memory.device)
+        sampler = build_sampler(
+            self.model.vocab_size, self.limits.max_running, memory.device, self.config.kernels_for("sampler")
+        )
         reads_logits_at_once = not isinstance(
             sampler, TorchSampler
         )  # a graph's logits are overwritten by the next step
@@ -94,7 +96,7 @@ class RunnerParts:
 
     def _step_parts(self, storage: KvStorage) -> "_StepParts":
         memory, rules = storage.device_memory, BatchInvariance.of(self.dtype)
-        rows = self.wrap_rows(build_row_ops(self.config.row_kernels, self.model, storage.cache))
+        rows = self.wrap_rows(build_row_ops(self.config.kernels_for("rows"), self.model, storage.cache))
         return _StepParts(
             Decoder(self.model, self.weights, rows, self.on_layer),
             build_attention(self.config, self.model, storage, self.dtype),
