@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
 from graftwork.platform.ids import IsolationDomain, KeyId, TenantId
@@ -148,11 +149,12 @@ class RunningWork:
 
 
 class AccessWatch:
-    """Ends the work of this process that has lost its access by a change in another process."""
+    """Ends the work of this process whose key has expired, or that has lost its access by a change in another process."""
 
-    def __init__(self, database: Database, work: RunningWork) -> None:
+    def __init__(self, database: Database, work: RunningWork, clock: Clock) -> None:
         self._database = database
         self._work = work
+        self._clock = clock
 
     async def check(self) -> int:
         """Asks the database which keys of running work are still usable, and cancels the other work.
@@ -163,13 +165,13 @@ class AccessWatch:
         if not key_ids:
             return 0
         async with self._database.read() as session:
-            usable = await repository.find_usable_keys(session, key_ids)
+            usable = await repository.find_usable_keys(session, key_ids, self._clock.now())
         return sum(self._work.end_key(key_id) for key_id in key_ids - usable)
 
 
 def _access_ended() -> NotPermitted:
     return NotPermitted(
-        "The access of this API key has ended while the request ran: the key was revoked, or its tenant was suspended "
-        "or deleted. Ask the operator.",
+        "The access of this API key has ended while the request ran: the key was revoked or has expired, or its tenant was "
+        "suspended or deleted. Ask the operator.",
         code="access_ended",
     )

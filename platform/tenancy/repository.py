@@ -135,8 +135,10 @@ async def find_key_holders(session: ReadSession, public_ids: Collection[str]) ->
     return {key.public_id: (_key(key), _tenant(tenant)) for key, tenant in found}
 
 
-async def find_usable_keys(session: ReadSession, key_ids: Collection[KeyId]) -> set[KeyId]:
-    """Returns those of the API keys that are not revoked or deleted, and whose tenants are active."""
+async def find_usable_keys(session: ReadSession, key_ids: Collection[KeyId], now: float) -> set[KeyId]:
+    """Returns those of the API keys that are not revoked, deleted or expired at the time `now`, and whose tenants are
+    active.
+    """
     usable, wanted = set[KeyId](), sorted(key_ids)
     for first in range(0, len(wanted), _KEYS_PER_QUERY):
         statement = (
@@ -145,6 +147,7 @@ async def find_usable_keys(session: ReadSession, key_ids: Collection[KeyId]) -> 
             .where(
                 ApiKeyRow.id.in_(wanted[first : first + _KEYS_PER_QUERY]),
                 ApiKeyRow.revoked_at.is_(None),
+                or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > now),
                 TenantRow.status == TenantStatus.ACTIVE,
             )
         )
