@@ -1,10 +1,20 @@
-"""Tests of a principal's permissions, isolation domain and service tier."""
+"""Tests of a principal's permissions, isolation domain and service tier, and of the end of its running work."""
 
 import pytest
 
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
 from graftwork.platform.ids import KeyId, TenantId
-from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, Principal, Scope
+from graftwork.platform.tenancy.principals import (
+    ALL_SCOPES,
+    SERVICE_TIERS,
+    AccessWatch,
+    Principal,
+    RunningWork,
+    Scope,
+)
+from graftwork.platform.tenancy.tenancy import Tenancy
 
 
 def principal(tenant: str = "ten_1", key: str = "key_1", ceiling: str = "default") -> Principal:
@@ -51,3 +61,19 @@ def test_the_tiers_are_the_engines() -> None:
     from graftwork.engine.core.requests import ServiceTier
 
     assert set(SERVICE_TIERS) == set(ServiceTier)
+
+
+async def test_work_ends_when_another_process_takes_its_access(database: Database, manual_clock: ManualClock) -> None:
+    """Of work with 110 keys, a check ends exactly that whose key is revoked or unknown, or whose tenant is suspended."""
+    tenancy, work, ended = Tenancy(database, b"pepper", manual_clock), RunningWork(), set[KeyId]()
+    held, suspended = [await tenancy.create_tenant(name) for name in ("held", "suspended")]
+    kept, revoked, lost = [(await tenancy.create_key(tenant.id, "key"))[0].id for tenant in (held, held, suspended)]
+    unknown = [KeyId(f"key_{place}") for place in range(107)]
+    for key_id in (kept, revoked, lost, *unknown):
+        work.add(principal(key=key_id), lambda _error, key_id=key_id: ended.add(key_id))  # type: ignore[misc]
+
+    await tenancy.revoke_key(held.id, revoked)
+    await tenancy.suspend_tenant(suspended.id)
+    num_ended = await AccessWatch(database, work).check()
+
+    assert (num_ended, ended) == (109, {revoked, lost, *unknown})
