@@ -14,6 +14,7 @@ import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import NewType
 
 from graftwork.platform.clock import Clock
@@ -148,6 +149,9 @@ class RunningWork:
         return len(lost)
 
 
+_KEYS_PER_READ = 100
+
+
 class AccessWatch:
     """Ends the work of this process whose key has expired, or that has lost its access by a change in another process."""
 
@@ -161,12 +165,13 @@ class AccessWatch:
 
         Call it every second. Returns how many pieces of work it has cancelled.
         """
-        key_ids = self._work.key_ids
-        if not key_ids:
-            return 0
-        async with self._database.read() as session:
-            usable = await repository.find_usable_keys(session, key_ids, self._clock.now())
-        return sum(self._work.end_key(key_id) for key_id in key_ids - usable)
+        key_ids = sorted(self._work.key_ids)
+        usable = set[KeyId]()
+        find = partial(repository.find_usable_keys, now=self._clock.now())
+        for first in range(0, len(key_ids), _KEYS_PER_READ):
+            few = key_ids[first : first + _KEYS_PER_READ]
+            usable |= await self._database.read_few(partial(find, key_ids=few))
+        return sum(self._work.end_key(key_id) for key_id in key_ids if key_id not in usable)
 
 
 def _access_ended() -> NotPermitted:

@@ -1,4 +1,4 @@
-"""Tests of a principal's permissions, isolation domain, service tier and running work."""
+"""Tests of a principal's permissions, isolation domain and service tier, and of the end of its running work."""
 
 import pytest
 
@@ -80,3 +80,19 @@ async def test_work_ends_when_its_key_expires(database: Database, manual_clock: 
     assert await watch.check() == 1
 
     assert ended == ["short: access_ended"]
+
+
+async def test_work_ends_when_another_process_takes_its_access(database: Database, manual_clock: ManualClock) -> None:
+    """Of work with 110 keys, a check ends exactly that whose key is revoked or unknown, or whose tenant is suspended."""
+    tenancy, work, ended = Tenancy(database, b"pepper", manual_clock), RunningWork(), set[KeyId]()
+    held, suspended = [await tenancy.create_tenant(name) for name in ("held", "suspended")]
+    kept, revoked, lost = [(await tenancy.create_key(tenant.id, "key"))[0].id for tenant in (held, held, suspended)]
+    unknown = [KeyId(f"key_{place}") for place in range(107)]
+    for key_id in (kept, revoked, lost, *unknown):
+        work.add(principal(key=key_id), lambda _error, key_id=key_id: ended.add(key_id))  # type: ignore[misc]
+
+    await tenancy.revoke_key(held.id, revoked)
+    await tenancy.suspend_tenant(suspended.id)
+    num_ended = await AccessWatch(database, work, manual_clock).check()
+
+    assert (num_ended, ended) == (109, {revoked, lost, *unknown})
