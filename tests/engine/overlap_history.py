@@ -87,6 +87,8 @@ class Setting:
     moment: Moment
     tick_s: float
     """How far the clock goes whenever somebody looks at it."""
+    target_itl_s: float | None = None
+    """The longest step with decoding requests, by that clock."""
 
 
 class TickingClock(ManualClock):
@@ -153,7 +155,16 @@ class HashEngine:
         speculator = Speculator(
             DraftLimits(setting.max_draft_tokens, 10_000), clock, lambda state: grammars.constraint(state.request_id)
         )
-        limits = SchedulerLimits(PAGE, setting.budget, 5, 100, CONTEXT, VOCABULARY, frozenset({EOS}))
+        limits = SchedulerLimits(
+            PAGE,
+            setting.budget,
+            5,
+            100,
+            CONTEXT,
+            VOCABULARY,
+            frozenset({EOS}),
+            target_itl_s=setting.target_itl_s,
+        )
         self.scheduler = Scheduler(
             limits,
             cache.kv_cache,

@@ -25,6 +25,7 @@ setting_values = st.builds(
     max_draft_tokens=st.sampled_from((0, 0, 3)),
     moment=st.sampled_from(list(Moment)),
     tick_s=st.sampled_from((0.0, 0.001)),
+    target_itl_s=st.sampled_from((None, 0.001, 0.02)),
 )
 
 
