@@ -38,6 +38,7 @@ _SIZES = (
     "max_context_tokens",
     "max_batch_tokens",
     "max_running",
+    "target_itl_ms",
 )
 """The settings that the engine chooses itself if they are None."""
 _DISK_KV_BYTES = 2 * 2**30

@@ -121,14 +121,15 @@ def build_engine(
     grammars = _grammars(config, model, inbox, clock)
     runner = parts.runner(storage, adapters)
     all_ranks = ranks.runner(runner)
-    if costs is None:
-        tracker.start_from(measure(storage, all_ranks.run, limits))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     speculator, seeds = _speculator(config, grammars, clock), seeds or Random()
     scheduler = Scheduler(
         limits, kv_cache, sessions, adapters, scopes, clock=clock, seeds=seeds, grammars=grammars, speculator=speculator
     )
+    if costs is None:
+        tracker.start_from(measure(storage, all_ranks.run, limits))
+        scheduler.step_times.costs.start_from(tracker.cost.prefill)
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
     steps = _pipeline(config, storage, scheduler, all_ranks, PrefillMeter(tracker, clock), progress)
     loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copies, storage.cache.gates, steps, progress)

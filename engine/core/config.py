@@ -92,6 +92,11 @@ class EngineConfig:
     """The most requests in one batch; at most `max_batch_tokens`. Isolation domains that wait get their fair number of
     these places. None means 64 on a CPU and 256 on CUDA.
     """
+    target_itl_ms: float | None = None
+    """The longest step with decoding requests, in milliseconds: their inter-token latency. Beside them, a step computes
+    only as many prompt tokens as it allows by measured step times. 0 sets no limit. None means 200 on a CPU and 50 on
+    CUDA.
+    """
     max_waiting: int = 256
     """The most requests in the queue. A further request displaces a request of the isolation domain with the most
     waiting requests, or is refused itself.

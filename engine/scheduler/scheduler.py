@@ -37,6 +37,7 @@ from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
 from graftwork.engine.scheduler.service_cost import ServiceUse
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
+from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
@@ -86,10 +87,10 @@ class Scheduler:
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
         self._throughput = ThroughputEstimate(clock)
         self.speculator = speculator or no_drafts(clock)
+        self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens)
         slices = StepBuilder(limits.page_tokens, grammars)
-        self._planner = StepPlanner(
-            limits, self._running, self._waiting, self._steps, self._page_grower, slices, self.speculator
-        )
+        parts = (self._steps, self._page_grower, slices, self.speculator, self.step_times)
+        self._planner = StepPlanner(limits, self._running, self._waiting, *parts)
         self.counters = EngineCounters()
 
     @property
@@ -294,7 +295,7 @@ class Scheduler:
         Returns the part of the plan that is still of use: a request that was cancelled, failed or finished since the
         step was planned needs no result.
         """
-        self.speculator.step_ended()
+        self._planner.step_ended()
         return self._steps.land(plan, self._running)
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:

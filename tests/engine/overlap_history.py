@@ -94,6 +94,8 @@ class Setting:
     """How far the clock goes whenever somebody looks at it."""
     copies_adapters_late: bool = False
     """Whether adapters are copied to the device while steps run."""
+    target_itl_s: float | None = None
+    """The longest step with decoding requests, by that clock."""
 
     @property
     def adapters(self) -> tuple[int, ...]:
@@ -174,7 +176,16 @@ class HashEngine:
         speculator = Speculator(
             DraftLimits(setting.max_draft_tokens, 10_000), clock, lambda state: grammars.constraint(state.request_id)
         )
-        limits = SchedulerLimits(PAGE, setting.budget, 5, 100, CONTEXT, VOCABULARY, frozenset({EOS}))
+        limits = SchedulerLimits(
+            PAGE,
+            setting.budget,
+            5,
+            100,
+            CONTEXT,
+            VOCABULARY,
+            frozenset({EOS}),
+            target_itl_s=setting.target_itl_s,
+        )
         self.scheduler = Scheduler(
             limits,
             cache.kv_cache,

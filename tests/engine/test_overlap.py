@@ -28,6 +28,7 @@ setting_values = st.builds(
     moment=st.sampled_from(list(Moment)),
     tick_s=st.sampled_from((0.0, 0.001)),
     copies_adapters_late=st.booleans(),
+    target_itl_s=st.sampled_from((None, 0.001, 0.02)),
 )
 
 
