@@ -107,10 +107,10 @@ class Scheduler:
         return self._running.keys()
 
     def running_adapters(self) -> set[str]:
-        return _adapters_of(self._running.values())
+        return {digest for state in self._running.values() for digest in state.request.adapter_digests}
 
     def waiting_adapters(self) -> set[str]:
-        return _adapters_of(self._waiting)
+        return {digest for state in self._waiting for digest in state.request.adapter_digests}
 
     # ---- submit and cancel ------------------------------------------------------------------------------------
 
@@ -229,10 +229,7 @@ class Scheduler:
         state.is_admitted = True
         report = state.cache_report(self._limits.page_tokens)
         self._waiting.charge(state, ServiceUse(input_tokens=report.recomputed_tokens))
-        self.counters.prompt_tokens += report.prompt_tokens
-        self.counters.cached_tokens += report.cached_tokens
-        self.counters.host_tokens += report.host_tokens
-        self.counters.disk_tokens += report.disk_tokens
+        self.counters.add_prompt(report)
         return [RequestOutput(state.request_id, PromptAdmitted(report))]
 
     def renumber_pages(self, moves: Mapping[PageId, PageId]) -> None:
@@ -395,7 +392,3 @@ class Scheduler:
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
         assert len(self._by_id) == len(self._running) + len(self._waiting)
         assert self._page_grower.starved <= self._running.keys()
-
-
-def _adapters_of(states: Iterable[RequestState]) -> set[str]:
-    return {digest for state in states for digest in state.request.adapter_digests}
