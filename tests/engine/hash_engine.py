@@ -219,12 +219,17 @@ class HashEngine:
 
     def finish_load(self, number: int) -> None:
         """Ends one of the loads of adapters that run, and one of their copies to the device."""
-        for message in self.adapter_copies.finish(number):
-            self.loop.take(message)
-            self.seen["adapter_copy"] += 1
+        self._finish_adapter_copy(number)
         if self.loader.loading:
             digest = sorted(self.loader.loading)[number % len(self.loader.loading)]
             self.loop.take(AdapterLoaded(digest, adapter_of(int(digest.removeprefix("adapter-")))))
+
+    def _finish_adapter_copy(self, number: int) -> bool:
+        message = self.adapter_copies.finish(number)
+        if message is not None:
+            self.loop.take(message)
+            self.seen["adapter_copy"] += 1
+        return message is not None
 
     def check(self) -> None:
         self.loop.check_integrity()
@@ -262,6 +267,8 @@ class HashEngine:
         while self.step():
             continue
         assert all(course.end or course.is_cancelled for course in self.courses.values()), "nobody gets anywhere"
+        while self._finish_adapter_copy(0):
+            self.step()
         while self.cache.copies.under_way:
             self.finish_copy(0, None)
         pool = self.cache.kv_cache.page_store.device
