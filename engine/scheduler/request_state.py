@@ -63,7 +63,7 @@ class RequestState:
     """The tiers on which the KV of the first pages was found, one tier for each page."""
     miss_reason: MissReason | None = None
     priority: int = 0
-    """The priority at admission; 0 is the highest. See FairShare.priority."""
+    """The priority at admission; 0 is the highest. See WaitingOrder.priority."""
     is_admitted: bool = False
     """Whether the request's admission has been reported. This stays true when the request is preempted."""
     drafts: RequestDrafts | None = None

@@ -30,15 +30,18 @@ from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
-from graftwork.engine.scheduler.fair_share import FairShare
+from graftwork.engine.scheduler.fair_share import VirtualTokenCounter
 from graftwork.engine.scheduler.planner import StepBuilder, StepPlanner
 from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
+from graftwork.engine.scheduler.service_cost import ServiceUse
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
+from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
+from graftwork.engine.scheduler.waiting_order import WaitingOrder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
@@ -62,15 +65,18 @@ class Scheduler:
         seeds: Random,
         grammars: GrammarProvider = _NO_GRAMMARS,
         speculator: Speculator | None = None,
+        order: WaitingOrder | None = None,
     ) -> None:
-        """Without a speculator, each request generates one token in a step."""
+        """Without a speculator, each request generates one token in a step. Without an order, VirtualTokenCounter orders
+        the waiting requests.
+        """
         self._limits = limits
         self._kv_cache = kv_cache
         self.session_cache = session_cache
         self._adapters = adapters
         self._grammars = grammars
         self._validator = RequestValidator(limits, scopes, clock, seeds)
-        self._waiting = FairShare(clock)
+        self._waiting = VirtualTokenCounter(clock) if order is None else order
         self._queue_bounds = QueueBounds(limits.queue, self._waiting)
         self._running: dict[RequestId, RequestState] = {}
         self._by_id: dict[RequestId, RequestState] = {}
@@ -81,10 +87,10 @@ class Scheduler:
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
         self._throughput = ThroughputEstimate(clock)
         self.speculator = speculator or no_drafts(clock)
+        self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens)
         slices = StepBuilder(limits.page_tokens, grammars)
-        self._planner = StepPlanner(
-            limits, self._running, self._waiting, self._steps, self._page_grower, slices, self.speculator
-        )
+        parts = (self._steps, self._page_grower, slices, self.speculator, self.step_times)
+        self._planner = StepPlanner(limits, self._running, self._waiting, *parts)
         self.counters = EngineCounters()
 
     @property
@@ -101,10 +107,10 @@ class Scheduler:
         return self._running.keys()
 
     def running_adapters(self) -> set[str]:
-        return _adapters_of(self._running.values())
+        return {digest for state in self._running.values() for digest in state.request.adapter_digests}
 
     def waiting_adapters(self) -> set[str]:
-        return _adapters_of(self._waiting)
+        return {digest for state in self._waiting for digest in state.request.adapter_digests}
 
     # ---- submit and cancel ------------------------------------------------------------------------------------
 
@@ -155,7 +161,7 @@ class Scheduler:
     # ---- admit ------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[RequestOutput]:
-        """Admits waiting requests, best first in the order of FairShare, until pages or places in the batch run out.
+        """Admits waiting requests, best first in their WaitingOrder, until pages or places in the batch run out.
 
         Skips a request whose adapter is still loading or whose grammar is still compiling. Stops at a request that
         lacks pages, so that small requests cannot starve a large one.
@@ -174,7 +180,7 @@ class Scheduler:
         """Returns the waiting requests that lack neither adapter nor grammar, and the errors of those refused."""
         outputs: list[RequestOutput] = []
         ready: list[RequestState] = []
-        candidates = self._waiting.candidates() if len(self._waiting) else []
+        candidates = list(self._waiting.candidates())
         groups = [digests for one in candidates if (digests := one.request.adapter_digests)]
         if self._adapters.want(groups, may_place=not self._steps):
             self._steps.ask_to_land()
@@ -222,11 +228,8 @@ class Scheduler:
             return []
         state.is_admitted = True
         report = state.cache_report(self._limits.page_tokens)
-        self._waiting.charge_input(state, report.recomputed_tokens)
-        self.counters.prompt_tokens += report.prompt_tokens
-        self.counters.cached_tokens += report.cached_tokens
-        self.counters.host_tokens += report.host_tokens
-        self.counters.disk_tokens += report.disk_tokens
+        self._waiting.charge(state, ServiceUse(input_tokens=report.recomputed_tokens))
+        self.counters.add_prompt(report)
         return [RequestOutput(state.request_id, PromptAdmitted(report))]
 
     def renumber_pages(self, moves: Mapping[PageId, PageId]) -> None:
@@ -289,7 +292,7 @@ class Scheduler:
         Returns the part of the plan that is still of use: a request that was cancelled, failed or finished since the
         step was planned needs no result.
         """
-        self.speculator.step_ended()
+        self._planner.step_ended()
         return self._steps.land(plan, self._running)
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
@@ -332,7 +335,7 @@ class Scheduler:
         if token_ids:
             state.num_computed = len(state.token_ids) - 1
             self.counters.generated_tokens += len(token_ids)
-            self._waiting.charge_output(state, len(token_ids))
+            self._waiting.charge(state, ServiceUse(output_tokens=len(token_ids)))
             logprobs = result.logprobs.get(piece.request_id, ())[: len(token_ids)]
             outputs.append(RequestOutput(state.request_id, TokensGenerated(token_ids, logprobs)))
         self.speculator.learn(state, piece.num_drafts, len(token_ids))
@@ -389,7 +392,3 @@ class Scheduler:
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
         assert len(self._by_id) == len(self._running) + len(self._waiting)
         assert self._page_grower.starved <= self._running.keys()
-
-
-def _adapters_of(states: Iterable[RequestState]) -> set[str]:
-    return {digest for state in states for digest in state.request.adapter_digests}
