@@ -127,11 +127,13 @@ class _StepParts:
         """Returns counts of no step yet, which tell where torch stands in for kernels that were wanted."""
         on_gpu = device.type == "cuda"
         return StepPaths(
-            fallback_rows=int(on_gpu and config.row_kernels == "auto" and isinstance(self.decoder.rows, TorchRowOps)),
-            fallback_attention=int(
-                on_gpu and config.attention_backend == "auto" and isinstance(self.attention, TorchAttention)
+            fallback_rows=int(
+                on_gpu and config.kernels_for("rows") == "auto" and isinstance(self.decoder.rows, TorchRowOps)
             ),
-            fallback_lora=int(config.lora_kernels == "auto" and isinstance(self.lora, TorchLora)),
+            fallback_attention=int(
+                on_gpu and config.kernels_for("attention") == "auto" and isinstance(self.attention, TorchAttention)
+            ),
+            fallback_lora=int(config.kernels_for("lora") == "auto" and isinstance(self.lora, TorchLora)),
         )
 
     def plain(self, finder: SegmentFinder, spread: Callable[[torch.Tensor], None]) -> PlainForward:
