@@ -77,9 +77,8 @@ class RunnerParts:
         memory, finder = storage.device_memory, SegmentFinder(adapters)
         own = self._step_parts(storage)
         forward = _forward(own, finder, self.spread)
-        sampler = build_sampler(
-            self.model.vocab_size, self.limits.max_running, memory.device, self.config.kernels_for("sampler")
-        )
+        wanted = self.config.kernels_for("sampler")
+        sampler = build_sampler(self.model.vocab_size, self.limits.max_running, memory.device, wanted)
         reads_logits_at_once = not isinstance(
             sampler, TorchSampler
         )  # a graph's logits are overwritten by the next step
@@ -88,7 +87,9 @@ class RunnerParts:
             forward.graphs = _graphs(forward, storage, self.limits)
         has_graphs = not isinstance(forward, PlainForward) and forward.graphs is not None
         forward.paths = own.fallbacks(self.config, memory.device)
-        forward.paths.fallback_sampler = int(memory.device.type == "cuda" and not reads_logits_at_once)
+        forward.paths.fallback_sampler = int(
+            memory.device.type == "cuda" and wanted == "auto" and not reads_logits_at_once
+        )
         forward.paths.fallback_graphs = int(wants_graphs and not has_graphs)
         scorer = PromptScorer(own.decoder, self.lora, own.builder.rules, finder.mix)
         return ModelRunner(forward, sampler, scorer, memory.device)
