@@ -89,21 +89,16 @@ class Settings:
     """The most bytes of `device_bytes` for adapters. None sets no limit besides the reserve of the KV."""
     lora_host_bytes: int | None = None
     """Bytes of host memory for adapters, from which they are copied to the device."""
-    lora_kernels: str = "auto"
-    """How adapters are applied: `auto`, `native` (CPU), `triton` (CUDA) or `torch`.
-
-    `auto` takes `triton` on CUDA and `native` on a CPU, if they work there, else `torch`.
+    kernels: str = "auto"
+    """What computes attention, row operations, adapters and sampling: `auto`, `triton` (CUDA), `torch`, or `native` (a
+    CPU's kernel for adapters). `auto` takes those of the device that work there.
     """
-    row_kernels: str = "auto"
-    """How norms, the rotary embedding, the write of KV and activations are computed: `auto`, `triton` (CUDA) or `torch`.
-
-    `auto` takes `triton` on CUDA if it works there, else `torch`.
-    """
-    attention_backend: str = "auto"
-    """How attention is computed: `auto`, `triton` (CUDA) or `torch`.
-
-    `auto` takes `triton` on CUDA, if it works there, else `torch`.
-    """
+    lora_kernels: str | None = None
+    """The former setting for adapters alone: `auto`, `native`, `triton` or `torch`. None means `kernels`."""
+    row_kernels: str | None = None
+    """The former setting for row operations alone: `auto`, `triton` or `torch`. None means `kernels`."""
+    attention_backend: str | None = None
+    """The former setting for attention alone: `auto`, `triton` or `torch`. None means `kernels`."""
     decode_graphs: str = "auto"
     """Whether decoding steps are CUDA graphs: `auto` (on CUDA, if all kernels work) or `off`."""
     host_kv_bytes: int | None = None
@@ -349,6 +344,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_context_tokens": _whole(1),
     "lora_pool_bytes": parse_bytes,
     "lora_host_bytes": parse_bytes,
+    "kernels": _one_of("auto", "native", "triton", "torch"),
     "lora_kernels": _one_of("auto", "native", "triton", "torch"),
     "row_kernels": _one_of("auto", "triton", "torch"),
     "attention_backend": _one_of("auto", "triton", "torch"),

@@ -44,6 +44,7 @@ _SIZES = (
 _DISK_KV_BYTES = 2 * 2**30
 _GRACE_S = 10.0
 """The seconds that an engine may take to end after its parent has ended."""
+_FORMER_KERNEL_SETTINGS = ("lora_kernels", "row_kernels", "attention_backend")
 _SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
 """The settings that are not sent to the engine, because the engine does not need them."""
 
@@ -59,6 +60,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False)
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
     from graftwork.engine.rpc.server import serve_engine
 
+    warn_of_former_settings(settings)
     given = {name: getattr(settings, name) for name in _SIZES}
     sizes = {name: value for name, value in given.items() if value is not None}
     config = EngineConfig(
@@ -68,6 +70,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False)
         tensor_parallel=settings.tensor_parallel,
         dtype=model_dtype(settings),
         threads=settings.threads,
+        kernels=settings.kernels,
         lora_kernels=settings.lora_kernels,
         row_kernels=settings.row_kernels,
         attention_backend=settings.attention_backend,
@@ -89,6 +92,13 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False)
         settings.engine_token,
         step_limit_s=None if has_supervisor else settings.step_timeout_s,
     )
+
+
+def warn_of_former_settings(settings: Settings) -> None:
+    """Logs a warning for each setting that is given by a former name, with the name to use instead."""
+    for name in _FORMER_KERNEL_SETTINGS:
+        if (value := getattr(settings, name)) is not None:
+            logger.warning("former_setting", extra={"setting": name, "value": value, "use_instead": "kernels"})
 
 
 def child_command() -> list[str]:

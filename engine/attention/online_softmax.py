@@ -13,18 +13,9 @@ of a query do not depend on the other queries of its tile, nor on how a prompt w
 import triton
 import triton.language as tl
 
+from graftwork.engine.kernels.blocks import max_of, sum_of
+
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def sum_of(block, AXIS: tl.constexpr):
-    # tl.sum is part of Triton's library, not of its language, so an interpreted copy of the kernels does not have it.
-    return tl.reduce(block, AXIS, tl.standard._sum_combine)
-
-
-@triton.jit
-def max_of(block, AXIS: tl.constexpr):
-    return tl.reduce(block, AXIS, tl.standard._elementwise_max)
 
 
 @triton.jit

@@ -16,7 +16,8 @@ Source: FlashAttention-2 (Dao 2023), Flash-Decoding (Dao et al. 2023), PagedAtte
 import triton
 import triton.language as tl
 
-from graftwork.engine.attention.online_softmax import LOG2_E, attend_keys, load_queries, max_of, sum_of
+from graftwork.engine.attention.online_softmax import LOG2_E, attend_keys, load_queries
+from graftwork.engine.kernels.blocks import max_of, sum_of
 
 RUN_TIME_NUMBERS = ["window"]
 """Arguments whose values must not lead to new compiled variants."""

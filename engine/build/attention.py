@@ -1,6 +1,6 @@
 """Chooses the backend that computes attention.
 
-The choice follows from the setting `attention_backend` and from the device. The Triton kernels are chosen only if they
+The choice follows from the setting `kernels` and from the device. The Triton kernels are chosen only if they
 pass their self-test on this machine. Otherwise torch computes attention.
 """
 
@@ -27,17 +27,16 @@ _COST_WITHOUT_TRITON = "attention copies all pages that it reads, and decoding t
 def build_attention(
     config: EngineConfig, model: ModelConfig, storage: KvStorage, dtype: torch.dtype
 ) -> AttentionBackend:
-    """Builds the attention backend that the setting `attention_backend` names.
+    """Builds the attention backend that the setting `kernels` names.
 
     `auto` takes Triton on CUDA if its kernels work there, else torch. Raises InvalidRequest if the name is unknown, or
     if it names kernels that do not work on this machine.
     """
-    wanted = config.attention_backend
+    wanted = config.kernels_for("attention")
     device = storage.device_memory.device
     if wanted not in _CHOICES:
         raise InvalidRequest(
-            f"attention_backend {wanted!r} is not known: choose one of {', '.join(_CHOICES)}.",
-            param="attention_backend",
+            f"kernels {wanted!r} of attention is not known: choose one of {', '.join(_CHOICES)}.", param="kernels"
         )
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return _torch(model, storage, dtype)
@@ -49,8 +48,8 @@ def build_attention(
     if wanted == "triton":
         raise InvalidRequest(
             f"The Triton attention kernels do not work on {device} ({failure}). "
-            "Start the engine with attention_backend torch.",
-            param="attention_backend",
+            "Start the engine with kernels auto or torch.",
+            param="kernels",
         )
     _log.warning(
         "attention_kernels_unavailable",

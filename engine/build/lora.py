@@ -1,6 +1,6 @@
 """Chooses the backend that applies LoRA adapters.
 
-The choice follows from the setting `lora_kernels` and from the device. A backend with kernels is chosen only if its
+The choice follows from the setting `kernels` and from the device. A backend with kernels is chosen only if its
 kernels pass their self-test on this machine. Otherwise plain torch applies the adapters.
 """
 
@@ -25,16 +25,14 @@ PACK_BYTES = 256 * 2**20
 
 
 def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> LoraBackend:
-    """Builds the LoRA backend that the setting `lora_kernels` names.
+    """Builds the LoRA backend that the setting `kernels` names.
 
     `auto` takes the kernels for this device if they work, else plain torch. Raises InvalidRequest if the name is
     unknown, or if it names kernels that do not work on this machine.
     """
-    wanted = config.lora_kernels
+    wanted = config.kernels_for("lora")
     if wanted not in _CHOICES:
-        raise InvalidRequest(
-            f"lora_kernels {wanted!r} is not known: choose one of {', '.join(_CHOICES)}.", param="lora_kernels"
-        )
+        raise InvalidRequest(f"kernels {wanted!r} is not known: choose one of {', '.join(_CHOICES)}.", param="kernels")
     rules = BatchInvariance.of(dtype)
     plain = TorchLora(PackCache(PACK_BYTES, rules.min_columns), rules)
     kernels = _kernels_of(device) if wanted == "auto" else wanted
@@ -45,8 +43,8 @@ def build_lora(config: EngineConfig, model: ModelConfig, device: torch.device, d
         return _native(model, dtype, plain) if kernels == "native" else _triton(config, model, device, dtype, plain)
     if wanted != "auto":
         raise InvalidRequest(
-            f"The {kernels} LoRA kernels do not work on {device} ({failure}). Start the engine with lora_kernels torch.",
-            param="lora_kernels",
+            f"The {kernels} LoRA kernels do not work on {device} ({failure}). Start the engine with kernels auto or torch.",
+            param="kernels",
         )
     _log.warning(
         "lora_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": _COST_WITHOUT[kernels]}

@@ -1,6 +1,6 @@
 """Chooses how the row operations are computed: norms, rotary embedding with the write of KV, and activations.
 
-The choice follows from the setting `row_kernels` and from the device. The Triton kernels are chosen only if they pass
+The choice follows from the setting `kernels` and from the device. The Triton kernels are chosen only if they pass
 their trial on this machine. Otherwise plain torch computes the row operations.
 """
 
@@ -25,7 +25,7 @@ _CHOICES = ("auto", "triton", "torch")
 
 
 def build_row_ops(row_kernels: str, model: ModelConfig, cache: KvCache) -> RowOps:
-    """Builds the row operations that the setting `row_kernels` names, for the device of `cache`.
+    """Builds the row operations that the setting `kernels` names, for the device of `cache`.
 
     Raises InvalidRequest as `choose_row_ops` does.
     """
@@ -41,7 +41,7 @@ def choose_row_ops(row_kernels: str, device: torch.device, dtype: torch.dtype) -
     """
     if row_kernels not in _CHOICES:
         raise InvalidRequest(
-            f"row_kernels {row_kernels!r} is not known: choose one of {', '.join(_CHOICES)}.", param="row_kernels"
+            f"kernels {row_kernels!r} of rows is not known: choose one of {', '.join(_CHOICES)}.", param="kernels"
         )
     if row_kernels == "torch" or (row_kernels == "auto" and device.type != "cuda"):
         return TorchRowOps
@@ -52,8 +52,8 @@ def choose_row_ops(row_kernels: str, device: torch.device, dtype: torch.dtype) -
         return TritonRowOps
     if row_kernels == "triton":
         raise InvalidRequest(
-            f"The triton row kernels do not work on {device} ({failure}). Start the engine with row_kernels torch.",
-            param="row_kernels",
+            f"The triton row kernels do not work on {device} ({failure}). Start the engine with kernels auto or torch.",
+            param="kernels",
         )
     loss = "each layer launches many more kernels, and short steps take longer"
     _log.warning("row_kernels_unavailable", extra={"device": str(device), "reason": failure, "loss": loss})

@@ -77,7 +77,8 @@ class RunnerParts:
         memory, finder = storage.device_memory, SegmentFinder(adapters)
         own = self._step_parts(storage)
         forward = _forward(own, finder, self.spread)
-        sampler = build_sampler(self.model.vocab_size, self.limits.max_running, memory.device)
+        wanted = self.config.kernels_for("sampler")
+        sampler = build_sampler(self.model.vocab_size, self.limits.max_running, memory.device, wanted)
         reads_logits_at_once = not isinstance(
             sampler, TorchSampler
         )  # a graph's logits are overwritten by the next step
@@ -86,7 +87,9 @@ class RunnerParts:
             forward.graphs = _graphs(forward, storage, self.limits)
         has_graphs = not isinstance(forward, PlainForward) and forward.graphs is not None
         forward.paths = own.fallbacks(self.config, memory.device)
-        forward.paths.fallback_sampler = int(memory.device.type == "cuda" and not reads_logits_at_once)
+        forward.paths.fallback_sampler = int(
+            memory.device.type == "cuda" and wanted == "auto" and not reads_logits_at_once
+        )
         forward.paths.fallback_graphs = int(wants_graphs and not has_graphs)
         scorer = PromptScorer(own.decoder, self.lora, own.builder.rules, finder.mix)
         return ModelRunner(forward, sampler, scorer, memory.device)
@@ -103,7 +106,7 @@ class RunnerParts:
 
     def _step_parts(self, storage: KvStorage) -> "_StepParts":
         memory, rules = storage.device_memory, BatchInvariance.of(self.dtype)
-        rows = self.wrap_rows(build_row_ops(self.config.row_kernels, self.model, storage.cache))
+        rows = self.wrap_rows(build_row_ops(self.config.kernels_for("rows"), self.model, storage.cache))
         return _StepParts(
             Decoder(self.model, self.weights, rows, self.on_layer),
             build_attention(self.config, self.model, storage, self.dtype),
@@ -125,11 +128,13 @@ class _StepParts:
         """Returns counts of no step yet, which tell where torch stands in for kernels that were wanted."""
         on_gpu = device.type == "cuda"
         return StepPaths(
-            fallback_rows=int(on_gpu and config.row_kernels == "auto" and isinstance(self.decoder.rows, TorchRowOps)),
-            fallback_attention=int(
-                on_gpu and config.attention_backend == "auto" and isinstance(self.attention, TorchAttention)
+            fallback_rows=int(
+                on_gpu and config.kernels_for("rows") == "auto" and isinstance(self.decoder.rows, TorchRowOps)
             ),
-            fallback_lora=int(config.lora_kernels == "auto" and isinstance(self.lora, TorchLora)),
+            fallback_attention=int(
+                on_gpu and config.kernels_for("attention") == "auto" and isinstance(self.attention, TorchAttention)
+            ),
+            fallback_lora=int(config.kernels_for("lora") == "auto" and isinstance(self.lora, TorchLora)),
         )
 
     def plain(self, finder: SegmentFinder, spread: Callable[[torch.Tensor], None]) -> PlainForward:

@@ -5,6 +5,10 @@ Owns each setting's default, unit and range. Never reads an environment variable
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+KernelPart = Literal["lora", "rows", "attention", "sampler"]
+"""A part of the engine that kernels may compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +72,18 @@ class EngineConfig:
     lora_host_bytes: int = 1024 * 2**20
     """Bytes of host memory for adapter weights. Adapters are copied to the device from there."""
     max_lora_rank: int = 128
-    lora_kernels: str = "auto"
-    """How adapters are applied: `auto`, `native` (CPU), `triton` (CUDA) or `torch`.
+    kernels: str = "auto"
+    """What computes attention, row operations, adapters and sampling: `auto`, `triton` (CUDA), `torch`, or `native`, the
+    CPU's own kernel for adapters.
 
-    `auto` takes the device's own kernels if they work, else `torch`.
+    `auto` takes the kernels of the device, for each part if they work there, else `torch`. The others insist.
     """
-    row_kernels: str = "auto"
-    """How norms, the rotary embedding, the write of KV and activations are computed: `auto`, `triton` (CUDA) or `torch`.
-
-    `auto` takes the Triton kernels on CUDA if they work, else `torch`.
-    """
-    attention_backend: str = "auto"
-    """How attention is computed: `auto`, `triton` (CUDA) or `torch`.
-
-    `auto` takes `triton` on CUDA if its kernels work, else `torch`.
-    """
+    lora_kernels: str | None = None
+    """`kernels` for adapters alone; None means the same as for the rest."""
+    row_kernels: str | None = None
+    """`kernels` for norms, the rotary embedding, the write of KV and activations alone: `auto`, `triton` or `torch`."""
+    attention_backend: str | None = None
+    """`kernels` for attention alone: `auto`, `triton` or `torch`."""
     decode_graphs: str = "auto"
     """Whether decoding steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work) or `off`.
 
@@ -119,3 +120,10 @@ class EngineConfig:
     """Bytes of earlier answers from which drafts are taken, over all isolation domains. A domain never drafts from
     another domain's answers.
     """
+
+    def kernels_for(self, part: KernelPart) -> str:
+        """Returns what computes one part of the engine. Only adapters have a native kernel; torch computes the rest."""
+        own = {"lora": self.lora_kernels, "rows": self.row_kernels, "attention": self.attention_backend}.get(part)
+        if own is not None:
+            return own
+        return "torch" if self.kernels == "native" and part != "lora" else self.kernels

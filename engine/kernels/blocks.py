@@ -1,10 +1,10 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Defines functions that several Triton kernels call: sums over a block of values, rounding, and the RMS norm.
+"""Defines functions that the Triton kernels of several rooms call: sums and maxima of a block, rounding, the RMS norm.
 
-tl.sum is part of Triton's library, not of its language, so an interpreted copy of a kernel does not have it when other
-kernels of the process are compiled. The sums here are part of the language. They add in a tree whose shape follows from
-the shape of the block alone, so equal blocks give equal bits.
+tl.sum and tl.max are part of Triton's library, not of its language, so an interpreted copy of a kernel does not have
+them when other kernels of the process are compiled. The functions here are part of the language. They add in a tree
+whose shape follows from the shape of the block alone, so equal blocks give equal bits.
 """
 
 import triton
@@ -12,13 +12,18 @@ import triton.language as tl
 
 
 @triton.jit
-def sum_last_axis(block):
-    return tl.reduce(block, 1, tl.standard._sum_combine)
+def sum_of(block, AXIS: tl.constexpr = 0):
+    return tl.reduce(block, AXIS, tl.standard._sum_combine)
 
 
 @triton.jit
-def sum_first_axis(block):
-    return tl.reduce(block, 0, tl.standard._sum_combine)
+def max_of(block, AXIS: tl.constexpr = 0):
+    return tl.reduce(block, AXIS, tl.standard._elementwise_max)
+
+
+@triton.jit
+def running_sum(values):
+    return tl.associative_scan(values, 0, tl.standard._sum_combine)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graftwork.engine.kernels.blocks import scaled_norm, sum_first_axis
+from graftwork.engine.kernels.blocks import scaled_norm, sum_of
 from graftwork.engine.kernels.launch import Launch
 
 
@@ -46,7 +46,7 @@ def add_norm_kernel(
         tl.store(hidden + row * hidden_stride + columns, total, mask=mask)
         x = total.to(tl.float32)
     scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-    y = scaled_norm(x, sum_first_axis(x * x) / FEATURES, scale, epsilon, dtype)
+    y = scaled_norm(x, sum_of(x * x) / FEATURES, scale, epsilon, dtype)
     tl.store(normed + row * FEATURES + columns, y.to(dtype), mask=mask)
 
 

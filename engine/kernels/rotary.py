@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graftwork.engine.kernels.blocks import scaled_norm, sum_last_axis
+from graftwork.engine.kernels.blocks import scaled_norm, sum_of
 from graftwork.engine.kernels.launch import Launch
 
 
@@ -48,7 +48,7 @@ def rotated_heads(
     half. cos, sin: fp32 [1, head_dim / 2].
     """
     if HAS_NORM:
-        mean_square = (sum_last_axis(first * first + second * second) / HEAD_DIM)[:, None]
+        mean_square = (sum_of(first * first + second * second, 1) / HEAD_DIM)[:, None]
         first_weight = tl.load(weights, mask=mask, other=0.0).to(tl.float32)
         second_weight = tl.load(weights + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
         first = scaled_norm(first, mean_square, first_weight, epsilon, DTYPE)

@@ -55,6 +55,9 @@ MemoryShare = Annotated[
     float | None,
     typer.Option(help="The part of a GPU's memory to take of what the weights leave free, up to 1 (default: 0.9)."),
 ]
+Kernels = Annotated[
+    str | None, typer.Option(help="What computes: auto, triton (GPU), native (CPU) or torch (default: auto).")
+]
 MaxContextTokens = Annotated[
     int | None, typer.Option(help="The longest context that is served, in tokens (default: the model's own).")
 ]

@@ -28,10 +28,16 @@ from graftwork.engine.lora.triton.slice_table import SliceTable
 from graftwork.engine.lora.triton.tile_kernels import expand_tiles_kernel, shrink_tiles_kernel
 from graftwork.engine.lora.triton.tiles import LoraSegments
 
-_MOST_REGISTERS = {expand_rows_kernel: 96, shrink_rows_kernel: 128}
-"""The most registers of one thread, by kernel. Without this limit, ptxas aims at more programs at a time on Hopper and
-Blackwell, and spills a value of the row-wise kernels for that.
+_MOST_REGISTERS = {
+    (expand_rows_kernel, ROW_WISE): 96,
+    (shrink_rows_kernel, ROW_WISE): 128,
+    (expand_tiles_kernel, 32): 224,
+}
+"""The most registers of one thread, by kernel and rows of a tile. Without this limit, ptxas aims at more programs at a
+time, and spills for that.
 """
+_WARPS = {(expand_tiles_kernel, 32): 8}
+"""The warps of one program, by kernel and rows of a tile, where they are not 4. With 4, expand spills in large tiles."""
 
 
 def apply_lora(
@@ -140,9 +146,9 @@ def shrink_launch(
         "BLOCK_IN": plan.block_in,
     }
     if segments.tile_rows == ROW_WISE:
-        return Launch(shrink_rows_kernel, grid, arguments, launch_options(shrink_rows_kernel, plan))
+        return Launch(shrink_rows_kernel, grid, arguments, launch_options(shrink_rows_kernel, plan, ROW_WISE))
     arguments |= _tile_arguments(segments) | {"UPCAST": x.device.type == "cpu" or x.dtype != table.dtype}
-    return Launch(shrink_tiles_kernel, grid, arguments, launch_options(shrink_tiles_kernel, plan))
+    return Launch(shrink_tiles_kernel, grid, arguments, launch_options(shrink_tiles_kernel, plan, segments.tile_rows))
 
 
 def expand_launch(
@@ -178,16 +184,17 @@ def expand_launch(
         "BLOCK_OUT": plan.block_out,
     }
     if segments.tile_rows == ROW_WISE:
-        return Launch(expand_rows_kernel, grid, arguments, launch_options(expand_rows_kernel, plan))
+        return Launch(expand_rows_kernel, grid, arguments, launch_options(expand_rows_kernel, plan, ROW_WISE))
     arguments |= _tile_arguments(segments) | expand_precision(table.dtype) | {"UPCAST": y.device.type == "cpu"}
-    return Launch(expand_tiles_kernel, grid, arguments, launch_options(expand_tiles_kernel, plan))
+    return Launch(expand_tiles_kernel, grid, arguments, launch_options(expand_tiles_kernel, plan, segments.tile_rows))
 
 
-def launch_options(kernel: Any, plan: LoraPlan) -> dict[str, Any]:
-    """Returns the options that Triton compiles one of the four kernels with."""
-    options: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True, "num_stages": plan.num_stages}
-    if kernel in _MOST_REGISTERS:
-        options["maxnreg"] = _MOST_REGISTERS[kernel]
+def launch_options(kernel: Any, plan: LoraPlan, tile_rows: int) -> dict[str, Any]:
+    """Returns the options that Triton compiles one of the four kernels with. They change no bit of the result."""
+    key = kernel, tile_rows
+    options: dict[str, Any] = {"num_warps": _WARPS.get(key, 4), "enable_fp_fusion": True, "num_stages": plan.num_stages}
+    if key in _MOST_REGISTERS:
+        options["maxnreg"] = _MOST_REGISTERS[key]
     return options
 
 

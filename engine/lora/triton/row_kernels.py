@@ -16,7 +16,7 @@ is the t-th row in the order of the tiles (see tiles.py).
 import triton
 import triton.language as tl
 
-from graftwork.engine.kernels.blocks import sum_first_axis, sum_last_axis
+from graftwork.engine.kernels.blocks import sum_of
 from graftwork.engine.lora.triton.expand_blocks import COUNTS, UNALIGNED, change_columns, find_slice, is_changed
 
 
@@ -33,7 +33,7 @@ def dot_span(x_row, a_rows, rank_mask, first, last, BLOCK_RANK: tl.constexpr, BL
         x_block = tl.load(x_row + features, mask=feature_mask, other=0.0).to(tl.float32)
         a_block = tl.load(a_rows + features[None, :], mask=rank_mask[:, None] & feature_mask[None, :], other=0.0)
         total += x_block[None, :] * a_block.to(tl.float32)
-    return sum_last_axis(total)
+    return sum_of(total, 1)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=UNALIGNED)
@@ -182,5 +182,5 @@ def expand_rows_kernel(
                 b_block = tl.load(b_pointers_block, mask=rank_mask[:, None] & column_mask[None, :], other=0.0)
                 products += v[:, None] * b_block.to(tl.float32)
             scale = tl.load(scales + number) * tl.load(part_weight + position * NUM_PARTS + part)
-            y_block += scale * sum_first_axis(products)
+            y_block += scale * sum_of(products)
     tl.store(y_pointers, y_block.to(y.dtype.element_ty), mask=column_mask)

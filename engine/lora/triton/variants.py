@@ -100,11 +100,10 @@ def served_lora_variants(model: ModelConfig, dtype: torch.dtype, max_rank: int) 
     """Yields what an engine may launch for adapters of up to `max_rank` ranks: in each group of projections, for tiles
     of each size, with and without mixtures and changes of columns, and with few and many tiles.
     """
-    for group, tile_rows, *flags in product(GROUPS, TILE_ROWS, (False, True), (False, True), (_FEW_TILES, _MANY_TILES)):
-        has_mixtures, has_columns, num_tiles = flags
+    rank, flags = pages_of_ranks(max_rank), (False, True)
+    for group, tile_rows, has_mixtures, has_columns in product(GROUPS, TILE_ROWS, flags, flags):
         words = [group.name, f"{tile_rows} rows", *(["mixtures"] * has_mixtures), *(["columns"] * has_columns)]
-        shape = GroupShape.of(model, group.targets)
-        rank = pages_of_ranks(max_rank)
-        yield from LayerShape(
-            " ".join(words), num_tiles, tile_rows, shape, rank, dtype, has_mixtures, has_columns
-        ).variants
+        name, shape = " ".join(words), GroupShape.of(model, group.targets)
+        for num_tiles in (_FEW_TILES, _MANY_TILES):
+            layer = LayerShape(name, num_tiles, tile_rows, shape, rank, dtype, has_mixtures, has_columns)
+            yield from layer.variants

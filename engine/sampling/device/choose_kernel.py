@@ -17,15 +17,13 @@ least of three masses. All masses are integers, so no rounding can make two of t
 import triton
 import triton.language as tl
 
+from graftwork.engine.kernels.blocks import max_of, running_sum, sum_of
 from graftwork.engine.sampling.device.columns import Float, Int, Long, Way
 from graftwork.engine.sampling.device.number_math import (
     key_of,
     mass_below,
-    max_of,
     packed_token,
     packed_value,
-    running_sum,
-    sum_of,
     uniform_of,
     value_of,
     weight_of,

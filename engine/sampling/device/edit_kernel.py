@@ -13,8 +13,9 @@ block: in memory, between two barriers.
 import triton
 import triton.language as tl
 
+from graftwork.engine.kernels.blocks import max_of, sum_of
 from graftwork.engine.sampling.device.columns import Float, Int, Way
-from graftwork.engine.sampling.device.number_math import max_of, pack, packed_value, sum_of
+from graftwork.engine.sampling.device.number_math import pack, packed_value
 
 _IDLE = tl.constexpr(int(Way.IDLE))
 _GREEDY = tl.constexpr(int(Way.GREEDY))

@@ -19,27 +19,6 @@ _FARTHEST = tl.constexpr(31.0)
 
 
 @triton.jit
-def sum_of(values):
-    # tl.sum is part of Triton's library, not of its language, so an interpreted copy of the kernels does not have it.
-    return tl.reduce(values, 0, tl.standard._sum_combine)
-
-
-@triton.jit
-def max_of(values):
-    return tl.reduce(values, 0, tl.standard._elementwise_max)
-
-
-@triton.jit
-def min_of(values):
-    return tl.reduce(values, 0, tl.standard._elementwise_min)
-
-
-@triton.jit
-def running_sum(values):
-    return tl.associative_scan(values, 0, tl.standard._sum_combine)
-
-
-@triton.jit
 def key_of(x):
     """Returns int32 keys in the order of the fp32 values x. Equal values have equal keys, -0 and 0 too. NaN is above
     all, as in torch's argmax.

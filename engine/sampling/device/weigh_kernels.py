@@ -16,8 +16,9 @@ the last kernel looks at the whole row.
 import triton
 import triton.language as tl
 
+from graftwork.engine.kernels.blocks import max_of, running_sum, sum_of
 from graftwork.engine.sampling.device.columns import Float, Int, Way
-from graftwork.engine.sampling.device.number_math import max_of, packed_value, running_sum, sum_of, weight_of
+from graftwork.engine.sampling.device.number_math import packed_value, weight_of
 
 NUM_LEVELS = tl.constexpr(4)
 """The number of levels. Level i holds the tokens at most 3, 7, 15 or 31 below the best. All others weigh nothing."""

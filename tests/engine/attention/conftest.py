@@ -14,7 +14,7 @@ WITH_KERNELS = ("online_softmax", "paged_kernels", "launch", "reference", "trito
 @pytest.fixture(scope="session")
 def interpreted() -> dict[str, ModuleType]:
     """Copies of the modules that hold or launch kernels, by name, with the kernels interpreted."""
-    copies = interpreted_copies([f"{PACKAGE}.{name}" for name in WITH_KERNELS])
+    copies = interpreted_copies(["graftwork.engine.kernels.blocks", *(f"{PACKAGE}.{name}" for name in WITH_KERNELS)])
     return {name: copies[f"{PACKAGE}.{name}"] for name in WITH_KERNELS}
 
 

@@ -37,10 +37,10 @@ def test_kernels_that_do_not_work_are_refused(models: RandomModels) -> None:
     """Triton kernels asked for by name on a CPU are refused, with the reason and what to do."""
     expected = "" if importlib.util.find_spec("triton") else "is not installed"
 
-    with pytest.raises(InvalidRequest, match="attention_backend torch") as refusal:
+    with pytest.raises(InvalidRequest, match="kernels auto or torch") as refusal:
         build_attention(*parts(models, "triton"))
 
-    assert refusal.value.param == "attention_backend"
+    assert refusal.value.param == "kernels"
     assert expected in refusal.value.message
 
 

@@ -48,7 +48,7 @@ def test_where_the_kernel_does_not_work_torch_serves_and_the_log_says_why(
 
     with caplog.at_level(logging.WARNING):
         assert isinstance(build(models, "auto", dtype), TorchLora)
-    with pytest.raises(InvalidRequest, match="lora_kernels torch") as refusal:
+    with pytest.raises(InvalidRequest, match="kernels auto or torch") as refusal:
         build(models, "native", dtype)
 
     (record,) = caplog.records
@@ -63,10 +63,10 @@ def test_kernels_that_are_asked_for_by_name_and_cannot_work_are_refused(
     models: RandomModels, kernels: str, device: str
 ) -> None:
     """Kernels of another device are refused; the message names the setting and what to choose."""
-    with pytest.raises(InvalidRequest, match="lora_kernels torch") as refusal:
+    with pytest.raises(InvalidRequest, match="kernels auto or torch") as refusal:
         build(models, kernels, device=device)
 
-    assert refusal.value.param == "lora_kernels"
+    assert refusal.value.param == "kernels"
 
 
 def test_an_unknown_name_is_refused(models: RandomModels) -> None:

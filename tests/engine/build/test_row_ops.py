@@ -21,10 +21,10 @@ def test_a_cpu_is_served_by_torch(row_kernels: str) -> None:
 def test_kernels_that_cannot_work_are_refused() -> None:
     """Kernels that are asked for by name and fail their trial are refused; the message says why and what to choose."""
     pytest.importorskip("triton", reason="the kernels extra is not installed")
-    with pytest.raises(InvalidRequest, match=r"do not work on cpu \(\w+: .+row_kernels torch") as refusal:
+    with pytest.raises(InvalidRequest, match=r"do not work on cpu \(\w+: .+kernels auto or torch") as refusal:
         choose_row_ops("triton", CPU, torch.float32)
 
-    assert refusal.value.param == "row_kernels"
+    assert refusal.value.param == "kernels"
 
 
 def test_where_the_kernels_do_not_work_torch_serves_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -49,10 +49,15 @@ def step(model: LlamaRunner, specs: list[SampleSpec], **options: Any) -> StepCou
     return counts
 
 
+def constrained_penalty_specs(num_rows: int) -> list[SampleSpec]:
+    return [replace(spec, mask=FirstTokens()) for spec in penalty_specs(num_rows)]
+
+
 KINDS: dict[str, Callable[[int], list[SampleSpec]]] = {
     "plain": plain_specs,
     "penalties": penalty_specs,
     "constrained": constrained_specs,
+    "constrained penalties": constrained_penalty_specs,
 }
 
 
@@ -64,7 +69,7 @@ def test_a_decode_step_stays_within_its_bounds(model: LlamaRunner, kind: str) ->
 
     assert counts.faults == []
     assert counts.num_launches <= MOST_LAUNCHES
-    assert (counts.copies_in, counts.copies_out) == (1 + (kind == "constrained"), 1)
+    assert (counts.copies_in, counts.copies_out) == (1 + kind.startswith("constrained"), 1)
 
 
 def test_a_step_launches_what_its_layers_need_and_little_more(model: LlamaRunner) -> None:
@@ -89,7 +94,10 @@ def test_a_step_launches_what_its_layers_need_and_little_more(model: LlamaRunner
     }
 
 
-@pytest.mark.parametrize(("kind", "copies"), [("plain", 1), ("penalties", 2), ("constrained", 2)])
+@pytest.mark.parametrize(
+    ("kind", "copies"),
+    [("plain", 1), ("penalties", 2), *((kind, 2) for kind in KINDS if kind.startswith("constrained"))],
+)
 def test_a_step_takes_the_tokens_of_the_step_before_by_one_kernel(model: LlamaRunner, kind: str, copies: int) -> None:
     """A step that was planned before its tokens were known takes them on the device by one more launch. Parameters of
     the sampler that depend on these tokens are known later, so they are one more copy."""
@@ -131,7 +139,7 @@ def test_a_step_by_a_graph_leaves_the_host_almost_nothing(graphs: LlamaRunner, k
     assert (counts.operations.total(), counts.allocations) == (0, 0)
     sampling = dict.fromkeys(("edit_kernel", "weigh_kernel", "gather_kernel", "choose_kernel"), 1)
     assert counts.kernels == sampling | ({"take_tokens_kernel": 1} if awaits else {})
-    is_late = kind == "constrained" or (kind == "penalties" and awaits)
+    is_late = kind.startswith("constrained") or (kind == "penalties" and awaits)
     assert (counts.copies_in, counts.copies_out) == (1 + is_late, 1)
 
 

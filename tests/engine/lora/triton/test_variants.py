@@ -21,14 +21,14 @@ def compiled() -> list[tuple[Any, Any]]:
 
 
 def test_all_kernels_build_and_fit(compiled: list[tuple[Any, Any]]) -> None:
-    """Each kernel compiles for Ampere, Hopper and Blackwell within the limits of each architecture, and no kernel that
-    a decode step launches spills a register."""
+    """Each kernel compiles for Ampere, Hopper and Blackwell within the limits of each architecture, and none spills a
+    register but expand for large tiles of prefill in fp32."""
     built_for = {(built.variant.kernel.__name__, built.capability) for _, built in compiled}
     kernels = {f"{step}_{way}_kernel" for step in ("shrink", "expand") for way in ("tiles", "rows")}
     assert built_for == {(kernel, target) for kernel in kernels for target in (80, 90, 100)}
     for shape, built in compiled:
-        # In large tiles of prefill, ptxas spills up to six registers of the expand kernel.
-        assert_fits(built, spilled_bytes=24 if shape.tile_rows == GROUPED_TILE_ROWS[1] else 0)
+        is_large_fp32 = shape.tile_rows == GROUPED_TILE_ROWS[1] and shape.dtype.itemsize == 4
+        assert_fits(built, spilled_bytes=24 if is_large_fp32 else 0)
 
 
 def test_one_matrix_instruction_serves_all_tiles(compiled: list[tuple[Any, Any]]) -> None:

@@ -85,11 +85,15 @@ def assert_same_logprobs(actual: SampledRows, expected: SampledRows, row: int, l
     assert [token for token, _ in own.top] == ordered.tolist()
 
 
-@pytest.mark.parametrize(("sizes", "vocab"), [(LARGE, 3000), (LARGE, 131), (SMALL, 300), (SMALL, 37)])
-def test_it_picks_the_tokens_of_the_torch_sampler(samplers_of: Any, sizes: dict[str, int], vocab: int) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "vocab", "num_rows"), [(LARGE, 3000, 12), (LARGE, 131, 12), (SMALL, 260, 6), (SMALL, 37, 12)]
+)
+def test_it_picks_the_tokens_of_the_torch_sampler(
+    samplers_of: Any, sizes: dict[str, int], vocab: int, num_rows: int
+) -> None:
     """Random rows with every parameter get the torch sampler's tokens and log probabilities, however work is cut."""
     samplers = samplers_of(vocab)
-    step = random_step(Random(vocab), vocab, 12)
+    step = random_step(Random(vocab), vocab, num_rows)
 
     actual = run(samplers.device(**sizes), step)
 
