@@ -63,8 +63,8 @@ class StepFigures:
     """The bytes of weights, KV and adapters that a step reads, by the bandwidth of a large copy."""
     syncs_per_step: float | None
     """How often torch has waited for the device, as its sync debug mode counts. Waits for events are not among them."""
-    graph_share: float
-    """The part of the timed steps that a CUDA graph computed. In a dry run no step is a graph."""
+    graph_share: float | None
+    """The part of the timed steps that a CUDA graph computed."""
 
 
 def measure_steps(run: PhaseRun) -> None:
@@ -107,7 +107,7 @@ def _measure(run: PhaseRun, engine: Engine, way: str, cell: StepCell, bandwidth:
     context = run.shape.prompt_tokens + (tokens_before + rows.num_tokens) // (2 * cell.rows)
     stop(engine, rows)
     if bandwidth is None:
-        return StepFigures(way, cell, context, None, None, None, None, None, None, graph_share)
+        return StepFigures(way, cell, context, None, None, None, None, None, None, None)
     step_s = statistics.fmean(durations)
     return StepFigures(
         way,

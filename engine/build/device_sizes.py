@@ -7,7 +7,8 @@ The memory of a device is divided so:
     [ weights | one step at the largest batch | copies of adapters | frames: KV pages and adapters | left free ]
               |<-------------------- memory_share of what is free after the weights ------------->|
 
-What is left free serves CUDA graphs, fragments of the allocator, and other processes.
+What is left free serves CUDA graphs, fragments of the allocator, and other processes. It is never less than the graphs
+are estimated to take.
 """
 
 import math
@@ -34,13 +35,17 @@ class MeasuredDevice:
     """The most memory that a step at the largest batch took at a time, besides weights and KV pages."""
     copies_bytes: int
     """The most memory that the LoRA backend takes for copies of adapters."""
+    graphs_bytes: int = 0
+    """An estimate of what the CUDA graphs will take. They are captured later, in what is left free."""
 
     def budget(self, share: float) -> int:
-        """Returns the bytes for all frames, if steps, copies and frames together take `share` of the free memory.
+        """Returns the bytes for all frames, if steps, copies and frames together take `share` of the free memory, or
+        what the graphs leave of it, if that is less.
 
         Negative if steps and copies alone take more.
         """
-        return int(self.free_bytes * share) - self.step_bytes - self.copies_bytes
+        most = min(int(self.free_bytes * share), self.free_bytes - self.graphs_bytes)
+        return most - self.step_bytes - self.copies_bytes
 
     def least_share(self, frames_bytes: int) -> float | None:
         """Returns the smallest share, in whole thousandths, that leaves `frames_bytes` for frames.
@@ -53,7 +58,8 @@ class MeasuredDevice:
 
     def least_free_bytes(self, frames_bytes: int, share: float) -> int:
         """Returns how much memory must be free for `frames_bytes` of frames at this share."""
-        return math.ceil((frames_bytes + self.step_bytes + self.copies_bytes) / share) + 1
+        own = frames_bytes + self.step_bytes + self.copies_bytes
+        return max(math.ceil(own / share) + 1, own + self.graphs_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,7 @@ class FrameSizer:
 
         Raises InvalidRequest if this is too little.
         """
+        self._check_shares()
         pages = device_bytes // self.frame_bytes
         if pages >= self.least_pages:
             return replace(self.wanted, device_pages=pages)
@@ -94,6 +101,7 @@ class FrameSizer:
 
         Raises InvalidRequest if this is too little.
         """
+        self._check_shares()
         budget = device.budget(share)
         pages = max(budget // self.frame_bytes - EXTRA_FRAMES, 0)
         if pages >= self.least_pages:
@@ -107,8 +115,9 @@ class FrameSizer:
         )
         raise InvalidRequest(
             f"--memory-share {share} of the {device.free_bytes} bytes that are free on {device.device} beside the weights "
-            f"leaves KV and adapters {max(budget, 0)} bytes, because a step takes {device.step_bytes} and copies of "
-            f"adapters {device.copies_bytes}: {self._needs()}. {self._shorter_context(pages)}Or {other}.",
+            f"leaves KV and adapters {max(budget, 0)} bytes, because a step takes {device.step_bytes}, copies of "
+            f"adapters {device.copies_bytes} and graphs {device.graphs_bytes}: {self._needs()}. "
+            f"{self._shorter_context(pages)}Or {other}.",
             param="memory_share",
         )
 
@@ -124,8 +133,8 @@ class FrameSizer:
         self.measured(device, 1.0)  # raises if no number of bytes would do
         raise InvalidRequest(
             f"--device-bytes {device_bytes} is too much: {device.device} has {device.free_bytes} bytes free beside the "
-            f"weights, of which a step takes {device.step_bytes} and copies of adapters {device.copies_bytes}. Give "
-            f"--device-bytes of at most {most} bytes, or leave it out.",
+            f"weights, of which a step takes {device.step_bytes}, copies of adapters {device.copies_bytes} and graphs "
+            f"{device.graphs_bytes}. Give --device-bytes of at most {most} bytes, or leave it out.",
             param="device_bytes",
         )
 
@@ -146,6 +155,16 @@ class FrameSizer:
     def _has_room(self, pages: int, context_pages: int) -> bool:
         sizes = replace(self.wanted, device_pages=pages, context_pages=context_pages)
         return context_pages <= pages and sizes.max_lora_pages >= self._adapter_frames
+
+    def _check_shares(self) -> None:
+        """Raises InvalidRequest if the reserves for KV leave adapters nothing, however large the device is."""
+        if self.wanted.reserve_share >= 1 and self.wanted.lora_floor_share <= 0:
+            raise InvalidRequest(
+                f"kv_reserve_share {self.wanted.reserve_share} reserves the whole device for KV, and lora_floor_share "
+                f"{self.wanted.lora_floor_share} reserves nothing for adapters, so that no adapter can ever be used. Give a "
+                "smaller kv_reserve_share (0.5 is the default), or lora_floor_share above 0.",
+                param="kv_reserve_share",
+            )
 
     @property
     def _adapter_frames(self) -> int:

@@ -24,7 +24,8 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.kernels.step_inputs import PinnedMemory
 from graftwork.engine.lora.backend import LoraBackend
-from graftwork.engine.lora.pool import NoAdapters, ResidentAdapters
+from graftwork.engine.lora.pool import ResidentAdapters
+from graftwork.engine.lora.resident_adapter import RANK_PAGE
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import BatchInvariance
@@ -98,11 +99,16 @@ class RunnerParts:
         """Returns the forward pass of a rank above 0, which reads and writes KV in `storage`."""
         return self._step_parts(storage).plain(SegmentFinder(adapters), self.spread)
 
-    def trial(self, storage: KvStorage) -> Callable[[StepPlan], object]:
-        """Returns a function that runs one step without adapters, as this rank will serve."""
+    @property
+    def lora_rank(self) -> int:
+        """The largest rank of adapters, in whole pages of ranks."""
+        return -(-self.config.max_lora_rank // RANK_PAGE) * RANK_PAGE
+
+    def trial(self, storage: KvStorage, adapters: ResidentAdapters) -> Callable[[StepPlan], object]:
+        """Returns a function that runs one step, as this rank will serve, but without graphs."""
         if self.samples:
-            return self.runner(storage, NoAdapters(), with_graphs=False).run
-        return self.follower(storage, NoAdapters()).follow
+            return self.runner(storage, adapters, with_graphs=False).run
+        return self.follower(storage, adapters).follow
 
     def _step_parts(self, storage: KvStorage) -> "_StepParts":
         memory, rules = storage.device_memory, BatchInvariance.of(self.dtype)
@@ -191,9 +197,12 @@ def _graphs(forward: "PackedForward", storage: KvStorage, limits: SchedulerLimit
     graphs = DecodeGraphs(forward.parts, storage.cache.gates, PinnedMemory(device), sizes)
     try:
         with torch.cuda.device(device):
+            free_before = torch.cuda.mem_get_info()[0]
             graphs.capture(CudaGraphs())
+            taken = free_before - torch.cuda.mem_get_info()[0]
     except Exception as error:  # noqa: BLE001 - drivers and libraries each fail in a way of their own
         loss = "each decoding step launches its kernels one by one"
         _log.warning("decode_graphs_unavailable", exc_info=error, extra={"device": str(device), "loss": loss})
         return None
+    _log.info("decode_graphs", extra={"device": str(device), "graphs": sum(1 for _ in keys), "bytes": taken})
     return graphs

@@ -6,8 +6,11 @@ It also loads the kernels, which take device memory too. When it ends, only the 
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from importlib.util import find_spec
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -15,22 +18,79 @@ import torch
 from graftwork.engine.build.device_sizes import MeasuredDevice
 from graftwork.engine.build.kv import KvStorage, device_bytes_of, frame_sizer
 from graftwork.engine.build.lora import PACK_BYTES
-from graftwork.engine.build.runner import RunnerParts
+from graftwork.engine.build.runner import RunnerParts, wants_decode_graphs
 from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.requests import MAX_MIXTURE, AdapterUse
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache
 from graftwork.engine.kv.transfer.host_memory import HostMemory
+from graftwork.engine.lora.backend import LoraBackend
+from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta
+from graftwork.engine.model.config import ModelConfig
+from graftwork.engine.model.layers import BatchInvariance
+from graftwork.engine.model.projections import GROUPS, GroupShape
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 
 _log = logging.getLogger(__name__)
 
+_WARM_UP_MIXTURE = tuple(AdapterUse(f"warm-up {number}", 0.5) for number in range(MAX_MIXTURE))
 _SAMPLING = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, logprobs=MAX_TOP_LOGPROBS)
 """Sampling that needs much memory: all probabilities of a row are computed, and its log probabilities are reported."""
+
+
+_DESCRIPTION_BYTES = 4 * 2**20
+"""What the driver keeps for one graph of some six hundred kernels. An estimate: the log line `decode_graphs` of an engine
+on a GPU has the bytes that all its graphs took.
+"""
+
+
+class WarmUpAdapters:
+    """Adapters of the largest rank whose weights are zeros. All matrices of one shape share their memory.
+
+    A mixture of them asks of the LoRA backend as much memory for a step as any request can.
+    """
+
+    def __init__(self, model: ModelConfig, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        deltas: dict[tuple[int, str], GroupDelta] = {}
+        for group in GROUPS:
+            shape = GroupShape.of(model, group.targets)
+            ends = list(accumulate(shape.widths))
+            slices = tuple(
+                SliceDelta(
+                    torch.zeros(rank, width, dtype=dtype, device=device),
+                    number * rank,
+                    (number + 1) * rank,
+                    end - width,
+                    end,
+                )
+                for number, (width, end) in enumerate(zip(shape.widths, ends, strict=True))
+            )
+            A = torch.zeros(rank * len(slices), shape.in_features, dtype=dtype, device=device)
+            deltas |= {(layer, group.name): GroupDelta(A, None, slices) for layer in range(model.num_layers)}
+        nothing = torch.empty(0, dtype=torch.uint8, device=device)
+        self._by_digest = {
+            use.digest: ResidentAdapter(use.digest, nothing, deltas, None, None, None, rank, is_low_rank=True)
+            for use in _WARM_UP_MIXTURE
+        }
+
+    def get(self, digest: str) -> ResidentAdapter:
+        return self._by_digest[digest]
+
+    @contextmanager
+    def placed_in(self, lora: LoraBackend) -> Iterator[None]:
+        """Lets a backend use the adapters inside the block."""
+        for adapter in self._by_digest.values():
+            lora.place(adapter)
+        try:
+            yield
+        finally:
+            for digest in self._by_digest:
+                lora.forget(digest)
 
 
 class DeviceMeter(Protocol):
@@ -102,7 +162,25 @@ def measure_device(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> M
     step_bytes = _peak(parts, wanted, meter)
     if step_bytes is None:
         raise _too_large(parts, wanted, meter)
-    return MeasuredDevice(str(meter.device), meter.free_bytes(), step_bytes, PACK_BYTES)
+    graphs = graphs_bytes(parts, meter.device, step_bytes)
+    return MeasuredDevice(str(meter.device), meter.free_bytes(), step_bytes, PACK_BYTES, graphs)
+
+
+def graphs_bytes(parts: RunnerParts, device: torch.device, step_bytes: int) -> int:
+    """Estimates how many bytes the CUDA graphs of an engine take on `device`; 0 if it captures none.
+
+    They share one set of activations, which are those of a step with `max_running` tokens, and one block of logits. The
+    driver keeps a description of each graph besides. `step_bytes` is what a step at the largest batch takes.
+    """
+    if not wants_decode_graphs(parts.config, device) or find_spec("triton") is None:
+        return 0
+    from graftwork.engine.runner.graph_keys import GraphKeys
+
+    limits, model = parts.limits, parts.model
+    keys = GraphKeys(limits.max_running, parts.config.max_lora_rank, BatchInvariance.of(parts.dtype).min_rows)
+    logits = keys.row_counts[-1] * model.vocab_size * parts.dtype.itemsize
+    activations = step_bytes * limits.max_running // limits.max_batch_tokens
+    return logits + activations + sum(1 for _ in keys) * _DESCRIPTION_BYTES
 
 
 def _peak(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> int | None:
@@ -115,9 +193,11 @@ def _peak(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> int | None
         memory = DeviceMemory(pages, sizes.page_bytes, meter.device)
         cache = KvCache(parts.model, memory, sizes.page_tokens, parts.dtype)
         host = HostMemory(0, cache.page_shape, parts.dtype)
-        run = parts.trial(KvStorage(sizes, memory, cache, host, disk=None))
-        for plan in plans:
-            run(plan)
+        adapters = WarmUpAdapters(parts.model, parts.lora_rank, parts.dtype, meter.device)
+        with adapters.placed_in(parts.lora):
+            run = parts.trial(KvStorage(sizes, memory, cache, host, disk=None), adapters)
+            for plan in plans:
+                run(plan)
 
     try:
         return meter.peak_of(run_all)
@@ -149,7 +229,8 @@ def largest_steps(limits: SchedulerLimits, max_draft_tokens: int) -> tuple[StepP
     """Returns two steps that no step exceeds: one has the most tokens, the other samples the most rows.
 
     In the first, `max_running` requests share `max_batch_tokens` tokens: few have long chunks, the others one token. In
-    the second, each request has as many drafts as fit. All requests write their KV to the same pages.
+    the second, each request has as many drafts as fit. All requests write their KV to the same pages, and use the mixture
+    of `WarmUpAdapters`.
     """
     longest = min(limits.context_tokens, limits.max_batch_tokens)
     left, lengths = limits.max_batch_tokens - limits.max_running, list[int]()
@@ -170,4 +251,4 @@ def _slice(number: int, num_tokens: int, num_drafts: int, page_tokens: int) -> R
         for drafts in range(num_drafts + 1)
     )
     pages = tuple(PageId(page) for page in range(pages_for(num_tokens, page_tokens)))
-    return RequestSlice(RequestId(f"warm-up {number}"), (0,) * num_tokens, 0, pages, (), samples)
+    return RequestSlice(RequestId(f"warm-up {number}"), (0,) * num_tokens, 0, pages, _WARM_UP_MIXTURE, samples)

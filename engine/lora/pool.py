@@ -59,13 +59,6 @@ class ResidentAdapters(Protocol):
         ...
 
 
-class NoAdapters:
-    """The ResidentAdapters of an engine that serves no request yet."""
-
-    def get(self, digest: str) -> ResidentAdapter:
-        raise AssertionError(f"no adapter is on the device, and {digest} is asked for")
-
-
 class LoraPool:
     """Decides which adapters are in host and device memory. Only the engine loop's thread calls it."""
 

@@ -15,7 +15,7 @@ from graftwork.platform.errors import NotFound
 ALL_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def make_base(folder: Path, seed: int = 0, num_layers: int = 2) -> Path:
+def make_base(folder: Path, seed: int = 0, num_layers: int = 2, num_heads: int = 4) -> Path:
     """A random Llama of few layers with grouped KV heads; its logits differ enough to have clear maxima."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -23,7 +23,7 @@ def make_base(folder: Path, seed: int = 0, num_layers: int = 2) -> Path:
         hidden_size=32,
         intermediate_size=56,
         num_hidden_layers=num_layers,
-        num_attention_heads=4,
+        num_attention_heads=num_heads,
         num_key_value_heads=2,
         max_position_embeddings=256,
         initializer_range=0.4,

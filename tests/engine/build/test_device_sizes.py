@@ -35,6 +35,7 @@ devices = st.builds(
     free_bytes=st.integers(0, 10**8),
     step_bytes=st.integers(0, 10**6),
     copies_bytes=st.integers(0, 10**6),
+    graphs_bytes=st.integers(0, 10**6),
 )
 shares = st.floats(0.01, 1)
 
@@ -67,6 +68,7 @@ def test_steps_copies_and_frames_stay_within_the_share_of_free_memory(
 
     frames = (sizes.device_pages + EXTRA_FRAMES) * sizer.frame_bytes
     assert frames + device.step_bytes + device.copies_bytes <= device.free_bytes * share
+    assert frames + device.step_bytes + device.copies_bytes + device.graphs_bytes <= device.free_bytes
     assert served(sizer, sizes)
 
 
@@ -132,6 +134,25 @@ def test_each_number_in_a_refusal_of_given_bytes_starts(
         assert served(sizer, shorter(sizer, int(context)).given(device_bytes))
     if most := number(r"--device-bytes of at most (\d+)", message):
         assert served(sizer, sizer.given_on(device, int(most)))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_reserves_that_leave_adapters_nothing_are_refused_as_such(given: bool) -> None:
+    """If KV reserves the whole device and adapters nothing, the error names the two shares, and no size or context. Either
+    of the changes that it proposes starts."""
+    device = MeasuredDevice("cuda:0", free_bytes=63 * GIB, step_bytes=2 * GIB, copies_bytes=GIB // 4)
+    wanted = replace(LLAMA_8B.wanted, reserve_share=1.0, lora_floor_share=0.0)
+
+    sizer = replace(LLAMA_8B, wanted=wanted)
+
+    with pytest.raises(InvalidRequest) as refusal:
+        sizer.given(40 * GIB) if given else sizer.measured(device, 0.9)
+
+    assert refusal.value.param == "kv_reserve_share"
+    assert "smaller kv_reserve_share (0.5 is the default), or lora_floor_share above 0" in refusal.value.message
+    assert not re.search(r"bytes|--max-context", refusal.value.message)
+    for mended in (replace(wanted, reserve_share=0.5), replace(wanted, lora_floor_share=0.01)):
+        assert served(LLAMA_8B, replace(LLAMA_8B, wanted=mended).measured(device, 0.9))
 
 
 def test_llama_8b_starts_on_80_gb_with_its_whole_context() -> None:

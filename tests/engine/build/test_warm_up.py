@@ -1,7 +1,9 @@
 """The warm-up: the largest steps that the limits allow run before memory is divided, and a batch that is too large is
 refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -10,9 +12,12 @@ from graftwork.engine.build.devices import batch_limits, choose_dtype, load_weig
 from graftwork.engine.build.kv import frame_sizer
 from graftwork.engine.build.lora import build_lora
 from graftwork.engine.build.runner import RunnerParts
-from graftwork.engine.build.warm_up import largest_steps, measure_device
+from graftwork.engine.build.warm_up import graphs_bytes, largest_steps, measure_device
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.step import StepPlan
+from graftwork.engine.lora.backend import LoraBackend, StepLora
+from graftwork.engine.lora.resident_adapter import ResidentAdapter
+from graftwork.engine.lora.torch_backend import Segment
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 from tests.engine.conftest import RandomModels
@@ -83,7 +88,58 @@ def test_the_warm_up_runs_the_largest_steps_and_reports_what_is_left(models: Ran
 
     measured = measure_device(parts, frame_sizer(parts.config, parts.model, parts.dtype).wanted, FakeMeter())
 
-    assert (measured.free_bytes, measured.step_bytes) == (5000, 1000)
+    assert (measured.free_bytes, measured.step_bytes, measured.graphs_bytes) == (5000, 1000, 0)
+
+
+class RecordingLora:
+    """A LoRA backend that records what is placed, and the adapters of each step."""
+
+    def __init__(self, inner: LoraBackend) -> None:
+        self._inner = inner
+        self.placed: list[str] = []
+        self.steps: list[tuple[int, set[tuple[str, ...]]]] = []
+
+    def place(self, adapter: ResidentAdapter) -> None:
+        self.placed.append(adapter.digest)
+        self._inner.place(adapter)
+
+    def forget(self, digest: str) -> None:
+        self.placed.remove(digest)
+        self._inner.forget(digest)
+
+    def step(self, segments: Sequence[Segment], num_rows: int) -> StepLora:
+        mixes = {tuple(one.digest for one, _ in segment.mix.parts) for segment in segments}
+        self.steps.append((num_rows, mixes))
+        return self._inner.step(segments, num_rows)
+
+
+def test_the_warm_up_uses_the_largest_mixture_of_adapters(models: RandomModels) -> None:
+    """Each row of both steps has four adapters of the largest rank, and the backend has none of them afterwards."""
+    parts = parts_of(models, max_batch_tokens=60, max_running=4)
+    lora = RecordingLora(parts.lora)
+
+    measure_device(
+        replace(parts, lora=cast(LoraBackend, lora)),
+        frame_sizer(parts.config, parts.model, parts.dtype).wanted,
+        FakeMeter(),
+    )
+
+    four = tuple(f"warm-up {number}" for number in range(4))
+    assert [mixes for _, mixes in lora.steps] == [{four}, {four}]
+    assert max(rows for rows, _ in lora.steps) >= 60
+    assert lora.placed == []
+
+
+def test_graphs_take_memory_where_they_are_captured(models: RandomModels) -> None:
+    """On CUDA, room for graphs is at least their logits, and grows with the batch; there is none if graphs are off."""
+    pytest.importorskip("triton", reason="the kernels extra is not installed")
+    parts, gpu = parts_of(models, max_batch_tokens=64, max_running=16), torch.device("cuda:0")
+    larger = replace(parts, limits=replace(parts.limits, max_running=32))
+    off = replace(parts, config=replace(parts.config, decode_graphs="off"))
+
+    assert graphs_bytes(parts, gpu, 6400) > 16 * parts.model.vocab_size * 4 + 1600
+    assert graphs_bytes(larger, gpu, 6400) > graphs_bytes(parts, gpu, 6400)
+    assert graphs_bytes(off, gpu, 6400) == graphs_bytes(parts, CPU, 6400) == 0
 
 
 def test_a_batch_that_does_not_fit_names_one_that_was_tried(models: RandomModels) -> None:

@@ -14,7 +14,7 @@ from graftwork.platform.errors import InvalidRequest
 from tests.engine.adapter_kinds import KINDS, AdapterKinds, make_adapter_kinds
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import Outcome
-from tests.engine.random_models import make_base
+from tests.engine.random_models import FolderSource, make_adapter, make_base
 from tests.engine.runner.test_decoder_parity import random_prompt
 from tests.engine.runner.test_model_families import ADAPTER, FAMILIES, Family, make_family
 
@@ -129,6 +129,43 @@ def test_a_rank_reads_and_holds_only_its_part(models: RandomModels) -> None:
     assert engines[1].cache.page_shape[3:] == (1, 8)
     assert engines[0].memory.weights_bytes - engines[1].memory.weights_bytes > 4 * 2 * (3 * 56 + 2 * 32) * 32 * 3 // 4
     part.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_ranks", "dtype"), [(8, "float32"), (2, "bfloat16"), (8, "bfloat16")])
+def test_up_to_eight_ranks_answer_as_one_in_either_dtype(tmp_path: Path, num_ranks: int, dtype: str) -> None:
+    """Eight ranks share two KV heads. In fp32 they give the tokens of one rank, for the base and an adapter; in bf16 the
+    log probabilities of the first token are as near to one rank's as rounding to bf16 brings one rank's to those in fp32.
+    """
+    base = make_base(tmp_path / "base", num_heads=8)
+    adapter = make_adapter(base, tmp_path / "adapter", seed=3, r=8, lora_alpha=16)
+    models = RandomModels(base, FolderSource({"sha256:eight": adapter}, {"sha256:eight": 2.0}), {})
+    prompt = random_prompt(Random(8), 21)
+
+    def answers(**options: Any) -> list[Outcome]:
+        driver = models.engine(**options)
+        outcomes = [
+            driver.run(prompt, adapter=digest, max_tokens=6, ignore_eos=True, logprobs=NUM_TOP)
+            for digest in (None, "sha256:eight")
+        ]
+        driver.close()
+        return outcomes
+
+    def distance(these: list[Outcome], those: list[Outcome]) -> float:
+        firsts = [
+            (logprobs_by_token(one)[0], logprobs_by_token(other)[0]) for one, other in zip(these, those, strict=True)
+        ]
+        apart = [abs(one[token] - other[token]) for one, other in firsts for token in one.keys() & other.keys()]
+        assert len(apart) > NUM_TOP
+        return max(apart)
+
+    exact, one = answers(), answers(dtype=dtype)
+
+    several = answers(dtype=dtype, tensor_parallel=num_ranks)
+
+    if dtype == "float32":
+        assert [outcome.token_ids for outcome in several] == [outcome.token_ids for outcome in one]
+    assert distance(several, one) <= max(2 * distance(one, exact), 1e-3)
 
 
 @pytest.mark.parametrize("drafts", [0, 16])
