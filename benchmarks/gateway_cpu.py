@@ -1,6 +1,7 @@
 """What a streamed token costs a gateway: microseconds of CPU, user and system, of its whole process.
 
-    python benchmarks/gateway_cpu.py [--checkout DIR ...] [--kinds chat,turns] [--rounds 5] [--json OUT]
+    python benchmarks/gateway_cpu.py [--checkout DIR ...] [--kinds chat,turns] [--engine unix|tcp] [--rounds 5]
+        [--json OUT]
 
 Starts a real `graftwork gateway` of each checkout against a scripted engine in another process (`scripted_engine.py`),
 which answers 32 streams with one token each in every step. Clients are plain sockets in this process. While all streams
@@ -9,6 +10,8 @@ run, the gateway's CPU time is read twice, `--tokens` steps apart:
     CPU a token = CPU between the readings / (streams x steps between the readings)
 
 so what a request costs before its first token and after its last is left out. Checkouts take turns within each round.
+At `--engine unix`, as in `graftwork serve`, a gateway that knows the output socket reads the tokens from it; at `tcp`, as
+with an engine on another machine, they come over gRPC.
 `chat` is POST /v1/chat/completions with stream; `turns` is POST /v1/sessions/{id}/turns with stream, stored in SQLite.
 On a busy machine run it with real-time priority (`chrt -f 5`), or late readings of the engine's messages join steps.
 """
@@ -78,16 +81,18 @@ class Gateway:
         requests = [self._request(kind, _WARM_STEPS + steps + _REST_STEPS) for _ in range(streams)]
         before = self._num_steps()
         answers = [asyncio.create_task(self._exchange(request)) for request in requests]
-        first_step, first_s = await self._reading(before + _WARM_STEPS)
-        last_step, last_s = await self._reading(first_step + steps)
+        first_step, first_s = await self._reading(before + _WARM_STEPS, answers)
+        last_step, last_s = await self._reading(first_step + steps, answers)
         for answer in await asyncio.gather(*answers):
             if _ENDS[kind] not in answer[-2000:]:
                 raise SystemExit(f"{self.checkout.name}: a stream of {kind} broke off:\n{answer[-500:]!r}")
         return (last_s - first_s) / (streams * (last_step - first_step))
 
-    async def _reading(self, step: int) -> tuple[int, float]:
-        """The engine's step and the CPU time, once that step is made."""
-        while (found := self._num_steps()) < step:  # noqa: ASYNC110 (another process makes the steps)
+    async def _reading(self, step: int, answers: Sequence[asyncio.Task[bytes]]) -> tuple[int, float]:
+        """The engine's step and the CPU time, once that step is made. No answer may end before."""
+        while (found := self._num_steps()) < step:
+            if ended := [answer.result() for answer in answers if answer.done()]:
+                raise SystemExit(f"{self.checkout.name}: a stream ended early:\n{ended[0][-500:]!r}")
             await asyncio.sleep(_POLL_S)
         return found, self.cpu_s()
 
@@ -139,9 +144,10 @@ def _process_clock(process_id: int) -> int:
 
 
 @contextmanager
-def running_gateway(checkout: Checkout, streams: int, step_ms: float) -> Iterator[Gateway]:
+def running_gateway(checkout: Checkout, arguments: argparse.Namespace) -> Iterator[Gateway]:
     """A gateway and a scripted engine, over a data folder of their own."""
-    with gateway_over_script(checkout, streams, step_ms) as running:
+    over_tcp = arguments.engine == "tcp"
+    with gateway_over_script(checkout, arguments.streams, arguments.step_ms, over_tcp=over_tcp) as running:
         yield Gateway(checkout, running)
 
 
@@ -183,19 +189,24 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=256, help="steps between the two readings")
     parser.add_argument("--step-ms", type=float, default=25.0, help="between two steps of the engine")
+    parser.add_argument(
+        "--engine", choices=("unix", "tcp"), default="unix", help="where the gateway reaches the engine"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write every sample here")
     arguments = parser.parse_args()
     checkouts = [Checkout(root.absolute()) for root in arguments.checkout or [OWN_ROOT]]
     with ExitStack() as stack:
-        gateways = [
-            stack.enter_context(running_gateway(checkout, arguments.streams, arguments.step_ms))
-            for checkout in checkouts
-        ]
+        gateways = [stack.enter_context(running_gateway(checkout, arguments)) for checkout in checkouts]
         samples = asyncio.run(measure(gateways, arguments))
     show(samples, [checkout.name for checkout in checkouts], arguments.kinds.split(","))
     if arguments.json:
-        record = {"machine": describe_machine(), "step_ms": arguments.step_ms, "streams": arguments.streams}
+        record = {
+            "machine": describe_machine(),
+            "step_ms": arguments.step_ms,
+            "streams": arguments.streams,
+            "engine": arguments.engine,
+        }
         arguments.json.write_text(json.dumps(record | {"samples": [asdict(sample) for sample in samples]}, indent=1))
 
 

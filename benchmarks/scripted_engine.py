@@ -3,7 +3,8 @@
     python benchmarks/scripted_engine.py --listen unix:/tmp/engine.sock --model demo/model --together 32 --step-ms 25
 
 The number of steps so far, which made a token for each stream, stands in the file given with --progress.
-As the real engine does, it sends one message a step with the tokens of every stream in it. It runs in a process of its
+As the real engine does, it sends one message a step with the tokens of every stream in it: at a Unix-domain socket over
+the output socket beside it, to a gateway that opens one (see engine/rpc/outputs.py), and else over gRPC. It runs in a process of its
 own, so a gateway's CPU time can be measured without an engine's, and speaks the wire of whichever checkout is imported.
 """
 
@@ -11,6 +12,7 @@ import argparse
 import asyncio
 import importlib
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -59,11 +61,32 @@ class _Gateway:
     running: dict[str, _Stream] = field(default_factory=dict)
 
 
+class _OutputSocket:
+    """Gateways' connections to the output socket, by ticket. The sizes and names are those of engine/rpc/outputs.py."""
+
+    def __init__(self) -> None:
+        self._writers: defaultdict[str, asyncio.Future[asyncio.StreamWriter]] = defaultdict(asyncio.Future)
+
+    async def listen(self, address: str) -> None:
+        """Listens beside the gRPC address `address`, if that is a Unix-domain socket."""
+        if address.startswith("unix:"):
+            await asyncio.start_unix_server(self._enter, f"{address.removeprefix('unix:')}.out")
+
+    async def of_call(self, context: Any) -> asyncio.StreamWriter | None:
+        """The connection that belongs to a call of Converse; None if its outputs go over gRPC."""
+        tickets = [value for key, value in context.invocation_metadata() or () if key == "output-ticket"]
+        return await self._writers[tickets[0]] if tickets else None
+
+    async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers[(await reader.readexactly(32)).decode()].set_result(writer)
+
+
 class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
     """Answers as an engine of the model in `folder` would, whatever is asked."""
 
     def __init__(self, folder: Path, together: int, step_s: float, progress: Path | None) -> None:
         """Nothing is answered until `together` requests wait; then their streams run in step. 1 answers at once."""
+        self.output_socket = _OutputSocket()
         self._progress = progress
         self._num_steps = 0
         self._config: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -74,7 +97,7 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         self._step_s = step_s
 
     async def Converse(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        gateway = _Gateway()
+        gateway, beside = _Gateway(), await self.output_socket.of_call(context)
         reading = asyncio.create_task(self._read(messages, gateway))
         clock = asyncio.get_running_loop().time
         next_at = clock()
@@ -86,13 +109,19 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
                     gateway.running |= {stream.request_id: stream for stream in gateway.waiting}
                     gateway.waiting.clear()
                 if outputs := [output for stream in [*gateway.running.values()] for output in self._step(stream)]:
-                    yield wire.StepOutput(outputs=outputs)
+                    if beside is None:
+                        yield wire.StepOutput(outputs=outputs)
+                    else:
+                        content = wire.StepOutput(outputs=outputs).SerializeToString()
+                        beside.write(len(content).to_bytes(4, "big") + content)
                     self._note_step()
                 for stream in [*gateway.running.values()]:
                     if stream.num_sent == stream.max_tokens:
                         del gateway.running[stream.request_id]
         finally:
             reading.cancel()
+            if beside is not None:
+                beside.close()
 
     async def _read(self, messages: AsyncIterator[Any], gateway: _Gateway) -> None:
         async for message in messages:
@@ -153,10 +182,11 @@ def _max_tokens(submit: Any) -> int:
 
 async def serve(arguments: argparse.Namespace) -> None:
     """Until the process is ended."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])  # as the real engine
     engine = ScriptedEngine(arguments.model, arguments.together, arguments.step_ms / 1000, arguments.progress)
     wire_grpc.add_EngineServicer_to_server(engine, server)
     server.add_insecure_port(arguments.listen)
+    await engine.output_socket.listen(arguments.listen)
     await server.start()
     await server.wait_for_termination()
 

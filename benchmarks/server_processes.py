@@ -101,9 +101,11 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             self._process.wait()
 
 
-def scripted_engine(checkout: Checkout, folder: Path, together: int, step_ms: float) -> tuple[str, ServerProcess]:
+def scripted_engine(
+    checkout: Checkout, folder: Path, together: int, step_ms: float, *, over_tcp: bool = False
+) -> tuple[str, ServerProcess]:
     """A scripted engine for a gateway of `checkout`, and its address; it tells its steps in `folder/steps`."""
-    listen = f"unix:{folder / 'engine.sock'}"
+    listen = f"127.0.0.1:{free_port()}" if over_tcp else f"unix:{folder / 'engine.sock'}"
     command = [sys.executable, str(Path(__file__).with_name("scripted_engine.py")), "--listen", listen]
     command += ["--model", str(checkout.demo_model), "--together", str(together), "--step-ms", str(step_ms)]
     command += ["--progress", str(folder / "steps")]
@@ -128,11 +130,13 @@ class RunningGateway:
 
 
 @contextmanager
-def gateway_over_script(checkout: Checkout, together: int, step_ms: float) -> Iterator[RunningGateway]:
+def gateway_over_script(
+    checkout: Checkout, together: int, step_ms: float, *, over_tcp: bool = False
+) -> Iterator[RunningGateway]:
     """A gateway of `checkout` over a scripted engine, with a data folder of its own. Raises ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
         folder, port = Path(name), free_port()
-        listen, engine = scripted_engine(checkout, folder, together, step_ms)
+        listen, engine = scripted_engine(checkout, folder, together, step_ms, over_tcp=over_tcp)
         stack.enter_context(engine)
         options = ["--engine-address", listen, "--model", str(checkout.demo_model), "--data-dir", name]
         command = checkout.command("gateway", *options, "--port", str(port))

@@ -9,7 +9,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from rich.console import Console
 from rich.table import Table
@@ -20,7 +20,7 @@ from graftwork.api.server.demo_seed import DemoTenant, seed_demo
 from graftwork.api.server.http_connection import ConnectionLimits
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.tls import TlsFiles
-from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, url_of
+from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, new_event_loop, url_of
 from graftwork.api.server.wiring import connect_engine, open_resources
 from graftwork.engine.rpc.client import TOKEN_REFUSED
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
@@ -72,10 +72,8 @@ def run_until_signalled(settings: Settings, process: Process) -> None:
     async def live() -> None:
         await process(settings, _console(), SignalWatch())
 
-    try:
-        asyncio.run(live())
-    except asyncio.CancelledError:
-        return
+    with asyncio.Runner(loop_factory=new_event_loop) as runner, suppress(asyncio.CancelledError):
+        runner.run(live())
 
 
 def _console() -> Console:

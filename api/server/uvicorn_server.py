@@ -1,4 +1,4 @@
-"""Runs the application in uvicorn, with two changes to uvicorn. Never starts or stops an engine.
+"""Runs the application in uvicorn on uvloop, with two changes to uvicorn. Never starts or stops an engine.
 
 The server calls a function when it is ready, and `SignalWatch` handles the signals instead of uvicorn.
 After it has stopped, uvicorn alone would raise a captured SIGTERM again. The process would then end before it has
@@ -18,11 +18,21 @@ from graftwork.api.server.http_connection import ConnectionLimits, HttpConnectio
 from graftwork.api.server.tls import TlsFiles
 from graftwork.platform.errors import Conflict
 
+try:
+    import uvloop
+except ImportError:
+    uvloop = None  # type: ignore[assignment]
+
 _DRAIN_S = 10
 """How many seconds running answers may take after the first SIGTERM or SIGINT."""
 
 
 _KEEP_ALIVE_S = 75
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Returns an event loop for a gateway: uvloop's, or asyncio's own where uvloop is not installed, as on Windows."""
+    return asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
 
 
 class HttpServer(uvicorn.Server):

@@ -1,5 +1,6 @@
 """Defines `graftwork serve`, which runs the whole server, and `gateway` and `engine`, which run one part of it."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -63,6 +64,8 @@ def serve(
     Example: graftwork serve --demo
     """
     settings = _settings(locals())
+    # uvloop starts the engine by a fork. gRPC would log that it skips its handlers for forks; it reads this when imported.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from graftwork.api.server.serve import serve as run
 
     run(settings)
