@@ -24,6 +24,8 @@ from typing import Any
 from server_processes import Checkout
 
 _STATE = "timed_answer"
+_WRITE = "write_body"
+"""`WRITE_BODY` of `api/http/streaming.py`; older checkouts have none."""
 
 
 @dataclass(slots=True)
@@ -118,6 +120,16 @@ class Times:
                 elif not answer.first_text and _has_text(message["body"]):
                     answer.first_text = time.perf_counter()
 
+            write = scope.get("state", {}).get(_WRITE)
+
+            async def timed_write(body: bytes) -> None:
+                await write(body)
+                answer = self._answer(scope, found)
+                if answer is not None and not answer.first_text and _has_text(body):
+                    answer.first_text = time.perf_counter()
+
+            if write is not None:  # the pieces of a stream go to the connection directly
+                scope["state"][_WRITE] = timed_write
             try:
                 await call(self_, scope, receive, timed_send)
             finally:

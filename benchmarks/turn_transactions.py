@@ -35,7 +35,7 @@ from traced_process import Recording
 from traced_server import traced_gateway
 
 _TOKENS = 200
-_DEFAULT_POSTGRES = "postgresql://postgres@127.0.0.1:5432/postgres"
+DEFAULT_POSTGRES = "postgresql://postgres@127.0.0.1:5432/postgres"
 _SAMPLING = {"max_tokens": _TOKENS, "ignore_eos": True}
 
 
@@ -157,7 +157,7 @@ def show(samples: list[Sample]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkout", type=Path, default=OWN_ROOT)
-    parser.add_argument("--postgres-url", default=os.environ.get("GRAFTWORK_TEST_POSTGRES_URL", _DEFAULT_POSTGRES))
+    parser.add_argument("--postgres-url", default=os.environ.get("GRAFTWORK_TEST_POSTGRES_URL", DEFAULT_POSTGRES))
     parser.add_argument("--turns", default="1,32", help="how many run at once, comma-separated")
     parser.add_argument("--step-ms", default="2,25", help="between two steps of the engine, comma-separated")
     parser.add_argument("--answers", default="streamed,whole", help="of streamed and whole, comma-separated")

@@ -53,6 +53,8 @@ _OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),  # gateways ping as often as they like
 ]
 
+_STOP_S = 0.5
+"""How long the calls of gateways may go on when the server ends."""
 STUCK_STATUS = 75
 """The exit status of an engine that has ended itself because its loop was stuck. In `sysexits.h` it means: try again."""
 
@@ -220,8 +222,12 @@ class EngineServer:
             self._event_loop.call_soon_threadsafe(self.has_died.set)
 
     async def stop(self) -> None:
-        """Disconnects all gateways, then ends the engine loop and its thread."""
-        await self._server.stop(grace=None)
+        """Disconnects all gateways, then ends the engine loop and its thread.
+
+        Tells the gateways first that the server ends. A connection without a call then closes in peace: gRPC would log
+        a disconnection without that as an error of each gateway, also of one that has just closed its channel.
+        """
+        await self._server.stop(_STOP_S)
         await self._listener.close()
         self._engine.loop.inbox.put(Stop())
         await asyncio.to_thread(self._thread.join)

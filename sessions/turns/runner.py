@@ -11,10 +11,10 @@ Invariant: the turn has exactly one last event. One transaction stores this even
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from graftwork.engine.core.session_commands import SessionMemory, ToolWait
 from graftwork.platform.clock import Clock
@@ -61,8 +61,10 @@ from graftwork.sessions.turns.kv import History, SessionKvClient
 
 _log = logging.getLogger("graftwork.sessions")
 
-_STORE_ATTEMPTS = 40
-"""How often storing an outcome is tried. All attempts together take 20 s, which is less than the length of a lease."""
+Answer = TypeVar("Answer")
+
+_ATTEMPTS = 40
+"""How often the end of a turn is stored or read. All attempts together take 20 s, less than the length of a lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +320,14 @@ class TurnRunner:
             opening=self.plan.transcript.opening,
         )
 
+    async def until_available(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Calls `ask` until the database answers, for about twenty seconds. Then raises Unavailable."""
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(Unavailable):
+                return await ask()
+            await self._dependencies.pause(RETRY_AFTER_S)
+        return await ask()
+
     async def _store(self, generation: Generation, outcome: TurnOutcome) -> tuple[SessionEvent, ...]:
         """Stores how the turn ended, with its usage row. Returns the events for the feed.
 
@@ -325,16 +335,7 @@ class TurnRunner:
         """
         usage, told = generation.usage, self._usage_outcome(outcome)
         row = self.account.row(usage, told)
-        attempts_left = _STORE_ATTEMPTS
-        while True:
-            try:
-                events = await self._dependencies.store.end(self._lease, outcome, row)
-                break
-            except Unavailable:
-                attempts_left -= 1
-                if not attempts_left:
-                    raise
-            await self._dependencies.pause(RETRY_AFTER_S)
+        events = await self.until_available(lambda: self._dependencies.store.end(self._lease, outcome, row))
         self.account.count(usage, told)
         return events if self._events.error is None else ()
 

@@ -327,12 +327,15 @@ class TurnHandle:
     async def result(self) -> Turn:
         """Waits until the turn has ended, and reads the turn from the store.
 
-        Raises Unavailable if the end of the turn could not be stored. Raises NotFound if the turn was deleted.
+        Raises Unavailable if the end of the turn could not be stored, or if the database does not answer. If this
+        request has started the turn, it first tries for as long as the turn does. Raises NotFound if the turn was
+        deleted.
         """
         if self._started is None:
             async with aclosing(self.events()) as events:
                 async for _ in events:
                     pass
-        else:
-            await asyncio.shield(self._started[1])
-        return await self.stored()
+            return await self.stored()
+        runner, running = self._started
+        await asyncio.shield(running)
+        return await runner.until_available(self.stored)

@@ -8,11 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from graftwork.platform.database import Database, ReadSession
 from graftwork.platform.errors import InvalidRequest, Unavailable
+from tests.platform.ending_proxy import EndingProxy
 
 INSERT = text(
     "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
@@ -192,56 +193,6 @@ async def test_a_connection_that_is_cut_in_a_write(database: Database, cut_after
     assert await count_tenants(database) == 0
 
 
-READY = b"Z\0\0\0\5I"
-LAST_WORDS = b"SFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
-LAST_MESSAGE = b"E" + (len(LAST_WORDS) + 4).to_bytes(4) + LAST_WORDS
-"""What PostgreSQL sends when it waits for a statement, and when it is told to end a connection that waits."""
-
-
-class EndingProxy:
-    """Passes bytes between clients and PostgreSQL. Tells each client the end of its connection after it has been ready for
-    so many statements, but does not end it."""
-
-    def __init__(self) -> None:
-        self.most_ready = 0
-        """0 for never."""
-        self.num_told = 0
-        self._clients = set[asyncio.Task[None] | None]()
-
-    async def start(self, database_url: str) -> str:
-        """Listens, and returns the address of the same database through this proxy."""
-        url = make_url(database_url)
-        self._behind = (url.host or "127.0.0.1", url.port or 5432)
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        return url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from_server, to_server = await asyncio.open_connection(*self._behind)
-        self._clients.add(asyncio.current_task())
-        answers = asyncio.create_task(self._answer(from_server, writer))
-        with suppress(ConnectionResetError):
-            while piece := await reader.read(65536):
-                to_server.write(piece)
-        to_server.close()
-        await answers
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        num_ready = 0
-        while piece := await reader.read(65536):
-            num_ready += piece.endswith(READY)
-            if num_ready == self.most_ready and piece.endswith(READY):
-                self.num_told += 1
-                piece += LAST_MESSAGE
-            writer.write(piece)
-        writer.close()
-
-    async def close(self) -> None:
-        """Waits until all clients have closed their connections."""
-        self._server.close()
-        await asyncio.wait([client for client in self._clients if client])
-
-
 @on_postgres
 async def test_a_connection_that_is_cut_at_any_point(database: Database, database_url: str) -> None:
     """Wherever the end of a connection comes, also while it is made, a transaction is a 503 or done, and the next one
@@ -269,6 +220,30 @@ async def test_a_connection_that_is_cut_at_any_point(database: Database, databas
     await proxy.close()
     assert most_ready > 5
     assert await count_tenants(database) == len(written)
+
+
+async def tenant_ids(session: ReadSession) -> list[str]:
+    return [row[0] for row in (await session.execute(text("SELECT id FROM tenants"))).all()]
+
+
+@on_postgres
+async def test_a_read_of_a_few_rows_takes_one_round_trip(database_url: str) -> None:
+    """PostgreSQL answers it once; a read whose idle connection was cut is made again over another one."""
+    proxy = EndingProxy()
+    near = Database(await proxy.start(database_url))
+    await write_tenants(near, ["ten_1"])
+    assert await near.read_few(tenant_ids) == ["ten_1"]
+
+    before = proxy.num_ready
+    assert await near.read_few(tenant_ids) == ["ten_1"]
+    assert proxy.num_ready == before + 1
+    async with near.write() as session:
+        others = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
+        await session.execute(text(f"{others} AND pid <> pg_backend_pid()"))
+    assert await near.read_few(tenant_ids) == ["ten_1"]
+
+    await near.close()
+    await proxy.close()
 
 
 @on_postgres

@@ -70,6 +70,18 @@ async def test_a_locked_file_is_waited_for_on_another_thread(sqlite_database: Da
     assert await reading == []
 
 
+async def test_no_lock_is_waited_for_on_the_callers_thread(sqlite_database: Database) -> None:
+    """The connection of these reads gives up at once where the other connections wait for half a minute."""
+
+    async def patience_ms(session: ReadSession) -> int:
+        return int((await session.execute(text("PRAGMA busy_timeout"))).scalar_one())
+
+    async with sqlite_database.read() as session:
+        waits = await patience_ms(session)
+
+    assert (await sqlite_database.read_few(patience_ms), waits) == (0, 30_000)
+
+
 async def test_only_files_are_read_here() -> None:
     """A database in memory and one on a server have no such reads."""
     addresses = ["sqlite+aiosqlite://", "sqlite+aiosqlite:///:memory:", "postgresql+asyncpg://user@host/name"]

@@ -363,6 +363,8 @@ class UnreliableDatabase(Database):
 
     refusals: int = 0
     """How many of the next writes are refused."""
+    read_refusals: int = 0
+    """How many of the next reads are refused."""
     fails_at: int | None = None
     """The next write with this number is refused, counted from 1."""
 
@@ -373,6 +375,9 @@ class UnreliableDatabase(Database):
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[ReadSession]:
+        if self.read_refusals:
+            self.read_refusals -= 1
+            raise Unavailable("The database is away.")
         hold, self.hold_read = self.hold_read, None
         if hold is not None:
             await hold.wait()

@@ -80,8 +80,9 @@ async def test_a_request_takes_no_more_places_than_it_has_answers(gateway: Gatew
 
 
 async def test_other_tenants_and_other_routes_go_on(gateway: Gateway, tenant: TestTenant) -> None:
-    """A tenant without a place left still reads its models; another tenant still gets an answer."""
+    """A known tenant without a place left still reads its models; another tenant still gets an answer."""
     other = await gateway.tenant("Umbrella")
+    assert (await tenant.client.get("/v1/models")).status_code == 200
     with gateway.resources.inference.accounting.in_flight.take(tenant.id, MAX_ANSWERS):
         assert (await tenant.client.get("/v1/models")).status_code == 200
         assert (await other.client.post("/v1/chat/completions", json=chat())).status_code == 200

@@ -223,6 +223,23 @@ async def test_a_client_outlives_its_engine(models: RandomModels, tmp_path: Path
     await second.stop()
 
 
+async def test_the_end_of_an_engine_is_no_error_of_its_gateways(
+    models: RandomModels, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An engine that ends while a gateway has no call tells it so: gRPC writes no line about a lost connection."""
+    server = EngineServer(models.engine().engine, f"unix:{tmp_path}/engine.sock")
+    await server.start()
+    client = GrpcEngineClient(f"unix:{tmp_path}/engine.sock")
+    await client.stats()
+
+    await server.stop()
+    with pytest.raises(Unavailable):
+        await client.stats()
+    await client.close()
+
+    assert "goaway" not in capfd.readouterr().err.lower()
+
+
 class LostRunner(RunnerAround):
     """A runner whose device was lost."""
 

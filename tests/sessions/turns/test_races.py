@@ -78,6 +78,19 @@ async def test_turn_outlives_a_database_that_is_away(unreliable: UnreliableDatab
     assert unreliable.refusals == 0
 
 
+async def test_result_outlives_a_database_that_is_away(unreliable: UnreliableDatabase) -> None:
+    """A turn that was stored is given to the request that started it once the database is back, as an answer."""
+    process, me = SessionProcess(unreliable), principal()
+    running = await run_half_a_turn(process, me)
+    unreliable.read_refusals = 7
+    process.engine.go_on()
+
+    turn = await running.result()
+
+    assert turn.status is TurnStatus.COMPLETED
+    assert unreliable.read_refusals == 0
+
+
 async def test_turn_that_another_process_has_ended_is_metered_once(database: Database) -> None:
     """A turn that lost its lease stores no outcome, but what it delivered is in the ledger, once."""
     first, me = SessionProcess(database), new_principal()
