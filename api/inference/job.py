@@ -115,6 +115,7 @@ class InferenceRequest:
                 prediction_token_ids=self.prediction_token_ids,
                 grammar=self.output.grammar,
                 stop_logprobs=self.stop_logprobs,
+                due_at=None if choice % self.choices_per_prompt else self.principal.first_token_due_at,
             )
             for choice, (prompt, sampling) in enumerate(pairs)
         ]

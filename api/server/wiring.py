@@ -6,8 +6,6 @@ left running.
 """
 
 import asyncio
-import hashlib
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -33,9 +31,10 @@ from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
-from graftwork.platform.gateways.lease import GatewayLease
+from graftwork.platform.gateways.lease import GatewayLease, owner_name
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
+from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.quotas.uploads import UploadBound
@@ -102,7 +101,7 @@ async def open_resources(
         database = Database(settings.resolved_database_url, settings.lease_s)
         stack.push_async_callback(database.close)
         await database.upgrade_to_head()
-        telemetry = Telemetry()
+        telemetry = Telemetry(ObjectiveMeter(settings.objectives, clock))
         engine = engine or connect_engine(settings)
         stack.push_async_callback(engine.close)
         if inspector is None:
@@ -223,7 +222,9 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
 
 def _session_resources(base: _Foundation, inference: InferenceResources, served: "_ServedModel") -> SessionResources:
     settings = base.settings
-    turns = TurnStore(base.database, base.clock, owner_name(settings) or new_id("gateway"), settings.lease_s)
+    turns = TurnStore(
+        base.database, base.clock, owner_name(settings.host, settings.port) or new_id("gateway"), settings.lease_s
+    )
     dependencies = _turn_dependencies(inference, turns, base.engine, served.prompts, settings.lease_s)
     sessions = SessionService(base.database, inference.registry, dependencies)
     return SessionResources(
@@ -361,6 +362,7 @@ async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, 
         clock,
         tool_call_format=planner.tool_call_format,
         timeout_s=settings.request_timeout_s,
+        deadlines_s=settings.deadlines,
         public_prefixes=public_prefixes,
     )
     return _ServedModel(generator, folder, prompts, planner)
@@ -385,15 +387,3 @@ async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> 
         await keeper.close()
         raise
     return keeper
-
-
-def owner_name(settings: Settings) -> str | None:
-    """Returns a name for this gateway, computed from the machine's name and the address at which the gateway listens.
-
-    No two running gateways have the same name. The name stays the same after a restart, so that the gateway finds its
-    own turns again. It does not contain the data folder, because gateways may share one.
-    Returns None if the system chooses the port, because each start then gets another port.
-    """
-    if settings.port == 0:
-        return None
-    return hashlib.sha256(f"{socket.gethostname()} {settings.host}:{settings.port}".encode()).hexdigest()[:32]
