@@ -22,6 +22,7 @@ ROOMS = (
     "platform/quotas",
     "platform/gateways",
     "platform/tenancy",
+    "platform/modes",
     "engine/core",
     "engine/kernels",
     "engine/model",

@@ -14,6 +14,7 @@ from graftwork.api.deps.admission import MAX_DEADLINE_MS
 from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, OpenAiRoute
 from graftwork.api.http.response_headers import (
     ANTHROPIC_REQUEST_ID,
+    DEGRADED,
     IGNORED,
     LIMIT_HEADERS,
     MODEL,
@@ -142,7 +143,7 @@ def _completed_success(
     if is_anthropic:
         names.append(ANTHROPIC_REQUEST_ID)
     if "POST" in (route.methods or ()) and route.tags[0] in _METERED:
-        names += [*LIMIT_HEADERS, UNENFORCED, IGNORED]
+        names += [*LIMIT_HEADERS, UNENFORCED, IGNORED, DEGRADED]
         names += [MODEL] if route.tags[0] == "inference" else []
     if _keeps_answers(route, operation):
         names.append(REPLAYED)

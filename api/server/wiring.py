@@ -34,6 +34,7 @@ from graftwork.platform.errors import Unavailable
 from graftwork.platform.gateways.lease import GatewayLease, owner_name
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
+from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
@@ -117,6 +118,9 @@ async def open_resources(
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
         access = AccessWatch(database, resources.inference.work)
         await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
+        modes = resources.admin.modes
+        await modes.refresh()
+        await stack.enter_async_context(repeating(modes.refresh, REFRESH_S, "reading the degraded modes"))
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
@@ -174,11 +178,12 @@ class _TenantServices:
     tenancy: Tenancy
     meter: UsageMeter
     quotas: QuotaKeeper
+    modes: ModeSwitch
 
 
 async def _assemble(base: _Foundation) -> Resources:
     tenants = await _tenant_services(base)
-    served = await _served_model(base.settings, base.clock, base.telemetry, base.engine)
+    served = await _served_model(base.settings, base.clock, base.telemetry, base.engine, tenants.modes)
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
     return Resources(
@@ -196,7 +201,7 @@ async def _tenant_services(base: _Foundation) -> _TenantServices:
     work, meter = RunningWork(), UsageMeter(base.database)
     tenancy = Tenancy(base.database, pepper, base.clock, work)
     quotas = await _quota_keeper(base.settings, base.clock, meter)
-    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas)
+    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, ModeSwitch(base.database, base.clock))
 
 
 def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_ServedModel") -> InferenceResources:
@@ -260,6 +265,7 @@ def _admin_resources(
         engine=base.engine,
         description=inference.description,
         erasure=_tenant_erasure(inference, base.database, base.engine, sessions),
+        modes=tenants.modes,
         tasks=inference.tasks,
     )
 
@@ -347,7 +353,9 @@ class _ServedModel:
         return PromptEncoding(local, clock)
 
 
-async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient) -> _ServedModel:
+async def _served_model(
+    settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient, modes: ModeSwitch
+) -> _ServedModel:
     folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
     prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
     public_prefixes = NO_PUBLIC_PREFIXES
@@ -363,6 +371,7 @@ async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, 
         tool_call_format=planner.tool_call_format,
         timeout_s=settings.request_timeout_s,
         deadlines_s=settings.deadlines,
+        modes=modes,
         public_prefixes=public_prefixes,
     )
     return _ServedModel(generator, folder, prompts, planner)

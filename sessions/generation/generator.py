@@ -28,6 +28,7 @@ from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import DeadlineExceeded, GraftworkError, InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.telemetry import Telemetry
 from graftwork.sessions.generation.constraints import OutputGrammar
 from graftwork.sessions.generation.events import (
@@ -93,6 +94,10 @@ class GenerationRequest:
     """The grammar that the answer must match."""
     stop_logprobs: bool = False
     """Whether a stop token has log-probabilities, if the request asks for any."""
+    output_cap: int | None = None
+    """The limit of the operator that has lowered `sampling.max_tokens`; None if none has."""
+    uses_lookups: bool = True
+    """Whether tokens may be drafted by lookups. It never changes the output."""
     due_at: float | None = None
     """The time on the generator's monotonic clock by which the client wants the first token. None takes the deadline of
     the service tier, if it has one.
@@ -116,6 +121,25 @@ class Generator:
     deadlines_s: Mapping[str, float] = field(default_factory=dict)
     """By service tier, the seconds to the first token that a request without a deadline of its own gets as its deadline.
     """
+
+    modes: ModeSwitch | None = None
+    """The operator's degraded modes; None has none."""
+
+    def degraded(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns the request as the degraded modes allow it now. Call it before anything is reserved for the request.
+
+        Raises Unavailable if they refuse its service tier.
+        """
+        if self.modes is None:
+            return request
+        modes, sampling = self.modes.current, request.sampling
+        modes.check_tier(request.tier)
+        request = replace(request, uses_lookups=not modes.suspend_drafts)
+        most = modes.max_output_tokens
+        if most is None or sampling.max_tokens <= most:
+            return request
+        capped = replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
+        return replace(request, sampling=capped, output_cap=most)
 
     def start(self, request: GenerationRequest) -> "Generation":
         """Returns a new generation. The request goes to the engine when the caller first reads `Generation.events`."""
@@ -263,6 +287,7 @@ class Generation:
             public_tokens=self._generator.public_prefixes.tokens_of(request.prompt_token_ids),
             timeout_s=self._generator.timeout_s,
             deadline_s=self._deadline_s(),
+            uses_lookups=request.uses_lookups,
         )
 
     def _deadline_s(self) -> float | None:

@@ -163,6 +163,7 @@ class TurnLauncher:
             grammar=output.grammar,
             due_at=principal.first_token_due_at,
         )
+        request = dependencies.generator.degraded(request)
         plan = TurnPlan(
             principal=principal,
             session=session,

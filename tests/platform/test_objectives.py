@@ -84,7 +84,8 @@ def test_objectives_and_deadlines_are_read_from_text() -> None:
         "flex": Objective(itl_s=0.2),
     }
     assert parse_deadlines("priority=1000,default=10000") == {"priority": 1.0, "default": 10.0}
-    assert parse_objectives("") == parse_deadlines("") == {}
+    assert parse_objectives("") == {}
+    assert parse_deadlines("") == {}
 
 
 @pytest.mark.parametrize(
