@@ -22,10 +22,10 @@ from graftwork.engine.core.step import StepPlan
 from graftwork.engine.core.step_timer import StepTimer
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.manager import KvCacheManager
-from graftwork.engine.scheduler.fair_share import FairShare
 from graftwork.engine.scheduler.request_state import FirstTokenEstimate, RequestState
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, in_step_order
 from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.engine.scheduler.waiting_order import WaitingOrder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import CapacityContended, DeadlineExceeded, GraftworkError, Unavailable
 from graftwork.platform.ids import RequestId
@@ -173,7 +173,7 @@ class DeadlineAdmission:
         self,
         limits: SchedulerLimits,
         running: Mapping[RequestId, RequestState],
-        waiting: FairShare,
+        waiting: WaitingOrder,
         by_id: Mapping[RequestId, RequestState],
         kv_cache: KvCacheManager,
         clock: Clock,

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
-from graftwork.engine.scheduler.fair_share import FairShare
 from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.request_state import RequestState
 from graftwork.engine.scheduler.resources import GrammarProvider
@@ -19,6 +18,7 @@ from graftwork.engine.scheduler.speculator import Speculator
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.tenant_bounds import in_step_order
 from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.engine.scheduler.waiting_order import WaitingOrder
 from graftwork.platform.ids import RequestId
 
 
@@ -29,7 +29,7 @@ class StepPlanner:
         self,
         limits: SchedulerLimits,
         running: Mapping[RequestId, RequestState],
-        waiting: FairShare,
+        waiting: WaitingOrder,
         steps: StepsInFlight,
         page_grower: PageGrower,
         step_builder: "StepBuilder",

@@ -71,7 +71,7 @@ class RequestState:
     """The tiers on which the KV of the first pages was found, one tier for each page."""
     miss_reason: MissReason | None = None
     priority: int = 0
-    """The priority at admission; 0 is the highest. See FairShare.priority."""
+    """The priority at admission; 0 is the highest. See WaitingOrder.priority."""
     expected: FirstTokenEstimate | None = None
     """When the first token was expected at the arrival of a request with a deadline; None without one."""
     started_at: float | None = None

@@ -30,16 +30,18 @@ from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
-from graftwork.engine.scheduler.fair_share import FairShare
+from graftwork.engine.scheduler.fair_share import VirtualTokenCounter
 from graftwork.engine.scheduler.first_token import DeadlineAdmission, deadline_passed
 from graftwork.engine.scheduler.planner import StepBuilder, StepPlanner
 from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
+from graftwork.engine.scheduler.service_cost import ServiceUse
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
+from graftwork.engine.scheduler.waiting_order import WaitingOrder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
@@ -62,15 +64,16 @@ class Scheduler:
         seeds: Random,
         grammars: GrammarProvider = _NO_GRAMMARS,
         speculator: Speculator | None = None,
+        order: WaitingOrder | None = None,
     ) -> None:
-        """Without a speculator, each request generates one token in a step."""
+        """Without a speculator, a step generates one token of each request. Without an order, it is VirtualTokenCounter."""
         self._limits = limits
         self._kv_cache = kv_cache
         self.session_cache = session_cache
         self._adapters = adapters
         self._grammars = grammars
         self._validator = RequestValidator(limits, scopes, clock, seeds)
-        self._waiting = FairShare(clock)
+        self._waiting = VirtualTokenCounter(clock) if order is None else order
         self._queue_bounds = QueueBounds(limits.queue, self._waiting)
         self._running: dict[RequestId, RequestState] = {}
         self._by_id: dict[RequestId, RequestState] = {}
@@ -140,8 +143,7 @@ class Scheduler:
 
     def fail_waiting_for(self, digest: str, error: GraftworkError) -> list[RequestOutput]:
         """Ends, with `error`, every waiting request that needs the adapter `digest`, which could not be loaded."""
-        failed = [one.request_id for one in self._waiting if digest in one.request.adapter_digests]
-        return self.fail(failed, error)
+        return self.fail([one.request_id for one in self._waiting if digest in one.request.adapter_digests], error)
 
     def fail(self, request_ids: Iterable[RequestId], error: GraftworkError) -> list[RequestOutput]:
         """Ends requests with `error`. Their computed KV is not added to the cache.
@@ -156,7 +158,7 @@ class Scheduler:
     # ---- admit ------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[RequestOutput]:
-        """Admits waiting requests, best first in the order of FairShare, until pages or places in the batch run out.
+        """Admits waiting requests, best first in their WaitingOrder, until pages or places in the batch run out.
 
         Skips a request whose adapter is still loading or whose grammar is still compiling. Stops at a request that
         lacks pages, so that small requests cannot starve a large one.
@@ -175,7 +177,7 @@ class Scheduler:
         """Returns the waiting requests that lack neither adapter nor grammar, and the errors of those that end here."""
         outputs = self.fail(self.deadlines.expired(), deadline_passed())
         ready: list[RequestState] = []
-        candidates = self._waiting.candidates() if len(self._waiting) else []
+        candidates = list(self._waiting.candidates())
         groups = [digests for one in candidates if (digests := one.request.adapter_digests)]
         if self._adapters.want(groups, may_place=not self._steps):
             self._steps.ask_to_land()
@@ -223,7 +225,7 @@ class Scheduler:
             return []
         state.is_admitted = True
         report = state.cache_report(self._limits.page_tokens)
-        self._waiting.charge_input(state, report.recomputed_tokens)
+        self._waiting.charge(state, ServiceUse(input_tokens=report.recomputed_tokens))
         self.counters.prompt_tokens += report.prompt_tokens
         self.counters.cached_tokens += report.cached_tokens
         self.counters.host_tokens += report.host_tokens
@@ -335,7 +337,7 @@ class Scheduler:
         if token_ids:
             state.num_computed = len(state.token_ids) - 1
             self.counters.generated_tokens += len(token_ids)
-            self._waiting.charge_output(state, len(token_ids))
+            self._waiting.charge(state, ServiceUse(output_tokens=len(token_ids)))
             logprobs = result.logprobs.get(piece.request_id, ())[: len(token_ids)]
             outputs.append(RequestOutput(state.request_id, TokensGenerated(token_ids, logprobs)))
         self.speculator.learn(state, piece.num_drafts, len(token_ids))

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from graftwork.engine.scheduler.fair_share import FairShare, QueueSize
 from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.waiting_order import QueueSize, WaitingOrder
 from graftwork.platform.errors import CapacityContended
 from graftwork.platform.ids import IsolationDomain
 
@@ -93,7 +93,7 @@ class BatchShares:
         return self.excess(state) > 0
 
 
-def in_step_order(running: Collection[RequestState], waiting: FairShare, max_running: int) -> list[RequestState]:
+def in_step_order(running: Collection[RequestState], waiting: WaitingOrder, max_running: int) -> list[RequestState]:
     """Returns the running requests in the order in which they get tokens of the next step.
 
     Decoding requests come first; among them, the request that would be preempted first is the last. Then come requests
@@ -131,7 +131,7 @@ class QueueBounds:
     with the most. Requests that have run before are never displaced.
     """
 
-    def __init__(self, limits: QueueLimits, waiting: FairShare) -> None:
+    def __init__(self, limits: QueueLimits, waiting: WaitingOrder) -> None:
         self._limits = limits
         self._waiting = waiting
 

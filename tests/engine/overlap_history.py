@@ -1,7 +1,7 @@
 """Engines over the hash model, with or without overlap, that live through the same history of messages."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from random import Random
@@ -67,12 +67,17 @@ from tests.engine.hash_model import (
     Tokens,
     answer_to,
 )
+from tests.engine.late_copies import LayeredCopyEngine, ManualAdapterCopies
 from tests.engine.tagged_kv_cache import LOAD_ALL, FakeDisk, FixedLeases, TaggedKvCache, adapter_of
 
 OWNERS = (b"x", b"y")
 TIERS = (ServiceTier.DEFAULT, ServiceTier.DEFAULT, ServiceTier.FLEX, ServiceTier.PRIORITY)
 GRAMMARS = ("2:1:5", "3:0:4", "2:3:3", "5:2:9", "3:9:2")
-ADAPTERS = (0, 1, 2, 3, 4, 6, 7)
+SMALL_ADAPTERS = (0, 1, 3, 4, 6, 7, 9, 12, 15, 18)
+ADAPTERS = (*SMALL_ADAPTERS, 2, 5, 8, 11, 14)
+LARGE_ADAPTERS = (90, 91)
+"""Adapters of more frames than a context, so that smaller ones must often move to make room for them."""
+"""Adapters that fit on the device beside any other."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,13 @@ class Setting:
     moment: Moment
     tick_s: float
     """How far the clock goes whenever somebody looks at it."""
+    copies_adapters_late: bool = False
+    """Whether adapters are copied to the device while steps run."""
+
+    @property
+    def adapters(self) -> tuple[int, ...]:
+        """The adapters that fit on the device."""
+        return (*ADAPTERS, *LARGE_ADAPTERS * 3) if self.spare_pages >= 14 else ADAPTERS
 
 
 class TickingClock(ManualClock):
@@ -120,6 +132,8 @@ class Course:
     prompt_logprobs: list[float] = field(default_factory=list)
     end: FinishReason | str | None = None
     is_cancelled: bool = False
+    may_fail: bool = False
+    """Whether the request was there when a load failed that steps may have read already."""
 
 
 class HashEngine:
@@ -127,6 +141,7 @@ class HashEngine:
 
     def __init__(self, setting: Setting, *, overlaps: bool) -> None:
         clock = TickingClock()
+        self.adapter_copies = ManualAdapterCopies()
         self.cache = cache = TaggedKvCache(
             device=CONTEXT // PAGE + setting.spare_pages,
             host=setting.host_pages,
@@ -135,20 +150,26 @@ class HashEngine:
             reserve_share=0.0,
             disk=FakeDisk(max_pages=20 if setting.spare_pages % 2 else 0),
             clock=clock,
+            copies=LayeredCopyEngine,
+            adapter_copies=self.adapter_copies if setting.copies_adapters_late else None,
         )
         self.loader = ManualLoader()
         self.adapters = LoraPool(
-            cast(AdapterLoader, self.loader), LoraPoolLimits(6 * 64, patience_s=2.0), cache.adapters, clock
+            cast(AdapterLoader, self.loader),
+            LoraPoolLimits((14 if setting.spare_pages >= 14 else 6) * 64, patience_s=2.0),
+            cache.adapters,
+            clock,
         )
         self.requests: dict[RequestId, EngineRequest] = {}
         self.courses: dict[RequestId, Course] = {}
-        self.device = HashDevice(cache, self.adapters, self.requests, setting.moment)
+        self.gates = LayerGates()
+        self.device = HashDevice(cache, self.gates, self.adapters, self.requests, setting.moment)
         self.seen: Counter[str] = Counter()
         self.loop = self._loop(setting, overlaps, clock)
         clock.tick_s = setting.tick_s
 
     def _loop(self, setting: Setting, overlaps: bool, clock: ManualClock) -> EngineLoop:
-        cache, gates, progress = self.cache, LayerGates(), LoopProgress(clock)
+        cache, gates, progress = self.cache, self.gates, LoopProgress(clock)
         grammars = GrammarManager(cast(GrammarCompiler, InstantCompiler()), (EOS,), CompileLimits(), clock)
         speculator = Speculator(
             DraftLimits(setting.max_draft_tokens, 10_000), clock, lambda state: grammars.constraint(state.request_id)
@@ -199,11 +220,25 @@ class HashEngine:
         if under_way:
             done = self.cache.copies.fire(number % len(under_way), num_good)
             self.seen[done.plan.kind] += done.num_good
+            for course in self.courses.values() if done.num_good < len(done.plan.moves) else ():
+                course.may_fail |= course.end is None
             self.loop.take(done)
             self.check()
 
+    def announce(self, number: int) -> None:
+        """Lets steps read one of the loads that run, layer by layer. One load in eight fails."""
+        message = self.device.copies.announce(number, fails=number // 4 % 8 == 0)
+        if message is not None:
+            self.loop.take(message)
+            if number % 2:
+                self.device.copies.arrive(message.plan, 1)
+            self.check()
+
     def finish_load(self, number: int) -> None:
-        """Ends one of the loads of adapters that run."""
+        """Ends one of the loads of adapters that run, and one of their copies to the device."""
+        for message in self.adapter_copies.finish(number):
+            self.loop.take(message)
+            self.seen["adapter_copy"] += 1
         if self.loader.loading:
             digest = sorted(self.loader.loading)[number % len(self.loader.loading)]
             self.loop.take(AdapterLoaded(digest, adapter_of(int(digest.removeprefix("adapter-")))))
@@ -237,6 +272,7 @@ class HashEngine:
             if all(course.end or course.is_cancelled for course in self.courses.values()):
                 break
             self.step()
+            self.announce(number)
             self.finish_copy(number, None)
             self.finish_load(number)
             self.cache.clock.advance(1)  # so that no adapter waits longer than the pool's patience
@@ -254,14 +290,15 @@ class HashEngine:
         wrong: list[str] = []
         for name, course in self.courses.items():
             answer, got = answers[name], tuple(course.token_ids)
-            if course.is_cancelled and course.end is None:
+            has_failed = course.end == "internal_error" and (course.may_fail or name in self.device.failed)
+            if has_failed or (course.is_cancelled and course.end is None):
                 right = got == answer.token_ids[: len(got)]
             else:
                 right = (got, course.end) == answer
             if not right:
                 wrong.append(f"{name} got {got} and {course.end}, not {answer}")
             prompt = self.requests[name].prompt_token_ids
-            if self.requests[name].sampling.prompt_logprobs is not None and not course.is_cancelled:
+            if self.requests[name].sampling.prompt_logprobs is not None and not (course.is_cancelled or has_failed):
                 wrong += (
                     [] if course.prompt_logprobs == [-float(token) for token in prompt[1:]] else [f"{name}: scores"]
                 )
@@ -271,11 +308,13 @@ class HashEngine:
 class History:
     """One history of messages, for any number of engines."""
 
-    def __init__(self, engines: list[HashEngine]) -> None:
-        self.engines = engines
+    def __init__(self, setting: Setting, overlaps: Sequence[bool] = (True, False)) -> None:
+        self.engines = [HashEngine(setting, overlaps=one) for one in overlaps]
+        self._setting = setting
         self.answers: dict[RequestId, Answer] = {}
         self._turns: dict[tuple[bytes, str], Tokens] = {}
-        self._waiting: list[RequestId] = []
+        self._adapters: dict[tuple[bytes, str], tuple[AdapterUse, ...]] = {}
+        """The adapters with which a session mostly goes on."""
 
     def _each(self, act: Callable[[HashEngine], object]) -> None:
         for engine in self.engines:
@@ -283,15 +322,23 @@ class History:
 
     def submit(self, number: int) -> None:
         """Submits a request: the next turn of a session, or one without a session."""
-        random, name = Random(number), RequestId(f"r{len(self.answers)}")
+        random = Random(number)
         owner = random.choice(OWNERS)
-        session = f"s{random.randrange(3)}" if random.random() < 0.6 else None
+        self._submit(random, owner, f"s{random.randrange(3)}" if random.random() < 0.6 else None)
+
+    def _submit(
+        self, random: Random, owner: bytes, session: str | None, numbers: Collection[int] | None = None
+    ) -> None:
+        """`numbers` are those of the request's adapters; None leaves them to chance."""
+        name = RequestId(f"r{len(self.answers)}")
         history = self._turns.get((owner, session or ""), ())
         prompt = (*history, *(random.randrange(3, 5) for _ in range(random.randint(1, 5))))
         prompt = prompt if len(prompt) < CONTEXT else prompt[: random.randint(1, 5)]
-        adapters = tuple(
-            AdapterUse(f"adapter-{one}") for one in sorted(random.sample(ADAPTERS, random.choice((0, 0, 1, 1, 2))))
-        )
+        chosen = {random.choice(self._setting.adapters) for _ in range(random.choice((0, 0, 1, 1)))}
+        chosen |= {random.choice(SMALL_ADAPTERS) for _ in range(random.choice((0, 0, 1)))}
+        adapters = tuple(map(AdapterUse, sorted(f"adapter-{one}" for one in (numbers or chosen))))
+        if session is not None and random.random() < 0.7:
+            adapters = self._adapters.setdefault((owner, session), adapters)
         request = EngineRequest(
             name,
             prompt,
@@ -310,6 +357,17 @@ class History:
             self._turns[owner, session] = (*prompt, *answer.token_ids)
         self._each(lambda engine: engine.submit(request))
 
+    def crowd(self, number: int) -> None:
+        """Lets requests with small adapters come one after another, and one whose adapter needs a long run of frames."""
+        random = Random(number)
+        for _ in range(4):
+            self._submit(random, random.choice(OWNERS), None, random.sample(SMALL_ADAPTERS, 2))
+            self.finish_load(number)
+            self.finish_load(number)
+            self.step(0)
+        self._submit(random, random.choice(OWNERS), None, [self._setting.adapters[-1 - number % 5]])
+        self.finish_load(number)
+
     def step(self, number: int) -> None:
         for _ in range(1 + number % 3):
             self._each(lambda engine: engine.step())
@@ -324,6 +382,9 @@ class History:
     def finish_copy(self, number: int) -> None:
         self._each(lambda engine: engine.finish_copy(number // 4, number // 4 % 2 if number % 4 == 0 else None))
 
+    def announce(self, number: int) -> None:
+        self._each(lambda engine: engine.announce(number))
+
     def finish_load(self, number: int) -> None:
         self._each(lambda engine: engine.finish_load(number))
 
@@ -331,11 +392,27 @@ class History:
         """Runs a command on a session's KV."""
         if self._turns:
             owner, session = sorted(self._turns)[number % len(self._turns)]
-            verb = list(SessionVerb)[number // 7 % len(SessionVerb)]
-            waits = (ToolWait("search"),) if verb is SessionVerb.HOLD else ()
-            tokens = self._turns[owner, session]
-            command = SessionCommand(verb, SessionKey(session), IsolationDomain(owner), (), tokens, waits=waits)
-            self._each(lambda engine: engine.loop.take(RunSessionCommand(command, lambda memory: None)))
+            self._command(owner, session, list(SessionVerb)[number // 7 % len(SessionVerb)])
+
+    def _command(self, owner: bytes, session: str, verb: SessionVerb) -> None:
+        waits = (ToolWait("search"),) if verb is SessionVerb.HOLD else ()
+        tokens, adapters = self._turns[owner, session], self._adapters.get((owner, session), ())
+        command = SessionCommand(verb, SessionKey(session), IsolationDomain(owner), adapters, tokens, waits=waits)
+        self._each(lambda engine: engine.loop.take(RunSessionCommand(command, lambda memory: None)))
+
+    def resume(self, number: int) -> None:
+        """Moves a session's KV to the host, and submits the next turn, whose load is then read layer by layer."""
+        long_enough = [key for key, tokens in self._turns.items() if 2 * PAGE < len(tokens) < CONTEXT - 1]
+        if long_enough:
+            owner, session = sorted(long_enough)[number % len(long_enough)]
+            self._command(owner, session, SessionVerb.SUSPEND)
+            for _ in range(4):
+                self.step(0)
+                self.finish_copy(1)
+            self._submit(Random(number), owner, session)
+            self.step(0)
+            self.announce(number)
+            self.step(number)
 
     def forget(self, number: int) -> None:
         """Forgets an adapter or a domain."""

@@ -6,6 +6,7 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable, ValidationFailed
 from graftwork.platform.modes.modes import DegradedModes, ModeSwitch
+from graftwork.platform.pagination import FIRST_PAGE
 from graftwork.platform.tenancy import repository
 
 
@@ -38,7 +39,7 @@ async def test_changes_are_in_the_audit_log(database: Database) -> None:
     await ModeSwitch(database, ManualClock()).set(DegradedModes(refuse_flex=True), actor="night shift")
 
     async with database.read() as session:
-        (entry,) = (await repository.list_audit_entries(session, repository.PageRequest())).items
+        (entry,) = (await repository.list_audit_entries(session, FIRST_PAGE)).items
 
     assert (entry.actor, entry.action) == ("night shift", "modes.set")
     assert entry.details == {"max_output_tokens": None, "suspend_drafts": False, "refuse_flex": True}
