@@ -4,8 +4,6 @@ As on a GPU, a step does not wait for a load on the host: the stream of the step
 the bytes of a layer may arrive at any moment up to the one at which the device computes the step.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from graftwork.engine.core.tiers import Tier
@@ -86,14 +84,14 @@ class ManualAdapterCopies:
         self._under_way.append((digest, source, target))
         return False
 
-    def finish(self, number: int) -> Sequence[AdapterCopied]:
-        """Ends one of the copies that run, if any does."""
+    def finish(self, number: int) -> AdapterCopied | None:
+        """Ends one of the copies that run; None if none does."""
         if not self._under_way:
-            return ()
+            return None
         digest, source, target = self._under_way.pop(number % len(self._under_way))
         assert (target == GARBAGE).all(), "the target of a running copy was written"
         target.copy_(source)
-        return (AdapterCopied(digest),)
+        return AdapterCopied(digest)
 
     def close(self) -> None:
         """Nothing runs."""

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from graftwork.engine.core.events import FinishReason
 from graftwork.engine.kv.transfer.plan import TransferKind
+from tests.engine.hash_engine import Setting
 from tests.engine.hash_model import Moment
-from tests.engine.overlap_history import History, Setting
+from tests.engine.overlap_history import History
 from tests.hypothesis_profiles import examples
 
 MOST_OFTEN = ("step", "step", "step", "submit")
@@ -28,6 +29,7 @@ setting_values = st.builds(
     moment=st.sampled_from(list(Moment)),
     tick_s=st.sampled_from((0.0, 0.001)),
     copies_adapters_late=st.booleans(),
+    target_itl_s=st.sampled_from((None, 0.001, 0.02)),
 )
 
 
