@@ -106,10 +106,15 @@ class EngineLoop:
     # ---- in ---------------------------------------------------------------------------------------------------
 
     def _receive(self, *, wait: bool) -> None:
-        """Handles all messages in the inbox. If `wait` is true and the inbox is empty, first waits for a message."""
+        """Handles all messages in the inbox. If `wait` is true and the inbox is empty, first waits for a message, or until
+        a waiting request can no longer meet its deadline.
+        """
         if wait:
             self.progress.rest()
-            self.take(self.inbox.get())
+            try:
+                self.take(self.inbox.get(timeout=self._scheduler.deadlines.seconds_to_next()))
+            except Empty:
+                return
         while not self._stopping:
             try:
                 self.take(self.inbox.get_nowait())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.objectives import Objective, parse_deadlines, parse_objectives
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?")
 _ORIGIN = re.compile(r"https?://[a-z0-9.\-]+(:\d+)?|https?://\[[0-9a-f:.]+\](:\d+)?|[a-z][a-z0-9+.\-]*://[a-z0-9.\-]+")
@@ -138,6 +139,10 @@ class Settings:
     """HTTP connections that one address may hold; 0 sets no limit. Addresses of this machine have no limit."""
     max_wrong_keys: int = 20
     """Wrong API keys that one address may send at once. It may send one more each second."""
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    """By service tier, seconds to the first token that a request without `x-deadline-ms` gets as its deadline."""
+    objectives: Mapping[str, Objective] = field(default_factory=dict)
+    """By service tier, what its requests are promised; `/metrics` shows burn rates and error budgets."""
     lease_s: float = 30.0
     """Seconds, 1 to 3600, after which others may have what a dead gateway held, such as places in limits."""
     max_uploads: int = 8
@@ -363,6 +368,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "cors_origin": _origins,
     "max_connections_per_address": _whole(0),
     "max_wrong_keys": _whole(1),
+    "deadlines": parse_deadlines,
+    "objectives": parse_objectives,
     "lease_s": _seconds(1, 3600),
     "max_uploads": _whole(1),
     "max_tenant_uploads": _whole(1),

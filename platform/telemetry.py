@@ -19,14 +19,16 @@ from itertools import accumulate
 from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from graftwork.platform.clock import SystemClock
 from graftwork.platform.engine_collector import EngineCollector, EngineReading
 from graftwork.platform.ids import TenantId
+from graftwork.platform.objectives import ObjectiveMeter
 
 __all__ = ["EngineReading", "JsonFormatter", "Telemetry", "configure_logging"]
 
@@ -63,6 +65,30 @@ class LocalHistogram(Collector):
         yield family
 
 
+class ObjectiveCollector(Collector):
+    """Gives Prometheus the burn rates and the error budgets of all objectives. Nothing without objectives."""
+
+    def __init__(self, meter: ObjectiveMeter) -> None:
+        self._meter = meter
+
+    def collect(self) -> Iterator[Metric]:
+        burn = GaugeMetricFamily(
+            "graftwork_objective_burn_rate",
+            "Share of requests outside an objective, divided by the share that may be.",
+            labels=["tier", "objective", "window"],
+        )
+        budget = GaugeMetricFamily(
+            "graftwork_objective_budget_left",
+            "Part of the last day's error budget that is left.",
+            labels=["tier", "objective"],
+        )
+        for tier, kind, burn_rates, budget_left in self._meter.readings():
+            budget.add_metric([tier, kind], budget_left)
+            for window, rate in burn_rates.items():
+                burn.add_metric([tier, kind, window], rate)
+        yield from (family for family in (burn, budget) if family.samples)
+
+
 MAX_TENANT_LABELS = 1000
 
 
@@ -75,8 +101,11 @@ _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 class Telemetry:
     """All metrics of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, objectives: ObjectiveMeter | None = None) -> None:
+        """`objectives` are the service tiers' objectives; None promises nothing."""
         self.registry = CollectorRegistry()
+        self.objectives = objectives or ObjectiveMeter({}, SystemClock())
+        self.registry.register(ObjectiveCollector(self.objectives))
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self.queue = self._histogram("queue_seconds", "From arrival to admission by the engine.")
         self.e2e = self._histogram("e2e_seconds", "From arrival to the last token.")

@@ -29,6 +29,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.json_worker import JsonParsing
+from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
@@ -216,6 +217,7 @@ class AdminResources:
     engine: EngineClient
     description: EngineDescription
     erasure: TenantErasure
+    modes: ModeSwitch
     tasks: ServerTasks
 
 

@@ -22,7 +22,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from graftwork.api.deps.admission import IDEMPOTENCY_KEY, first_place
+from graftwork.api.deps.admission import IDEMPOTENCY_KEY, first_place, first_token_due_at
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.http.request import BoundedRequest, JsonRequest, UploadRequest, client_address, presented_key
 from graftwork.api.http.response_headers import REPLAYED
@@ -148,6 +148,7 @@ class AuthenticatedRoute(APIRoute):
             bounded = self.bounded(request)
             try:
                 _refuse_null_characters(request)
+                _note_deadline(request)
                 return await self.run(bounded, handle)
             except RequestValidationError as error:
                 raise self.as_route_error(invalid_body(error)) from error
@@ -270,6 +271,12 @@ class SecretRoute(AdminRoute):
 
     def storable_body(self, body: bytes) -> bytes:
         return json.dumps(json.loads(body) | {"key": None}).encode()
+
+
+def _note_deadline(request: Request) -> None:
+    principal = request.state.principal
+    if isinstance(principal, Principal) and (due_at := first_token_due_at(request)) is not None:
+        request.state.principal = replace(principal, first_token_due_at=due_at)
 
 
 def _owner(request: Request) -> str:

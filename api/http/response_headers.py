@@ -13,6 +13,7 @@ AUTHENTICATE = "www-authenticate"
 MODEL = "x-graftwork-model"
 UNENFORCED = "x-graftwork-unenforced"
 IGNORED = "x-graftwork-ignored"
+DEGRADED = "x-graftwork-degraded"
 REPLAYED = "idempotent-replayed"
 
 
@@ -54,6 +55,16 @@ HEADERS: dict[str, HeaderDescription] = {
         "Parts of the request that are hints, or that this server leaves out, separated by commas.",
         "tools[2] (web_search), thinking (adaptive)",
     ),
+    DEGRADED: HeaderDescription(
+        "What the operator takes away from this answer while the server has too much to do.", "max_output_tokens=256"
+    ),
     REPLAYED: HeaderDescription("`true` where an earlier request's answer is repeated.", "true"),
 }
 """Maps the name of each header to its description."""
+
+
+def degraded_header(output_cap: int | None) -> dict[str, str]:
+    """Returns the header that tells that the operator has lowered the most tokens of an answer to `output_cap`. Returns
+    no header for None.
+    """
+    return {} if output_cap is None else {DEGRADED: f"max_output_tokens={output_cap}"}

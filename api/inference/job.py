@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.api.deps.resources import InferenceResources, ServerTasks
 from graftwork.api.http.errors import internal_failure
-from graftwork.api.http.response_headers import MODEL
+from graftwork.api.http.response_headers import MODEL, degraded_header
 from graftwork.engine.core.events import CacheReport, DraftReport, PromptAdmitted
 from graftwork.engine.core.requests import KvLimits, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
@@ -115,6 +115,7 @@ class InferenceRequest:
                 prediction_token_ids=self.prediction_token_ids,
                 grammar=self.output.grammar,
                 stop_logprobs=self.stop_logprobs,
+                due_at=None if choice % self.choices_per_prompt else self.principal.first_token_due_at,
             )
             for choice, (prompt, sampling) in enumerate(pairs)
         ]
@@ -164,20 +165,26 @@ async def start_inference(
 ) -> "InferenceJob":
     """Reserves the tenant's quota for the request, and starts the request's job, which keeps `places` until its end.
 
-    Raises LimitExceeded if the quota does not allow the request; then the engine generates nothing.
+    Raises LimitExceeded if the quota does not allow the request, and Unavailable if the operator has switched its service
+    tier off; then the engine generates nothing.
     If the engine later refuses the request, the methods of the job raise the engine's error.
     """
     principal, accounting = inference.principal, resources.accounting
     quota = await accounting.quota_of(principal.tenant_id)
     charge = Charge(inference.request_id, principal, inference.resolved)
+    requests = [
+        resources.generator.degraded(request)
+        for request in inference.generation_requests(principal.isolation(resources.pepper), kv_limits(quota))
+    ]
     account = await accounting.open(charge, quota, inference.estimated_tokens, inference.num_answers)
-    requests = inference.generation_requests(principal.isolation(resources.pepper), kv_limits(quota))
     job = InferenceJob(
         inference.request_id,
         [resources.generator.start(request) for request in requests],
         inference.choices_per_prompt,
         account,
-        account.reservation.rate_limit_headers() | {MODEL: inference.resolved.label},
+        account.reservation.rate_limit_headers()
+        | {MODEL: inference.resolved.label}
+        | degraded_header(requests[0].output_cap),
     )
     forget = resources.work.add(principal, job.end_access)
     job.start(resources.tasks, places).add_done_callback(lambda _: forget())

@@ -10,9 +10,11 @@ from typing import Any
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
+from graftwork.api.deps.admission import MAX_DEADLINE_MS
 from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, OpenAiRoute
 from graftwork.api.http.response_headers import (
     ANTHROPIC_REQUEST_ID,
+    DEGRADED,
     IGNORED,
     LIMIT_HEADERS,
     MODEL,
@@ -102,6 +104,8 @@ def _complete_operation(operation: dict[str, Any], route: APIRoute) -> None:
         body["examples"] = {"typical": {"summary": "A typical request.", "value": examples.REQUESTS[name]}}
     if is_guarded and _keeps_answers(route, operation):
         operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/IdempotencyKey"})
+    if 504 in route.responses:  # it generates
+        operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/Deadline"})
 
 
 def _drop_null(schema: dict[str, Any]) -> None:
@@ -139,7 +143,7 @@ def _completed_success(
     if is_anthropic:
         names.append(ANTHROPIC_REQUEST_ID)
     if "POST" in (route.methods or ()) and route.tags[0] in _METERED:
-        names += [*LIMIT_HEADERS, UNENFORCED, IGNORED]
+        names += [*LIMIT_HEADERS, UNENFORCED, IGNORED, DEGRADED]
         names += [MODEL] if route.tags[0] == "inference" else []
     if _keeps_answers(route, operation):
         names.append(REPLAYED)
@@ -169,7 +173,15 @@ def _complete_components(document: dict[str, Any]) -> None:
             "in": "header",
             "description": "A second request with the same key and body gets the first one's answer.",
             "schema": {"type": "string", "minLength": 1, "maxLength": 255},
-        }
+        },
+        "Deadline": {
+            "name": "x-deadline-ms",
+            "in": "header",
+            "description": "Milliseconds in which the first token must come. A request for which the server expects a "
+            "later one is refused at once, with the code `deadline_unreachable`: 429 if waiting helps, with the time to "
+            "retry, or else 503. A request that waits too long after all ends with 504 `deadline_exceeded`.",
+            "schema": {"type": "integer", "minimum": 1, "maximum": MAX_DEADLINE_MS},
+        },
     }
     components["securitySchemes"] = {
         "tenant_key": {"type": "http", "scheme": "bearer", "description": "A tenant's key, `gw_…`."},

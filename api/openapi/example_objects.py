@@ -55,6 +55,13 @@ MODEL: Json = {
     "root": "assistant",
     "parent": None,
 }
+MODES: Json = {
+    "object": "modes",
+    "max_output_tokens": 256,
+    "suspend_drafts": False,
+    "refuse_flex": True,
+    "changed_at": float(CREATED_AT),
+}
 TENANT: Json = {
     "id": "ten_01hzx",
     "object": "tenant",

@@ -14,6 +14,7 @@ from graftwork.api.openapi.example_objects import (
     KEY,
     MESSAGE_ITEM,
     MODEL,
+    MODES,
     QUESTION,
     QUOTA,
     RESPONSE,
@@ -49,6 +50,7 @@ REQUESTS: dict[str, Json] = {
     "create_tenant": {"name": "Acme"},
     "update_tenant": {"weight": 2.0},
     "create_key": {"name": "production"},
+    "set_modes": {"max_output_tokens": 256, "refuse_flex": True},
     "set_tenant_quota": {"requests_per_minute": 60, "max_sessions": 100},
 }
 """An example body for each operation. The server accepts the body if the object in the path exists."""
@@ -198,6 +200,8 @@ ANSWERS: dict[str, Json] = {
             "details": {},
         }
     ),
+    "get_modes": MODES,
+    "set_modes": MODES,
     "list_replicas": list_of(
         {
             "id": "engine-0",

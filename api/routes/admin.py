@@ -9,12 +9,14 @@ from graftwork.api.deps.route_classes import AdminRoute, SecretRoute
 from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.schemas.admin import (
     KeyBody,
+    ModesBody,
     QuotaBody,
     TenantBody,
     TenantPatch,
     audit_answer,
     erasure_answer,
     key_answer,
+    modes_answer,
     tenant_answer,
 )
 from graftwork.api.schemas.usage import TimeText, span, usage_answer
@@ -103,6 +105,21 @@ async def get_tenants_usage(
 async def list_audit_entries(resources: ForAdmin, _: Admin, page: PageQuery) -> Page[answers.AuditEntry]:
     """List the audit entries: who changed what, and when. By default the newest entry comes first."""
     return page_answer(await resources.tenancy.audit(page), audit_answer)
+
+
+@reports_router.get("/modes")
+async def get_modes(resources: ForAdmin, _: Admin) -> answers.Modes:
+    """Get the degraded modes that are in force."""
+    return modes_answer(await resources.modes.refresh())
+
+
+@reports_router.put("/modes")
+async def set_modes(body: ModesBody, resources: ForAdmin, admin: Admin) -> answers.Modes:
+    """Replace all degraded modes. Every gateway follows within a second, for requests that begin from then on.
+
+    A mode that is missing is switched off. Answers that a mode changes have the header `x-graftwork-degraded`.
+    """
+    return modes_answer(await resources.modes.set(body.modes(), actor=admin.name))
 
 
 @reports_router.get("/replicas")

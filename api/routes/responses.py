@@ -16,6 +16,7 @@ from graftwork.api.deps.route_classes import keep_begun
 from graftwork.api.formats.responses import ResponsesRoute, named_tools, responses_names, write_response_events
 from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.http.request import ignored_header, unenforced_header
+from graftwork.api.http.response_headers import degraded_header
 from graftwork.api.http.streaming import EventStream, until_disconnect
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ResponseRequest
@@ -44,7 +45,12 @@ async def create_response(
     with named_tools(order.tool_paths) as name_of:
         run = await resources.responses.create(principal, order)
     unenforced = unenforced_header(run.unenforced, lambda place: responses_names(name_of(place)))
-    headers = {**run.rate_limit_headers, **unenforced, **ignored_header((*order.ignored, *run.left_out))}
+    headers = {
+        **run.rate_limit_headers,
+        **unenforced,
+        **degraded_header(run.output_cap),
+        **ignored_header((*order.ignored, *run.left_out)),
+    }
     release = partial(_release, resources, run)
     if body.background and not body.stream:
         return JSONResponse(run.queued_body(), headers=headers)

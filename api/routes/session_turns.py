@@ -17,6 +17,7 @@ from graftwork.api.deps.read_streams import read_stream
 from graftwork.api.deps.resources import ForSessions, InferenceKey, resources_of
 from graftwork.api.deps.route_classes import NativeRoute, keep_begun
 from graftwork.api.http.request import unenforced_header
+from graftwork.api.http.response_headers import degraded_header
 from graftwork.api.http.streaming import EventStream, until_disconnect, write_session_events
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnOptions
@@ -109,7 +110,7 @@ async def _answer(turn: TurnHandle, request: Request, options: TurnOptions) -> R
         keep_begun(request)
         raise
     keep_begun(request)
-    headers = {**turn.rate_limit_headers, **unenforced_header(turn.unenforced)}
+    headers = {**turn.rate_limit_headers, **unenforced_header(turn.unenforced), **degraded_header(turn.output_cap)}
     if stream:
         return EventStream(partial(write_session_events, turn.events()), on_end=leave, headers=headers)
     ended = await until_disconnect(request, turn.result(), leave)

@@ -1,5 +1,6 @@
 """Defines the bodies of the operator's routes, and converts tenants, keys, quotas and audit entries to answers."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from graftwork.api.schemas.base import NativeBody, with_integers
 from graftwork.api.schemas.shapes import DocumentedAs
 from graftwork.platform.answers import admin as answers
+from graftwork.platform.modes.modes import DegradedModes
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.principals import ALL_SCOPES
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Erasure, Tenant
@@ -61,6 +63,26 @@ class KeyBody(NativeBody):
     """The scopes of the key. If this field is null or missing, the key gets all scopes."""
     expires_at: Time | None = None
     """The time after which the server refuses the key: unix seconds, or ISO 8601 text. The default is no such time."""
+
+
+class ModesBody(NativeBody):
+    """The body of a request that replaces the degraded modes."""
+
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    """The most tokens of one answer, whatever the request allows. Null, the default, sets no limit."""
+    suspend_drafts: bool = False
+    """Whether the engine generates without lookup drafts. Answers do not change."""
+    refuse_flex: bool = False
+    """Whether requests of the service tier `flex` are refused."""
+
+    def modes(self) -> DegradedModes:
+        """Returns the modes without a time."""
+        return DegradedModes(self.max_output_tokens, self.suspend_drafts, self.refuse_flex)
+
+
+def modes_answer(modes: DegradedModes) -> answers.Modes:
+    """Converts the degraded modes to the body of an answer."""
+    return answers.Modes(**asdict(modes))
 
 
 QuotaBody = Annotated[

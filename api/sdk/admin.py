@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from graftwork.api.sdk.account import Moment
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
+from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantErasure, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
@@ -119,6 +120,22 @@ class Quotas(Resource[R]):
         return (yield from self._read(Quota, call))
 
 
+class Modes(Resource[R]):
+    """Reads and sets the degraded modes of all gateways. Sends requests to `/v1/admin/modes`."""
+
+    @operation
+    def get(self) -> Steps[answers.Modes]:
+        return (yield from self._read(answers.Modes, Call("GET", "/v1/admin/modes", admin=True)))
+
+    @operation
+    def set(
+        self, *, max_output_tokens: int | None = None, suspend_drafts: bool = False, refuse_flex: bool = False
+    ) -> Steps[answers.Modes]:
+        """Replaces all modes. The server switches off each mode that you leave out."""
+        body = {"max_output_tokens": max_output_tokens, "suspend_drafts": suspend_drafts, "refuse_flex": refuse_flex}
+        return (yield from self._read(answers.Modes, Call("PUT", "/v1/admin/modes", json=body, admin=True)))
+
+
 class Admin(Resource[R]):
     """Groups the methods for operators, such as `client.admin.tenants.create`. Every call sends the admin key."""
 
@@ -133,6 +150,10 @@ class Admin(Resource[R]):
     @property
     def quotas(self) -> Quotas[R]:
         return Quotas(self._runtime)
+
+    @property
+    def modes(self) -> Modes[R]:
+        return Modes(self._runtime)
 
     @operation
     def usage(

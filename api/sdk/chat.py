@@ -4,7 +4,7 @@ import json
 from collections.abc import Coroutine
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-from graftwork.api.sdk.transport.effects import Call, Connection, Emit, Opened, ReadStream, Steps
+from graftwork.api.sdk.transport.effects import Call, Connection, Emit, Opened, ReadStream, Steps, deadline_header
 from graftwork.api.sdk.transport.errors import APIConnectionError, error_from_description
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.api.sdk.transport.retries import open_stream
@@ -49,6 +49,8 @@ class ChatParameters(TypedDict, total=False):
     prediction: dict[str, Any]
     user: str
     metadata: dict[str, str]
+    deadline_ms: int
+    """Milliseconds in which the first token must come. If the server expects a later one, it refuses the request at once."""
     extra_body: dict[str, Any]
     """More fields for the request's body, which are sent unchanged."""
 
@@ -104,9 +106,10 @@ class Completions(Resource[R]):
         | AsyncStream[ChatCompletionChunk]
     ):
         """Asks the model to answer a conversation. With `stream=True`, the answer arrives in chunks."""
-        extra_body = parameters.pop("extra_body", {})
+        extra_body, headers = parameters.pop("extra_body", {}), deadline_header(parameters.pop("deadline_ms", None))
         body = {"model": model, "messages": messages, **parameters, **extra_body}
-        call = Call("POST", "/v1/chat/completions", json={**body, "stream": True} if stream else body)
+        whole_body = {**body, "stream": True} if stream else body
+        call = Call("POST", "/v1/chat/completions", json=whole_body, headers=headers)
         if not stream:
             return self._runtime.run(self._read(ChatCompletion, call))
         connection = Connection()

@@ -5,11 +5,11 @@ Never stores the history: a `Session` asks the server for it.
 """
 
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from graftwork.api.sdk.session_feed import SessionFeed
-from graftwork.api.sdk.transport.effects import Call, Connection, RunTools, Steps
+from graftwork.api.sdk.transport.effects import Call, Connection, RunTools, Steps, deadline_header
 from graftwork.api.sdk.transport.errors import ToolLoopError, TurnFailedError
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
@@ -51,6 +51,8 @@ class TurnParameters(TypedDict, total=False):
     tool_choice: str | dict[str, Any]
     response_format: dict[str, Any]
     sampling: dict[str, Any]
+    deadline_ms: int
+    """Milliseconds in which the first token must come. If the server expects a later one, it refuses the turn at once."""
     cancel_on_disconnect: bool
     """Whether the server cancels the turn when this connection breaks. By default the turn continues."""
 
@@ -309,7 +311,9 @@ class Session(Resource[R]):
 
     def _turn_call(self, input: Input, stream: bool, options: TurnParameters) -> Call:
         said = input if isinstance(input, str) else list(input)
-        return self._post("/turns", {"input": said, "stream": stream, **options}, creates=True)
+        headers = deadline_header(options.pop("deadline_ms", None))
+        call = self._post("/turns", {"input": said, "stream": stream, **options}, creates=True)
+        return replace(call, headers=headers)
 
     def _tool_outputs_call(self, outputs: Sequence[ToolOutput], stream: bool) -> Call:
         return self._post("/tool_outputs", {"outputs": [output.body() for output in outputs], "stream": stream})

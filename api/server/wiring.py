@@ -6,8 +6,6 @@ left running.
 """
 
 import asyncio
-import hashlib
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -33,9 +31,11 @@ from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
-from graftwork.platform.gateways.lease import GatewayLease
+from graftwork.platform.gateways.lease import GatewayLease, owner_name
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
+from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
+from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
 from graftwork.platform.quotas.uploads import UploadBound
@@ -102,7 +102,7 @@ async def open_resources(
         database = Database(settings.resolved_database_url, settings.lease_s)
         stack.push_async_callback(database.close)
         await database.upgrade_to_head()
-        telemetry = Telemetry()
+        telemetry = Telemetry(ObjectiveMeter(settings.objectives, clock))
         engine = engine or connect_engine(settings)
         stack.push_async_callback(engine.close)
         if inspector is None:
@@ -118,6 +118,9 @@ async def open_resources(
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
         access = AccessWatch(database, resources.inference.work, clock)
         await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
+        modes = resources.admin.modes
+        await modes.refresh()
+        await stack.enter_async_context(repeating(modes.refresh, REFRESH_S, "reading the degraded modes"))
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
@@ -175,11 +178,12 @@ class _TenantServices:
     tenancy: Tenancy
     meter: UsageMeter
     quotas: QuotaKeeper
+    modes: ModeSwitch
 
 
 async def _assemble(base: _Foundation) -> Resources:
     tenants = await _tenant_services(base)
-    served = await _served_model(base.settings, base.clock, base.telemetry, base.engine)
+    served = await _served_model(base.settings, base.clock, base.telemetry, base.engine, tenants.modes)
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
     return Resources(
@@ -197,7 +201,7 @@ async def _tenant_services(base: _Foundation) -> _TenantServices:
     work, meter = RunningWork(), UsageMeter(base.database)
     tenancy = Tenancy(base.database, pepper, base.clock, work)
     quotas = await _quota_keeper(base.settings, base.clock, meter)
-    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas)
+    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, ModeSwitch(base.database, base.clock))
 
 
 def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_ServedModel") -> InferenceResources:
@@ -223,7 +227,9 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
 
 def _session_resources(base: _Foundation, inference: InferenceResources, served: "_ServedModel") -> SessionResources:
     settings = base.settings
-    turns = TurnStore(base.database, base.clock, owner_name(settings) or new_id("gateway"), settings.lease_s)
+    turns = TurnStore(
+        base.database, base.clock, owner_name(settings.host, settings.port) or new_id("gateway"), settings.lease_s
+    )
     dependencies = _turn_dependencies(inference, turns, base.engine, served.prompts, settings.lease_s)
     sessions = SessionService(base.database, inference.registry, dependencies)
     return SessionResources(
@@ -259,6 +265,7 @@ def _admin_resources(
         engine=base.engine,
         description=inference.description,
         erasure=_tenant_erasure(inference, base.database, base.engine, sessions),
+        modes=tenants.modes,
         tasks=inference.tasks,
     )
 
@@ -346,7 +353,9 @@ class _ServedModel:
         return PromptEncoding(local, clock)
 
 
-async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient) -> _ServedModel:
+async def _served_model(
+    settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient, modes: ModeSwitch
+) -> _ServedModel:
     folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
     prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
     public_prefixes = NO_PUBLIC_PREFIXES
@@ -361,6 +370,8 @@ async def _served_model(settings: Settings, clock: Clock, telemetry: Telemetry, 
         clock,
         tool_call_format=planner.tool_call_format,
         timeout_s=settings.request_timeout_s,
+        deadlines_s=settings.deadlines,
+        modes=modes,
         public_prefixes=public_prefixes,
     )
     return _ServedModel(generator, folder, prompts, planner)
@@ -385,15 +396,3 @@ async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> 
         await keeper.close()
         raise
     return keeper
-
-
-def owner_name(settings: Settings) -> str | None:
-    """Returns a name for this gateway, computed from the machine's name and the address at which the gateway listens.
-
-    No two running gateways have the same name. The name stays the same after a restart, so that the gateway finds its
-    own turns again. It does not contain the data folder, because gateways may share one.
-    Returns None if the system chooses the port, because each start then gets another port.
-    """
-    if settings.port == 0:
-        return None
-    return hashlib.sha256(f"{socket.gethostname()} {settings.host}:{settings.port}".encode()).hexdigest()[:32]

@@ -127,6 +127,15 @@ class EngineRequest:
     public_tokens: int = 0
     """Tokens at the start of the prompt that the operator declares public: all isolation domains share their pages."""
 
+    deadline_s: float | None = None
+    """Seconds from the request's arrival at the engine to its first token, above 0. The engine refuses a request that
+    cannot have its first token so soon, and ends a request that has waited too long for that. None sets no deadline.
+    """
+    uses_lookups: bool = True
+    """Whether tokens may be drafted from the prompt, from earlier answers and from the prediction. Drafts that a grammar
+    dictates are made in any case. Answers do not depend on it.
+    """
+
     timeout_s: float | None = None
     """The most seconds of the whole request, with its time in the queue; None sets no limit. The client of the engine
     keeps this limit, and cancels the request: it is not sent.

@@ -60,6 +60,8 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         kv_limits=wire.KvLimits(**asdict(request.kv_limits)),
         public_tokens=request.public_tokens,
         cache_ttl_s=request.cache_ttl_s,
+        deadline_s=request.deadline_s,
+        no_lookups=not request.uses_lookups,
         grammar=_grammar_to_wire(request.grammar),
         prediction_token_ids=request.prediction_token_ids,
     )
@@ -82,6 +84,8 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         kv_limits=_read(KvLimits, submit.kv_limits),
         public_tokens=submit.public_tokens,
         cache_ttl_s=submit.cache_ttl_s if submit.HasField("cache_ttl_s") else None,
+        deadline_s=submit.deadline_s if submit.HasField("deadline_s") else None,
+        uses_lookups=not submit.no_lookups,
         grammar=_grammar_from_wire(submit.grammar) if submit.HasField("grammar") else None,
         prediction_token_ids=tuple(submit.prediction_token_ids),
     )

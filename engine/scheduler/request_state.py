@@ -27,6 +27,14 @@ from graftwork.platform.errors import InternalFailure
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 
+@dataclass(frozen=True, slots=True)
+class FirstTokenEstimate:
+    """How long a request is expected to wait, and how long its own prompt then takes, in seconds."""
+
+    wait_s: float
+    own_s: float
+
+
 def history_for(request: EngineRequest) -> TokenHistory | None:
     """Returns the token counts that the request's penalties use, before any token is generated; None without penalties.
 
@@ -64,6 +72,14 @@ class RequestState:
     miss_reason: MissReason | None = None
     priority: int = 0
     """The priority at admission; 0 is the highest. See WaitingOrder.priority."""
+    expected: FirstTokenEstimate | None = None
+    """When the first token was expected at the arrival of a request with a deadline; None without one."""
+    started_at: float | None = None
+    """When the first step began that computed the request, if it has a deadline and no token yet; None otherwise."""
+    uncached_tokens: int | None = None
+    """How many prompt tokens had to be computed when that was last asked, while the request waited for its first run; None
+    if nobody has asked.
+    """
     is_admitted: bool = False
     """Whether the request's admission has been reported. This stays true when the request is preempted."""
     drafts: RequestDrafts | None = None
@@ -86,6 +102,11 @@ class RequestState:
     def domain(self) -> IsolationDomain:
         """The domain (usually one tenant) that the request's pages and computed tokens are charged to."""
         return self.request.domain
+
+    @property
+    def due_at(self) -> float | None:
+        """The time at which the first token must be there, on the scheduler's clock; None without a deadline."""
+        return None if self.request.deadline_s is None else self.arrived_at + self.request.deadline_s
 
     @property
     def num_prompt(self) -> int:

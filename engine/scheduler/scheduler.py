@@ -31,6 +31,7 @@ from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
 from graftwork.engine.scheduler.fair_share import VirtualTokenCounter
+from graftwork.engine.scheduler.first_token import DeadlineAdmission, deadline_passed
 from graftwork.engine.scheduler.planner import StepBuilder, StepPlanner
 from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
@@ -45,7 +46,6 @@ from graftwork.engine.scheduler.waiting_order import WaitingOrder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
-from graftwork.platform.quotas.in_flight import ThroughputEstimate
 
 _NO_GRAMMARS = NoGrammars()
 
@@ -67,9 +67,7 @@ class Scheduler:
         speculator: Speculator | None = None,
         order: WaitingOrder | None = None,
     ) -> None:
-        """Without a speculator, each request generates one token in a step. Without an order, VirtualTokenCounter orders
-        the waiting requests.
-        """
+        """Without a speculator, a step generates one token of each request. Without an order, it is VirtualTokenCounter."""
         self._limits = limits
         self._kv_cache = kv_cache
         self.session_cache = session_cache
@@ -85,7 +83,7 @@ class Scheduler:
             kv_cache, self._running, limits.page_tokens, limits.max_running, self._preempt_if_landed
         )
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
-        self._throughput = ThroughputEstimate(clock)
+        self.deadlines = DeadlineAdmission(limits, self._running, self._waiting, self._by_id, kv_cache, clock)
         self.speculator = speculator or no_drafts(clock)
         self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens)
         slices = StepBuilder(limits.page_tokens, grammars)
@@ -123,7 +121,8 @@ class Scheduler:
             raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
         self._validator.check(request)
         state = self._validator.new_state(request)
-        free_places, retry_after_s = self._limits.max_running - len(self._running), self._throughput.retry_after_s()
+        self.deadlines.check(state)
+        free_places, retry_after_s = self._limits.max_running - len(self._running), self.deadlines.retry_after_s()
         displaced = self._queue_bounds.displaced_by(state, free_places, retry_after_s)
         outputs = self.fail([one.request_id for one in displaced], displaced_error(retry_after_s))
         if request.session is not None:
@@ -145,8 +144,7 @@ class Scheduler:
 
     def fail_waiting_for(self, digest: str, error: GraftworkError) -> list[RequestOutput]:
         """Ends, with `error`, every waiting request that needs the adapter `digest`, which could not be loaded."""
-        failed = [one.request_id for one in self._waiting if digest in one.request.adapter_digests]
-        return self.fail(failed, error)
+        return self.fail([one.request_id for one in self._waiting if digest in one.request.adapter_digests], error)
 
     def fail(self, request_ids: Iterable[RequestId], error: GraftworkError) -> list[RequestOutput]:
         """Ends requests with `error`. Their computed KV is not added to the cache.
@@ -177,8 +175,8 @@ class Scheduler:
         return outputs
 
     def _ready_candidates(self) -> tuple[list[RequestOutput], list[RequestState]]:
-        """Returns the waiting requests that lack neither adapter nor grammar, and the errors of those refused."""
-        outputs: list[RequestOutput] = []
+        """Returns the waiting requests that lack neither adapter nor grammar, and the errors of those that end here."""
+        outputs = self.fail(self.deadlines.expired(), deadline_passed())
         ready: list[RequestState] = []
         candidates = list(self._waiting.candidates())
         groups = [digests for one in candidates if (digests := one.request.adapter_digests)]
@@ -266,6 +264,7 @@ class Scheduler:
         plan = self._planner.plan()
         if plan is not None:
             self._steps.begin(plan, self._running)
+            self.deadlines.step_begins()
         return plan
 
     def _preempt_if_landed(self, state: RequestState) -> bool:
@@ -293,6 +292,7 @@ class Scheduler:
         step was planned needs no result.
         """
         self._planner.step_ended()
+        self.deadlines.step_ended(plan)
         return self._steps.land(plan, self._running)
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
@@ -363,7 +363,7 @@ class Scheduler:
         del self._by_id[state.request_id]
         self._release(state)
         self._kv_cache.enforce_limits(state.domain)
-        self._throughput.record_finished()
+        self.deadlines.record_finished()
         return RequestOutput(state.request_id, RequestFinished(reason, state.num_generated, report))
 
     def _release(self, state: RequestState) -> None:

@@ -68,6 +68,7 @@ class RequestValidator:
             )
         _check_mixture(request)
         _check_cache_ttl(request)
+        _check_deadline(request)
         check_prompt_logprobs(request)
         check_vocabulary(request, limits.vocab_size)
         request.sampling.check()
@@ -110,6 +111,15 @@ def _check_cache_ttl(request: EngineRequest) -> None:
             f"cache_ttl_s is {ttl_s}: send the seconds to keep the prompt, above 0 and up to {MAX_CACHE_TTL_S:.0f}, or "
             "leave it out.",
             param="cache_ttl_s",
+        )
+
+
+def _check_deadline(request: EngineRequest) -> None:
+    deadline_s = request.deadline_s
+    if deadline_s is not None and not 0 < deadline_s < math.inf:
+        raise InvalidRequest(
+            f"The deadline of the first token is {deadline_s} s: send x-deadline-ms above 0, or leave it out.",
+            param="x-deadline-ms",
         )
 
 

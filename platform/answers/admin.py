@@ -132,6 +132,20 @@ class AuditEntry(Answer):
     details: dict[str, Any]
 
 
+class Modes(Answer):
+    """The degraded modes: what the operator takes away from all requests while the server has too much to do."""
+
+    object: Literal["modes"] = "modes"
+    max_output_tokens: int | None
+    """The most tokens of one answer, whatever the request allows. Null sets no limit."""
+    suspend_drafts: bool
+    """Whether the engine generates without lookup drafts. Answers do not change."""
+    refuse_flex: bool
+    """Whether requests of the service tier `flex` are refused."""
+    changed_at: float | None
+    """The time of the last change, in unix seconds. Null if there was none."""
+
+
 class DevicePages(Answer):
     """The number of KV cache pages in device memory that are free, cached, or in use by requests (active)."""
 

@@ -1,4 +1,4 @@
-"""Keeps the lease of a gateway: the proof in the database that the gateway runs.
+"""Names a gateway, and keeps its lease: the proof in the database that the gateway runs.
 
     keep_alive, again and again ──► the gateway holds what is stored under its id
     no keep_alive for `lease_s` ──► others may take what it held
@@ -9,6 +9,8 @@ Invariant: a gateway that lost its lease may still run. So a write of what it he
 that nobody has taken it meanwhile.
 """
 
+import hashlib
+import socket
 from dataclasses import dataclass, field
 
 from graftwork.platform.clock import Clock
@@ -43,3 +45,15 @@ class GatewayLease:
         """Gives the lease back, so that others need not wait for its end."""
         async with database.write() as session:
             await repository.forget(session, self.gateway_id)
+
+
+def owner_name(host: str, port: int) -> str | None:
+    """Returns a name for a gateway, computed from the machine's name and the address at which the gateway listens.
+
+    No two running gateways have the same name. The name stays the same after a restart, so that the gateway finds its
+    own turns again. It does not contain the data folder, because gateways may share one.
+    Returns None if the system chooses the port, because each start then gets another port.
+    """
+    if port == 0:
+        return None
+    return hashlib.sha256(f"{socket.gethostname()} {host}:{port}".encode()).hexdigest()[:32]

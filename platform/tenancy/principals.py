@@ -62,6 +62,11 @@ class Principal:
     place: HeldPlaces | None = field(default=None, compare=False)
     """The place that the request took before its key was looked up; None if it took none."""
 
+    first_token_due_at: float | None = field(default=None, compare=False)
+    """The time on this process's monotonic clock by which the sender wants the first token of its request; None for no
+    such time.
+    """
+
     def scope(self) -> TenantScope:
         """Returns the permission to read and write this tenant's rows."""
         return TenantScope(self.tenant_id)

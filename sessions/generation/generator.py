@@ -8,9 +8,9 @@ Invariant: a token is counted when the engine sends it, even if the caller never
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.client import EngineClient
@@ -26,8 +26,9 @@ from graftwork.engine.core.requests import NO_KV_LIMITS, EngineRequest, KvLimits
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import InternalFailure, InvalidRequest
+from graftwork.platform.errors import DeadlineExceeded, GraftworkError, InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.telemetry import Telemetry
 from graftwork.sessions.generation.constraints import OutputGrammar
 from graftwork.sessions.generation.events import (
@@ -93,6 +94,14 @@ class GenerationRequest:
     """The grammar that the answer must match."""
     stop_logprobs: bool = False
     """Whether a stop token has log-probabilities, if the request asks for any."""
+    output_cap: int | None = None
+    """The limit of the operator that has lowered `sampling.max_tokens`; None if none has."""
+    uses_lookups: bool = True
+    """Whether tokens may be drafted by lookups. It never changes the output."""
+    due_at: float | None = None
+    """The time on the generator's monotonic clock by which the client wants the first token. None takes the deadline of
+    the service tier, if it has one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,28 @@ class Generator:
     public_prefixes: PublicPrefixes = NO_PUBLIC_PREFIXES
     timeout_s: float | None = None
     """The most seconds of one generation, with its time in the queue; None sets no limit."""
+    deadlines_s: Mapping[str, float] = field(default_factory=dict)
+    """By service tier, the seconds to the first token that a request without a deadline of its own gets as its deadline.
+    """
+
+    modes: ModeSwitch | None = None
+    """The operator's degraded modes; None has none."""
+
+    def degraded(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns the request as the degraded modes allow it now. Call it before anything is reserved for the request.
+
+        Raises Unavailable if they refuse its service tier.
+        """
+        if self.modes is None:
+            return request
+        modes, sampling = self.modes.current, request.sampling
+        modes.check_tier(request.tier)
+        request = replace(request, uses_lookups=not modes.suspend_drafts)
+        most = modes.max_output_tokens
+        if most is None or sampling.max_tokens <= most:
+            return request
+        capped = replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
+        return replace(request, sampling=capped, output_cap=most)
 
     def start(self, request: GenerationRequest) -> "Generation":
         """Returns a new generation. The request goes to the engine when the caller first reads `Generation.events`."""
@@ -136,7 +167,8 @@ class Generation:
         self._telemetry = generator.telemetry
         self._now = generator.clock.monotonic
         self._started_at = 0.0
-        self._last_tokens_at = 0.0
+        self._last_tokens_at = self._first_tokens_at = 0.0
+        self._num_first_tokens = 0
 
     @property
     def usage(self) -> Usage | None:
@@ -173,12 +205,16 @@ class Generation:
                     elif isinstance(event, RequestFinished):
                         self._count_end(event)
                         reason = event.reason
-        except InvalidRequest as error:
-            raise error if self.request.grammar is None else self.request.grammar.name_field(error) from error
+        except GraftworkError as error:
+            self._telemetry.objectives.note_end(self.request.tier, failed=error.is_server_fault)
+            if isinstance(error, InvalidRequest) and self.request.grammar is not None:
+                raise self.request.grammar.name_field(error) from error
+            raise
         finally:
             self.prompt_computed.set()
         if reason is None and not parser.is_over:
             raise InternalFailure("The engine's answer broke off without saying why; send the request again.")
+        self._count_success()
         for output in parser.finish():
             yield output
         self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are not charged
@@ -197,9 +233,18 @@ class Generation:
             self._telemetry.inter_token.observe((now - self._last_tokens_at) / num_tokens)
         else:
             self._telemetry.time_to_first_token.observe(now - self._started_at)
+            self._telemetry.objectives.note_first_token(self.request.tier, now - self._started_at)
+            self._first_tokens_at, self._num_first_tokens = now, num_tokens
             self.prompt_computed.set()
         self._last_tokens_at = now
         self.completion_tokens += num_tokens
+
+    def _count_success(self) -> None:
+        objectives, tier = self._telemetry.objectives, self.request.tier
+        objectives.note_end(tier, failed=False)
+        later = self.completion_tokens - self._num_first_tokens
+        if later:
+            objectives.note_between_tokens(tier, (self._last_tokens_at - self._first_tokens_at) / later)
 
     def _count_end(self, event: RequestFinished) -> None:
         self.drafts = event.drafts
@@ -241,4 +286,18 @@ class Generation:
             grammar=None if request.grammar is None else request.grammar.source,
             public_tokens=self._generator.public_prefixes.tokens_of(request.prompt_token_ids),
             timeout_s=self._generator.timeout_s,
+            deadline_s=self._deadline_s(),
+            uses_lookups=request.uses_lookups,
         )
+
+    def _deadline_s(self) -> float | None:
+        """Returns the seconds that are left until the first token is due. Raises DeadlineExceeded if none are."""
+        if self.request.due_at is None:
+            return self._generator.deadlines_s.get(self.request.tier)
+        left_s = self.request.due_at - self._now()
+        if left_s <= 0:
+            raise DeadlineExceeded(
+                "The deadline for the first token has passed before the request reached the engine. Send it again with a "
+                "longer x-deadline-ms."
+            )
+        return left_s

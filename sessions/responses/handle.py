@@ -38,6 +38,11 @@ class ResponseHandle:
         return self._turn.unenforced
 
     @property
+    def output_cap(self) -> int | None:
+        """The operator's limit that has lowered the most tokens of the answer; None if there is none."""
+        return self._turn.output_cap
+
+    @property
     def left_out(self) -> tuple[str, ...]:
         """The parts of the history that the prompt leaves out, as the header for ignored parts names them."""
         num_dropped = self._turn.num_dropped

@@ -161,7 +161,9 @@ class TurnLauncher:
             parallel_tool_calls=output.parallel_tool_calls,
             session=SessionUse(SessionKey(session.session_id), len(prompt.transcript.token_ids)),
             grammar=output.grammar,
+            due_at=principal.first_token_due_at,
         )
+        request = dependencies.generator.degraded(request)
         plan = TurnPlan(
             principal=principal,
             session=session,

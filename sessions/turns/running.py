@@ -279,6 +279,14 @@ class TurnHandle:
         return () if grammar is None else grammar.unenforced
 
     @property
+    def output_cap(self) -> int | None:
+        """The operator's limit that has lowered the most tokens of the answer.
+
+        It is None if there is no such limit, or if another request has started the turn.
+        """
+        return None if self._started is None else self._started[0].plan.request.output_cap
+
+    @property
     def num_dropped(self) -> int:
         """How many of the oldest items of the history the prompt leaves out.
 

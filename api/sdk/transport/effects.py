@@ -43,6 +43,11 @@ class Call:
         return replace(self, headers={**self.headers, **added})
 
 
+def deadline_header(deadline_ms: int | None) -> dict[str, str]:
+    """Returns the header that tells the server in how many milliseconds the first token must come. None sends none."""
+    return {} if deadline_ms is None else {"x-deadline-ms": str(deadline_ms)}
+
+
 @dataclass(slots=True, eq=False)
 class Connection:
     """The HTTP response that a stream of events reads. A runtime sets the response, and closes it at the end."""

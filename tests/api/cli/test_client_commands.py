@@ -111,6 +111,21 @@ def test_quotas_change_what_is_named(graftwork: Graftwork) -> None:
     assert "1.5 MiB" in graftwork("quotas", "show", "limited").stdout
 
 
+def test_modes_change_what_is_named(graftwork: Graftwork) -> None:
+    """`modes set` keeps the modes it does not name, and `modes clear` switches all off."""
+    assert "served" in graftwork("modes", "show").stdout
+    answer(graftwork, "modes", "set", "--max-output-tokens", "256")
+    both = answer(graftwork, "modes", "set", "--suspend-drafts")
+    lifted = answer(graftwork, "modes", "set", "--max-output-tokens", "0")
+    shown = graftwork("modes", "show").stdout
+    cleared = answer(graftwork, "modes", "clear")
+
+    assert (both["max_output_tokens"], both["suspend_drafts"], both["refuse_flex"]) == (256, True, False)
+    assert (lifted["max_output_tokens"], lifted["suspend_drafts"]) == (None, True)
+    assert "suspended" in shown
+    assert cleared["suspend_drafts"] is False
+
+
 def test_adapters_from_folder_to_rollback(graftwork: Graftwork, folder: Path) -> None:
     """An adapter is pushed twice, promoted, rolled back and deleted."""
     first = answer(graftwork, "adapters", "push", str(folder), "--name", "support")

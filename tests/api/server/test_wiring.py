@@ -10,9 +10,9 @@ import httpx
 import pytest
 from sqlalchemy import String
 
-from graftwork.api.server import wiring as lifespan
 from graftwork.api.server.app import create_app
 from graftwork.platform.errors import GraftworkError, InvalidRequest, Unavailable
+from graftwork.platform.gateways.lease import owner_name
 from graftwork.platform.settings import Settings
 from graftwork.sessions.core.session import TurnStatus
 from graftwork.sessions.store.tables import SessionRow
@@ -114,13 +114,13 @@ def test_names_of_gateways(tmp_path: Path, tiny_model: Path) -> None:
     assert isinstance(column, String)
     assert column.length
 
-    name = lifespan.owner_name(settings)
+    name = owner_name(settings.host, settings.port)
 
     assert name is not None
-    assert name == lifespan.owner_name(settings)
+    assert name == owner_name(settings.host, settings.port)
     assert len(name) <= column.length
-    assert name != lifespan.owner_name(replace(settings, port=8001))
-    assert lifespan.owner_name(replace(settings, port=0)) is None
+    assert name != owner_name(settings.host, 8001)
+    assert owner_name(settings.host, 0) is None
 
 
 @pytest.mark.parametrize(

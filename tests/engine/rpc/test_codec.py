@@ -67,6 +67,15 @@ def test_the_time_to_keep_a_prompt_arrives(ttl_s: float | None) -> None:
     assert codec.request_from_wire(codec.request_to_wire(sent)).cache_ttl_s == ttl_s
 
 
+@pytest.mark.parametrize("deadline_s", [None, 0.25])
+@pytest.mark.parametrize("uses_lookups", [True, False])
+def test_the_deadline_and_the_use_of_lookups_arrive(deadline_s: float | None, uses_lookups: bool) -> None:
+    """No deadline is not a deadline of zero, and suspended lookups stay suspended."""
+    sent = request(SamplingParams(max_tokens=1), deadline_s=deadline_s, uses_lookups=uses_lookups)
+
+    assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
+
+
 def test_a_sampling_field_of_another_version_is_refused() -> None:
     """A sampling field that the engine does not know is refused, because it could change the answer."""
     submit = codec.request_to_wire(request(SamplingParams(max_tokens=1)))

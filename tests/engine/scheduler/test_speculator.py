@@ -61,7 +61,9 @@ class SpeculatorDriver:
         self.made: dict[str, list[int]] = {}
         self.finished: dict[str, RequestFinished] = {}
 
-    def submit(self, name: str, prompt: list[int], max_tokens: int, prediction: list[int]) -> None:
+    def submit(
+        self, name: str, prompt: list[int], max_tokens: int, prediction: list[int], *, uses_lookups: bool = True
+    ) -> None:
         self.texts[name], self.made[name] = list(prompt), []
         self.scheduler.submit(
             EngineRequest(
@@ -70,6 +72,7 @@ class SpeculatorDriver:
                 sampling=SamplingParams(max_tokens=max_tokens),
                 domain=IsolationDomain(b"tenant"),
                 prediction_token_ids=tuple(prediction),
+                uses_lookups=uses_lookups,
             )
         )
 
@@ -106,6 +109,23 @@ class SpeculatorDriver:
                 self.made[output.request_id] += output.event.token_ids
             elif isinstance(output.event, RequestFinished):
                 self.finished[output.request_id] = output.event
+
+
+def test_a_request_without_lookups_has_no_drafts_and_the_same_answer() -> None:
+    """With suspended lookups nothing is drafted, from the prediction neither, and every token is as before."""
+    made, verified = [], []
+    prompt = [10, 11, 12, 13, 14, 15, 10, 11, 12]
+    for uses_lookups in (True, False):
+        driver = SpeculatorDriver(pages=30, budget=24)
+        driver.submit("one", prompt, 25, answer_of(prompt, 25), uses_lookups=uses_lookups)
+        while driver.scheduler.num_running + driver.scheduler.num_waiting:
+            driver.step()
+        made.append(driver.made["one"])
+        verified.append(driver.speculator.counts.drafted)
+
+    assert made[0] == made[1] == answer_of(prompt, 25)
+    assert verified[0] > 0
+    assert verified[1] == 0
 
 
 requests = st.tuples(

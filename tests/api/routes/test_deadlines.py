@@ -1,0 +1,103 @@
+"""Tests of deadlines for the first token: the header, the tiers' defaults, and the engine's refusals."""
+
+from typing import Any
+
+import pytest
+
+from graftwork.platform.errors import CapacityContended, DeadlineExceeded, Unavailable
+from tests.api.in_process_gateway import Gateway, TestTenant, chat
+
+ASK: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": chat(),
+    "/v1/completions": {"model": "tiny", "prompt": "Hello"},
+    "/v1/messages": chat(max_tokens=50),
+    "/v1/responses": {"model": "tiny", "input": "Hello"},
+}
+
+
+@pytest.mark.parametrize("path", ASK)
+async def test_the_header_arrives_at_the_engine(path: str, gateway: Gateway, tenant: TestTenant) -> None:
+    """`x-deadline-ms` is the deadline of the engine's request, less the time that the gateway has taken."""
+    await tenant.client.post(path, json=ASK[path])
+    await tenant.client.post(path, json=ASK[path], headers={"x-deadline-ms": "60000"})
+
+    without, limited = (request.deadline_s for request in gateway.engine.requests)
+    assert without is None
+    assert limited is not None
+    assert 0 < limited <= 60.0
+
+
+async def test_a_turn_has_the_deadline_of_its_request(gateway: Gateway, tenant: TestTenant) -> None:
+    """A session's turn takes the header like a chat."""
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()
+
+    path = f"/v1/sessions/{session['id']}/turns"
+    await tenant.client.post(path, json={"input": "Hello"}, headers={"x-deadline-ms": "60000"})
+
+    (request,) = gateway.engine.requests
+    assert request.deadline_s is not None
+    assert 0 < request.deadline_s <= 60.0
+
+
+async def test_only_the_first_answer_to_a_prompt_has_the_deadline(gateway: Gateway, tenant: TestTenant) -> None:
+    """Further choices begin when the first one has its first token, so the deadline is not theirs."""
+    await tenant.client.post("/v1/chat/completions", json=chat(n=3), headers={"x-deadline-ms": "60000"})
+
+    assert sorted(request.deadline_s is None for request in gateway.engine.requests) == [False, True, True]
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "1.5", "soon", "3600001", "١"])
+async def test_a_wrong_deadline_is_refused(text: str, gateway: Gateway, tenant: TestTenant) -> None:
+    """The deadline is a whole number of milliseconds from 1 to an hour; other values get a 400 that names the header."""
+    headers = [(b"x-deadline-ms", text.encode())]
+
+    answer = await tenant.client.post("/v1/chat/completions", json=chat(), headers=headers)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-deadline-ms")
+    assert not gateway.engine.requests
+
+
+async def test_a_refusal_by_deadline_says_when_to_retry(gateway: Gateway, tenant: TestTenant) -> None:
+    """The engine's refusal is a 429 with the seconds rounded up, also for a stream, which has not begun yet."""
+    gateway.engine.refusal = CapacityContended("Too late.", code="deadline_unreachable", retry_after_s=2.3)
+
+    for stream in (False, True):
+        answer = await tenant.client.post(
+            "/v1/chat/completions", json=chat(stream=stream), headers={"x-deadline-ms": "100"}
+        )
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "deadline_unreachable")
+        assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("3", "2300")
+
+
+async def test_a_deadline_that_no_engine_meets_is_a_503(gateway: Gateway, tenant: TestTenant) -> None:
+    """If waiting does not help, the answer is a 503 without a time to retry."""
+    gateway.engine.refusal = Unavailable("Never.", code="deadline_unreachable")
+
+    answer = await tenant.client.post("/v1/chat/completions", json=chat(), headers={"x-deadline-ms": "100"})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "deadline_unreachable")
+    assert "retry-after" not in answer.headers
+
+
+async def test_a_deadline_that_passes_in_the_queue_is_a_504(gateway: Gateway, tenant: TestTenant) -> None:
+    """A turn that waited too long is refused with the engine's typed error."""
+    gateway.engine.refusal = DeadlineExceeded("Waited too long.")
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()
+
+    answer = await tenant.client.post(f"/v1/sessions/{session['id']}/turns", json={"input": "Hello"})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
+async def test_the_document_has_the_header_where_tokens_are_generated(gateway: Gateway) -> None:
+    """The OpenAPI document has the parameter `x-deadline-ms` for exactly the routes that promise a 504."""
+    operations = {
+        path: operation
+        for path, by_method in gateway.app.openapi()["paths"].items()
+        for operation in by_method.values()
+    }
+
+    for path, operation in operations.items():
+        names = [parameter.get("$ref", "") for parameter in operation.get("parameters", ())]
+        assert ("#/components/parameters/Deadline" in names) == ("504" in operation["responses"]), path
