@@ -7,6 +7,7 @@ nothing itself: the scheduler, the adapter pool and the KV cache count, and the 
 from dataclasses import dataclass, field
 from typing import Any
 
+from graftwork.engine.core.events import CacheReport
 from graftwork.platform.metrics import counter, gauge
 
 
@@ -81,6 +82,18 @@ class EngineCounters:
     preemptions: int = field(default=0, metadata=counter("preemptions", "Requests offloaded to make room."))
     max_adapters_in_a_step: int = 0
     """The most distinct adapters that one forward pass has served."""
+
+    def count_step(self, num_adapters: int) -> None:
+        """Counts a forward pass that served `num_adapters` distinct adapters."""
+        self.steps += 1
+        self.max_adapters_in_a_step = max(self.max_adapters_in_a_step, num_adapters)
+
+    def count_prompt(self, report: CacheReport) -> None:
+        """Counts the prompt of a request that was admitted."""
+        self.prompt_tokens += report.prompt_tokens
+        self.cached_tokens += report.cached_tokens
+        self.host_tokens += report.host_tokens
+        self.disk_tokens += report.disk_tokens
 
 
 @dataclass(slots=True)
