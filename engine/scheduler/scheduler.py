@@ -77,8 +77,8 @@ class Scheduler:
         self._grammars = grammars
         self._validator = RequestValidator(limits, scopes, clock, seeds)
         self._waiting = VirtualTokenCounter(clock) if order is None else order
-        self._meter = ServiceMeter(clock, self._waiting)
         self._flex = FlexHoldback(clock, limits.max_running, kv_cache.page_store.sizes.device_pages)
+        self._meter = ServiceMeter(clock, self._waiting, self._flex)
         self._queue_bounds = QueueBounds(limits.queue, self._waiting)
         self._running: dict[RequestId, RequestState] = {}
         self._by_id: dict[RequestId, RequestState] = {}
@@ -171,7 +171,7 @@ class Scheduler:
         outputs, ready = self._ready_candidates()
         shares = BatchShares(self._limits.max_running, self._running.values(), ready)
         for state in ready:
-            if self._flex.holds(state, self._running.values()):
+            if self._flex.holds(state):
                 continue
             while not (self._has_place() and self._page_grower.allocate(state)):
                 if not self._preempt_for(state, shares):
@@ -224,7 +224,6 @@ class Scheduler:
         self._grammars.open(state.request, state.stop_token_ids, state.token_ids[state.num_prompt :])
         self._running[state.request_id] = state
         self._meter.start(state)
-        self._flex.record_start(state)
         return [] if state.pending_loads else self._report_admitted(state)
 
     def _report_admitted(self, state: RequestState) -> list[RequestOutput]:

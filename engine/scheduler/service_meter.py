@@ -27,14 +27,16 @@ ACTIVE_FOR_S = 60.0
 class ServiceMeter:
     """Charges requests for what they take of the engine."""
 
-    def __init__(self, clock: Clock, order: WaitingOrder) -> None:
+    def __init__(self, clock: Clock, order: WaitingOrder, flex: "FlexHoldback") -> None:
         self._clock = clock
         self._order = order
+        self._flex = flex
         self._charged_until: dict[RequestId, float] = {}
         self._next_at = 0.0
 
     def start(self, state: RequestState) -> None:
-        """Records that a request holds its pages from now on."""
+        """Records that a request holds its place and its pages from now on."""
+        self._flex.record_start(state)
         self._charged_until[state.request_id] = self._clock.monotonic()
 
     def charge_step(self, state: RequestState, num_drafts: int, num_tokens: int) -> None:
@@ -53,6 +55,7 @@ class ServiceMeter:
 
     def end(self, state: RequestState) -> None:
         """Charges a request for its pages until now. The request must still have them."""
+        self._flex.record_end(state)
         self._charge_pages(state, self._clock.monotonic())
         del self._charged_until[state.request_id]
 
@@ -75,15 +78,22 @@ class FlexHoldback:
         self._places = max(1, int(max_running * FLEX_SHARE))
         self._pages = max(1, int(max_pages * FLEX_SHARE))
         self._active_until = 0.0
+        self._running: dict[RequestId, RequestState] = {}
 
     def record_start(self, state: RequestState) -> None:
         """Records that a request has started."""
-        if state.request.tier is not ServiceTier.FLEX:
+        if state.request.tier is ServiceTier.FLEX:
+            self._running[state.request_id] = state
+        else:
             self._active_until = self._clock.monotonic() + ACTIVE_FOR_S
 
-    def holds(self, state: RequestState, running: Collection[RequestState]) -> bool:
-        """Returns whether a waiting request must not start now. `running` are the running requests."""
+    def record_end(self, state: RequestState) -> None:
+        """Records that a running request has given up its place."""
+        self._running.pop(state.request_id, None)
+
+    def holds(self, state: RequestState) -> bool:
+        """Returns whether a waiting request must not start now."""
         if state.request.tier is not ServiceTier.FLEX or self._clock.monotonic() >= self._active_until:
             return False
-        flex = [one for one in running if one.request.tier is ServiceTier.FLEX]
+        flex = self._running.values()
         return bool(flex) and (len(flex) >= self._places or sum(len(one.pages) for one in flex) >= self._pages)
