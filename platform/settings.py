@@ -130,6 +130,18 @@ class Settings:
     """The most prompt tokens in the queue, at least 1."""
     waiting_share: float = 0.75
     """The part of the queue, from 0 to 1, that one tenant may fill. One request of each tenant may always wait."""
+    scheduling_policy: str = "dlpm"
+    """How waiting requests are ordered: `dlpm` is fair between tenants and serves cached prefixes first within a bound,
+    `vtc` takes strict turns between tenants, `fcfs` serves first who comes first, which is unfair and for comparison.
+    """
+    fairness_quantum: int | None = None
+    """The most by which `dlpm` lets two tenants of weight 1 differ for the sake of cached prefixes, in prompt tokens.
+    None is four steps of prompt tokens; 0 means strict turns.
+    """
+    kv_price: float = 0.25
+    """What holding all KV pages of the device for a second costs a tenant, as a part, from 0 to 1, of the prompt tokens
+    that the device computes in a second.
+    """
     cors_origin: tuple[str, ...] = ()
     """The origins, such as `https://chat.example.com`, whose web pages may call the gateway; `*` allows all.
 
@@ -365,6 +377,9 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_waiting": _whole(1),
     "max_waiting_tokens": _whole(1),
     "waiting_share": _fraction,
+    "scheduling_policy": _one_of("dlpm", "vtc", "fcfs"),
+    "fairness_quantum": _whole(0),
+    "kv_price": _fraction,
     "cors_origin": _origins,
     "max_connections_per_address": _whole(0),
     "max_wrong_keys": _whole(1),

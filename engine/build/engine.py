@@ -28,6 +28,7 @@ from graftwork.engine.build.lora import build_lora, build_probe_lora
 from graftwork.engine.build.memory import EngineMemory
 from graftwork.engine.build.ranks import EngineRanks, RankSettings, check_division, choose_ranks
 from graftwork.engine.build.runner import RunnerParts
+from graftwork.engine.build.waiting_order import build_order
 from graftwork.engine.build.warm_up import choose_sizes
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.progress import LoopProgress
@@ -122,14 +123,15 @@ def build_engine(
     grammars = _grammars(config, model, inbox, clock)
     runner = parts.runner(storage, adapters)
     all_ranks = ranks.runner(runner)
+    if costs is None:
+        tracker.start_from(measure(storage, all_ranks.run, limits))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     speculator, seeds = _speculator(config, grammars, clock), seeds or Random()
-    scheduler = Scheduler(
-        limits, kv_cache, sessions, adapters, scopes, clock=clock, seeds=seeds, grammars=grammars, speculator=speculator
-    )
+    order = build_order(config, limits, kv_cache, adapters, tracker, clock)
+    needs = limits, kv_cache, sessions, adapters, scopes
+    scheduler = Scheduler(*needs, clock=clock, seeds=seeds, grammars=grammars, speculator=speculator, order=order)
     if costs is None:
-        tracker.start_from(measure(storage, all_ranks.run, limits))
         scheduler.step_times.costs.start_from(tracker.cost.prefill)
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
     prefills = PrefillMeter(tracker, clock)

@@ -111,6 +111,19 @@ class EngineConfig:
     """The most prompt tokens in the queue."""
     waiting_share: float = 0.75
     """The fraction of the queue, 0 to 1, in requests and in tokens, that one isolation domain may fill."""
+    scheduling_policy: str = "dlpm"
+    """How waiting requests are ordered: `dlpm` (fair between tenants, with cached prefixes first within a bound), `vtc`
+    (strict turns between tenants) or `fcfs` (first come, first served: unfair, for comparison).
+    """
+    fairness_quantum: int | None = None
+    """The most by which `dlpm` lets two tenants of weight 1 differ for the sake of cached prefixes, in prompt tokens.
+
+    None means the prompt tokens of four steps. 0 means strict turns.
+    """
+    kv_price: float = 0.25
+    """What holding all KV pages of the device for a second costs a tenant, as a fraction of the prompt tokens that the
+    device computes in a second; 0 charges no memory.
+    """
     public_grammars: Path | None = None
     """A folder of JSON schemas (`.json`) whose compiled grammars all isolation domains share; None if there are none.
     """

@@ -91,8 +91,13 @@ class EngineCounters:
     max_adapters_in_a_step: int = 0
     """The most distinct adapters that one forward pass has served."""
 
-    def add_prompt(self, report: CacheReport) -> None:
-        """Counts the prompt of an admitted request."""
+    def count_step(self, num_adapters: int) -> None:
+        """Counts a forward pass that served `num_adapters` distinct adapters."""
+        self.steps += 1
+        self.max_adapters_in_a_step = max(self.max_adapters_in_a_step, num_adapters)
+
+    def count_prompt(self, report: CacheReport) -> None:
+        """Counts the prompt of a request that was admitted."""
         self.prompt_tokens += report.prompt_tokens
         self.cached_tokens += report.cached_tokens
         self.host_tokens += report.host_tokens

@@ -37,17 +37,20 @@ from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
 from graftwork.engine.scheduler.service_cost import ServiceUse
+from graftwork.engine.scheduler.service_meter import FlexHoldback, ServiceMeter
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
 from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import WaitingOrder
+from graftwork.engine.scheduler.waiting_order import WaitingOrder, first_candidates
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
 
 _NO_GRAMMARS = NoGrammars()
+_LOOKAHEAD = 16
+"""So many waiting requests beyond the free places are put in order: they may preempt, or replace some that cannot start."""
 
 
 class Scheduler:
@@ -67,7 +70,7 @@ class Scheduler:
         speculator: Speculator | None = None,
         order: WaitingOrder | None = None,
     ) -> None:
-        """Without a speculator, a step generates one token of each request. Without an order, it is VirtualTokenCounter."""
+        """Without `speculator`, each request generates one token in a step. Without `order`, domains take turns."""
         self._limits = limits
         self._kv_cache = kv_cache
         self.session_cache = session_cache
@@ -75,6 +78,8 @@ class Scheduler:
         self._grammars = grammars
         self._validator = RequestValidator(limits, scopes, clock, seeds)
         self._waiting = VirtualTokenCounter(clock) if order is None else order
+        self._flex = FlexHoldback(clock, limits.max_running, kv_cache.page_store.sizes.device_pages)
+        self._meter = ServiceMeter(clock, self._waiting, self._flex)
         self._queue_bounds = QueueBounds(limits.queue, self._waiting)
         self._running: dict[RequestId, RequestState] = {}
         self._by_id: dict[RequestId, RequestState] = {}
@@ -166,7 +171,9 @@ class Scheduler:
         """
         outputs, ready = self._ready_candidates()
         shares = BatchShares(self._limits.max_running, self._running.values(), ready)
-        for state in shares.ordered(ready):
+        for state in ready:
+            if self._flex.holds(state):
+                continue
             while not (self._has_place() and self._page_grower.allocate(state)):
                 if not self._preempt_for(state, shares):
                     return outputs
@@ -178,7 +185,7 @@ class Scheduler:
         """Returns the waiting requests that lack neither adapter nor grammar, and the errors of those that end here."""
         outputs = self.fail(self.deadlines.expired(), deadline_passed())
         ready: list[RequestState] = []
-        candidates = list(self._waiting.candidates())
+        candidates = first_candidates(self._waiting, self._limits.max_running - len(self._running) + _LOOKAHEAD)
         groups = [digests for one in candidates if (digests := one.request.adapter_digests)]
         if self._adapters.want(groups, may_place=not self._steps):
             self._steps.ask_to_land()
@@ -195,7 +202,6 @@ class Scheduler:
         return all(map(self._adapters.is_ready, request.adapter_digests)) and self._grammars.is_ready(request)
 
     def _has_place(self) -> bool:
-        """Returns whether the batch has room, and no running request waits for a page."""
         return len(self._running) < self._limits.max_running and not self._page_grower.starved
 
     def _preempt_for(self, state: RequestState, shares: BatchShares) -> bool:
@@ -205,7 +211,7 @@ class Scheduler:
         """
         if len(self._running) < self._limits.max_running and self._kv_cache.page_store.device.in_flight_pages:
             return False
-        victim = shares.victim_for(state, self._waiting.priority(state))
+        victim = shares.victim_for(state, self._waiting.priority(state)) if self._waiting.shares_places else None
         if victim is None or not self._preempt_if_landed(victim):
             return False
         shares.preempted(victim)
@@ -213,11 +219,12 @@ class Scheduler:
 
     def _start(self, state: RequestState) -> list[RequestOutput]:
         state.priority = self._waiting.priority(state)
-        self._waiting.remove(state)
+        self._waiting.start(state)
         for digest in state.request.adapter_digests:
             self._adapters.pin(digest)
         self._grammars.open(state.request, state.stop_token_ids, state.token_ids[state.num_prompt :])
         self._running[state.request_id] = state
+        self._meter.start(state)
         return [] if state.pending_loads else self._report_admitted(state)
 
     def _report_admitted(self, state: RequestState) -> list[RequestOutput]:
@@ -227,7 +234,7 @@ class Scheduler:
         state.is_admitted = True
         report = state.cache_report(self._limits.page_tokens)
         self._waiting.charge(state, ServiceUse(input_tokens=report.recomputed_tokens))
-        self.counters.add_prompt(report)
+        self.counters.count_prompt(report)
         return [RequestOutput(state.request_id, PromptAdmitted(report))]
 
     def renumber_pages(self, moves: Mapping[PageId, PageId]) -> None:
@@ -313,8 +320,8 @@ class Scheduler:
                 outputs.extend(self._append(state, piece, result))
             elif not state.generates and state.num_computed == len(state.token_ids):
                 outputs.append(self._finish(state, FinishReason.LENGTH))
-        self.counters.steps += 1
-        self.counters.max_adapters_in_a_step = max(self.counters.max_adapters_in_a_step, plan.num_adapters)
+        self._meter.charge_pages(self._running.values())
+        self.counters.count_step(plan.num_adapters)
         return outputs
 
     def _append(self, state: RequestState, piece: RequestSlice, result: StepResult) -> list[RequestOutput]:
@@ -335,9 +342,9 @@ class Scheduler:
         if token_ids:
             state.num_computed = len(state.token_ids) - 1
             self.counters.generated_tokens += len(token_ids)
-            self._waiting.charge(state, ServiceUse(output_tokens=len(token_ids)))
             logprobs = result.logprobs.get(piece.request_id, ())[: len(token_ids)]
             outputs.append(RequestOutput(state.request_id, TokensGenerated(token_ids, logprobs)))
+        self._meter.charge_step(state, piece.num_drafts, len(token_ids))
         self.speculator.learn(state, piece.num_drafts, len(token_ids))
         reason = state.finish_reason() if token_ids else None
         if reason is None and ended_at is not None:
@@ -372,6 +379,7 @@ class Scheduler:
 
     def _remove_running(self, state: RequestState) -> None:
         """Takes a request out of the batch. The request's pages must have been released or offloaded before."""
+        self._meter.end(state)
         del self._running[state.request_id]
         self._page_grower.starved.discard(state.request_id)
         state.pages = []

@@ -1,6 +1,6 @@
 """Limits what one domain (usually one tenant) gets while others wait: places in the batch, and room in the queue.
 
-    BatchShares   orders the waiting requests, and chooses the running request that gives up its place
+    BatchShares   chooses the running request that gives up its place to a waiting one
     QueueBounds   decides whether a request may wait, and which waiting requests make room for it
 
 Owns only the rules. Never admits, preempts or fails a request: the scheduler does.
@@ -34,18 +34,6 @@ class BatchShares:
         total = sum(weights.values())
         self._fair = {domain: max(1, int(max_running * weight / total)) for domain, weight in weights.items()}
         self._held = Counter(state.domain for state in self._running)
-
-    def ordered(self, candidates: Iterable[RequestState]) -> list[RequestState]:
-        """Returns the candidates: first those within the fair number of their domain (usually one tenant), then the
-        others. Both groups keep their order.
-        """
-        held = self._held.copy()
-        within: list[RequestState] = []
-        beyond: list[RequestState] = []
-        for state in candidates:
-            held[state.domain] += 1
-            (within if held[state.domain] <= self._fair[state.domain] else beyond).append(state)
-        return within + beyond
 
     def started(self, state: RequestState) -> None:
         """Records that a request has got a place in the batch."""

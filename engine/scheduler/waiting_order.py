@@ -10,6 +10,7 @@ Invariant: an order yields each waiting request once, and forgets it when it is 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from graftwork.engine.core.requests import ServiceTier
@@ -51,6 +52,11 @@ class WaitingOrder(Protocol):
     `for state in order` yields all waiting requests, in no useful order. `candidates` yields them in order.
     """
 
+    @property
+    def shares_places(self) -> bool:
+        """Whether a running request may be preempted for a waiting one, because of its tier or its domain's share."""
+        ...
+
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[RequestState]: ...
@@ -68,7 +74,11 @@ class WaitingOrder(Protocol):
         ...
 
     def remove(self, state: RequestState) -> None:
-        """Removes a waiting request, because it starts or ends. Raises KeyError if it does not wait."""
+        """Removes a waiting request, because it ends. Raises KeyError if it does not wait."""
+        ...
+
+    def start(self, state: RequestState) -> None:
+        """Removes a waiting request, because it is admitted. Raises KeyError if it does not wait."""
         ...
 
     def candidates(self) -> Iterator[RequestState]:
@@ -85,6 +95,17 @@ class WaitingOrder(Protocol):
     def charge(self, state: RequestState, use: ServiceUse) -> None:
         """Charges the domain of a request, which may run or have ended, for what the request has used."""
         ...
+
+
+def first_candidates(order: WaitingOrder, number: int) -> list[RequestState]:
+    """Returns all waiting requests: the first `number` in the order in which they should be admitted, then the others as
+    they came. So a step costs no more than it can admit.
+    """
+    first = list(islice(order.candidates(), number))
+    if len(first) == len(order):
+        return first
+    chosen = {state.request_id for state in first}
+    return first + [state for state in order if state.request_id not in chosen]
 
 
 class WaitingSizes:
@@ -114,6 +135,8 @@ class FirstComeFirstServed:
     A flood of one tenant delays all others: this order is for comparison, not for serving several tenants.
     """
 
+    shares_places = False
+
     def __init__(self) -> None:
         self._waiting: dict[RequestId, RequestState] = {}
         self._sizes = WaitingSizes()
@@ -137,6 +160,8 @@ class FirstComeFirstServed:
     def remove(self, state: RequestState) -> None:
         del self._waiting[state.request_id]
         self._sizes.remove(state)
+
+    start = remove
 
     def candidates(self) -> Iterator[RequestState]:
         return iter(sorted(self._waiting.values(), key=lambda state: state.arrived_at))

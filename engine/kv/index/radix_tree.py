@@ -114,6 +114,23 @@ class RadixTree:
             children = node.children
         return nodes
 
+    def follow(self, node: Node | None, scope: PrefixScope, token_ids: Sequence[int]) -> Node | None:
+        """Returns the last node of the longest cached prefix of `token_ids`; None if there is none. Changes nothing.
+
+        `node` is what an earlier call returned for the same prompt, or None. The search continues from there, so it takes
+        time only for the pages that were added or removed since.
+        """
+        while node is not None and not node.in_tree:
+            node = node.parent
+        size = self.page_tokens
+        for index in range(0 if node is None else node.depth + 1, len(token_ids) // size):
+            edge = (scope.at(index), tuple(token_ids[index * size : (index + 1) * size]))
+            child = self._children(node).get(edge)
+            if child is None:
+                break
+            node = child
+        return node
+
     def touch(self, nodes: Sequence[Node]) -> None:
         """Marks nodes as just used, so that their pages are evicted later."""
         self._ticks += 1

@@ -1,5 +1,6 @@
 """A scheduler over a tagged KV cache, driven step by step without torch."""
 
+from collections.abc import Callable
 from random import Random
 
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.engine.scheduler.waiting_order import WaitingOrder
 from graftwork.platform.errors import (
     GraftworkError,
 )
@@ -59,9 +61,12 @@ class SchedulerDriver:
         max_running: int = 8,
         max_waiting: int = 100,
         context: int = CONTEXT,
+        make_order: Callable[["SchedulerDriver"], WaitingOrder | None] = lambda driver: None,
         **more: float,
     ) -> None:
-        """`more` are the other limits: `max_waiting_tokens`, `waiting_share` and `target_itl_s`."""
+        """`make_order` gets the driver before it has a scheduler. `more` are the other limits: `max_waiting_tokens`,
+        `waiting_share` and `target_itl_s`.
+        """
         self.cache = TaggedKvCache(device=pages, host=host, page_tokens=PAGE, context=context // PAGE)
         self.clock = self.cache.clock
         self.pool = self.cache.kv_cache.page_store.device
@@ -71,7 +76,14 @@ class SchedulerDriver:
         scopes = CacheScopes("sha256:model", "float32")
         session_cache = SessionCache(self.cache.kv_cache, scopes, FixedLeases(), self.clock)
         self.scheduler = Scheduler(
-            limits, self.cache.kv_cache, session_cache, self.adapters, scopes, clock=self.clock, seeds=Random(0)
+            limits,
+            self.cache.kv_cache,
+            session_cache,
+            self.adapters,
+            scopes,
+            clock=self.clock,
+            seeds=Random(0),
+            order=make_order(self),
         )
         self.outputs: list[RequestOutput] = []
         self.plans: list[StepPlan] = []

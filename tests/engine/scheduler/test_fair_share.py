@@ -54,20 +54,22 @@ def test_small_requests_do_not_overtake_one_that_lacks_pages() -> None:
     assert set(driver.finished()) == {"first", "large", "small"}
 
 
-def test_tiers_go_first_and_ageing_lifts_what_waited() -> None:
-    """Priority goes before default and flex; a flex request that has waited long enough goes before newer ones."""
+def test_tiers_go_first_and_a_lower_tier_is_never_starved() -> None:
+    """Priority goes before default and flex that waited longer; once flex is overdue, it gets one of eight admissions."""
     driver = SchedulerDriver(max_running=1)
     driver.submit("running", max_tokens=2)
     driver.step()
     driver.submit("flex", tier=ServiceTier.FLEX)
-    driver.clock.advance(25)
+    driver.clock.advance(31)
     driver.submit("default")
-    driver.submit("priority", tier=ServiceTier.PRIORITY)
+    for number in range(9):
+        driver.submit(f"priority {number}", tier=ServiceTier.PRIORITY)
 
     while driver.step() is not None:
         pass
 
-    assert driver.admitted() == ["running", "flex", "priority", "default"]
+    urgent = [f"priority {number}" for number in range(9)]
+    assert driver.admitted() == ["running", *urgent[:7], "flex", *urgent[7:], "default"]
 
 
 def test_two_domains_share_alike_however_much_one_sends() -> None:
