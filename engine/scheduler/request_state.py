@@ -64,6 +64,8 @@ class RequestState:
     miss_reason: MissReason | None = None
     priority: int = 0
     """The priority at admission; 0 is the highest. See WaitingOrder.priority."""
+    started_at_step: int = 0
+    """How many steps had ended when the request got its present place in the batch."""
     is_admitted: bool = False
     """Whether the request's admission has been reported. This stays true when the request is preempted."""
     drafts: RequestDrafts | None = None

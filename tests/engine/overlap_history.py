@@ -89,6 +89,7 @@ class Setting:
     """How far the clock goes whenever somebody looks at it."""
     target_itl_s: float | None = None
     """The longest step with decoding requests, by that clock."""
+    min_run_steps: int = 0
 
 
 class TickingClock(ManualClock):
@@ -164,6 +165,7 @@ class HashEngine:
             VOCABULARY,
             frozenset({EOS}),
             target_itl_s=setting.target_itl_s,
+            min_run_steps=setting.min_run_steps,
         )
         self.scheduler = Scheduler(
             limits,

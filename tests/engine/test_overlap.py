@@ -26,6 +26,7 @@ setting_values = st.builds(
     moment=st.sampled_from(list(Moment)),
     tick_s=st.sampled_from((0.0, 0.001)),
     target_itl_s=st.sampled_from((None, 0.001, 0.02)),
+    min_run_steps=st.sampled_from((0, 0, 4)),
 )
 
 
