@@ -104,6 +104,8 @@ class Settings:
 
     `auto` takes `triton` on CUDA, if it works there, else `torch`.
     """
+    decode_graphs: str = "auto"
+    """Whether decoding steps are CUDA graphs: `auto` (on CUDA, if all kernels work) or `off`."""
     host_kv_bytes: int | None = None
     """Bytes of host memory for the KV of idle sessions. None is the engine's default; 0 turns this tier off."""
     disk_kv_bytes: int | None = None
@@ -350,6 +352,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "lora_kernels": _one_of("auto", "native", "triton", "torch"),
     "row_kernels": _one_of("auto", "triton", "torch"),
     "attention_backend": _one_of("auto", "triton", "torch"),
+    "decode_graphs": _one_of("auto", "off"),
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
     "public_prompts": _path,

@@ -71,6 +71,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False)
         lora_kernels=settings.lora_kernels,
         row_kernels=settings.row_kernels,
         attention_backend=settings.attention_backend,
+        decode_graphs=settings.decode_graphs,
         memory_share=settings.memory_share,
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,

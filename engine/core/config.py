@@ -83,6 +83,11 @@ class EngineConfig:
 
     `auto` takes `triton` on CUDA if its kernels work, else `torch`.
     """
+    decode_graphs: str = "auto"
+    """Whether decoding steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work) or `off`.
+
+    Answers do not depend on it. Capturing the graphs takes some time at the start, and memory.
+    """
     max_batch_tokens: int | None = None
     """The most tokens of one step, over all requests. Large steps prefill faster; small ones delay decoding less.
 
