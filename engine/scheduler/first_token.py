@@ -259,8 +259,7 @@ class DeadlineAdmission:
             self._waiting.remove(state)
         running = list(self._running.values())
         shares = BatchShares(self._limits.max_running, running, order)
-        ordered = shares.ordered(order)
-        ahead = ordered[: next(place for place, one in enumerate(ordered) if one is state)]
+        ahead = order[: next(place for place, one in enumerate(order) if one is state)]
         in_turn = in_step_order([*running, *ahead, state], self._waiting, self._limits.max_running)
         before = in_turn[: next(place for place, one in enumerate(in_turn) if one is state)]
         ends_needed = self._ends_needed(state, ahead, shares)
@@ -286,7 +285,7 @@ class DeadlineAdmission:
                 break
             fitting += 1
         missing = len(ahead) + 1 - fitting
-        if missing <= 0 or shares.victim_for(state, self._waiting.priority(state)) is not None:
+        if missing <= 0 or shares.victims_for(state, self._waiting.priority(state)):
             return 0
         return missing
 

@@ -3,9 +3,11 @@
 Owns the set of starved requests: running requests that lack a page. Never frees a page itself: the scheduler preempts.
 
 A request needs another page whenever its last page is full. If no page is free, a running request is preempted, which
-may be the request itself: first one of an isolation domain (usually one tenant) with more than its fair number of
-places in the batch, else the one with the lowest priority. While copies to the host run, the request waits for the
-pages that they will free.
+may be the request itself. While copies to the host run, the request waits for the pages that they will free.
+
+The victim is the request of the lowest priority; then of the isolation domain (usually one tenant) with the most places
+above its fair number; then with the most pages of its own, in powers of two; then with the fewest pages to bring back;
+then the latest. A page that another request uses is not its own, and a page in the prefix tree need not be brought back.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -101,10 +103,25 @@ class PageGrower:
         return drafted
 
     def next_victim(self, excluded: Iterable[RequestId] = ()) -> RequestState | None:
-        """Returns the running request to preempt first, in the order of `BatchShares.preemption_order`.
+        """Returns the running request to preempt first if pages are short.
 
         Leaves out the requests in `excluded` and requests that wait for a load. Returns None if no request is left.
         """
         spared, shares = set(excluded), BatchShares(self._max_running, self._running.values(), ())
         candidates = [one for one in self._running.values() if one.request_id not in spared and not one.pending_loads]
-        return max(candidates, key=shares.preemption_order, default=None)
+        return self.first_victim(candidates, shares)
+
+    def first_victim(self, candidates: Iterable[RequestState], shares: BatchShares) -> RequestState | None:
+        """Returns the request that is preempted first of running requests; None if there are none."""
+
+        def order(state: RequestState) -> tuple[int, int, int, int, float]:
+            own, uncached = self._pages_of(state)
+            return *shares.preemption_order(state), own.bit_length(), -uncached, state.arrived_at
+
+        return max(candidates, key=order, default=None)
+
+    def _pages_of(self, state: RequestState) -> tuple[int, int]:
+        """Returns how many pages only this request uses, and how many of its pages the prefix tree lacks."""
+        pool = self._kv_cache.page_store.device
+        own = sum(pool.holders(page) == 1 + pool.is_cached(page) for page in state.pages)
+        return own, sum(not pool.is_cached(page) for page in state.pages)

@@ -80,6 +80,8 @@ class RequestState:
     """How many prompt tokens had to be computed when that was last asked, while the request waited for its first run; None
     if nobody has asked.
     """
+    started_at_step: int = 0
+    """How many steps had ended when the request got its present place in the batch."""
     is_admitted: bool = False
     """Whether the request's admission has been reported. This stays true when the request is preempted."""
     drafts: RequestDrafts | None = None

@@ -170,7 +170,8 @@ class Scheduler:
         lacks pages, so that small requests cannot starve a large one.
         """
         outputs, ready = self._ready_candidates()
-        shares = BatchShares(self._limits.max_running, self._running.values(), ready)
+        settled_since = self.counters.steps - self._limits.min_run_steps
+        shares = BatchShares(self._limits.max_running, self._running.values(), ready, settled_since)
         for state in ready:
             if self._flex.holds(state):
                 continue
@@ -211,14 +212,17 @@ class Scheduler:
         """
         if len(self._running) < self._limits.max_running and self._kv_cache.page_store.device.in_flight_pages:
             return False
-        victim = shares.victim_for(state, self._waiting.priority(state)) if self._waiting.shares_places else None
+        if not self._waiting.shares_places:
+            return False
+        victims = shares.victims_for(state, self._waiting.priority(state))
+        victim = self._page_grower.first_victim(victims, shares)
         if victim is None or not self._preempt_if_landed(victim):
             return False
         shares.preempted(victim)
         return True
 
     def _start(self, state: RequestState) -> list[RequestOutput]:
-        state.priority = self._waiting.priority(state)
+        state.priority, state.started_at_step = self._waiting.priority(state), self.counters.steps
         self._waiting.start(state)
         for digest in state.request.adapter_digests:
             self._adapters.pin(digest)

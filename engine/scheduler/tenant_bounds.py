@@ -25,9 +25,19 @@ class BatchShares:
     number waits.
     """
 
-    def __init__(self, max_running: int, running: Iterable[RequestState], waiting: Iterable[RequestState]) -> None:
-        """`running` are the requests in the batch. `waiting` are the requests that could start now."""
+    def __init__(
+        self,
+        max_running: int,
+        running: Iterable[RequestState],
+        waiting: Iterable[RequestState],
+        settled_since: float = float("inf"),
+    ) -> None:
+        """`running` are the requests in the batch. `waiting` are the requests that could start now.
+
+        Only requests that started at step `settled_since` or before have run long enough to give up their places.
+        """
         self._running = list(running)
+        self._settled_since = settled_since
         weights: dict[IsolationDomain, float] = {}
         for state in (*self._running, *waiting):
             weights[state.domain] = max(weights.get(state.domain, 0.0), state.request.weight)
@@ -45,22 +55,20 @@ class BatchShares:
         self._running.remove(state)
         self._held[state.domain] -= 1
 
-    def victim_for(self, state: RequestState, priority: int) -> RequestState | None:
-        """Returns the running request that must give its place to a waiting request. Returns None if there is none.
+    def victims_for(self, state: RequestState, priority: int) -> list[RequestState]:
+        """Returns the running requests that may have to give their places to a waiting request.
 
         `priority` is the priority of the waiting request. If its domain (usually one tenant) has fewer places than its
-        fair number, a request of the domain with the most places above its own fair number is preempted, whatever the
-        priorities. Otherwise a request of lower priority is preempted: one of the same domain, or of a domain above its
-        fair number.
+        fair number, these are the requests of domains above their own fair number, whatever the priorities. Otherwise
+        they are requests of lower priority: of the same domain, or of a domain above its fair number.
         """
-        movable = [one for one in self._running if not one.pending_loads]
+        movable = [one for one in self._running if not one.pending_loads and one.started_at_step <= self._settled_since]
         is_below = self.excess(state) < 0
         over = [one for one in movable if is_below and self._is_above(one)]
         if over:
-            return max(over, key=lambda one: (self.excess(one), one.priority, one.arrived_at))
+            return over
         lower = [one for one in movable if one.priority > priority]
-        taken = [one for one in lower if is_below or one.domain == state.domain or self._is_above(one)]
-        return max(taken, key=lambda one: (one.priority, one.arrived_at), default=None)
+        return [one for one in lower if is_below or one.domain == state.domain or self._is_above(one)]
 
     def excess(self, state: RequestState) -> int:
         """Returns how many places the request's domain (usually one tenant) has above its fair number.
@@ -69,13 +77,13 @@ class BatchShares:
         """
         return self._held[state.domain] - self._fair[state.domain]
 
-    def preemption_order(self, state: RequestState) -> tuple[bool, int, int, float]:
-        """Returns a sort key. If pages are short, the running request with the largest key is preempted first.
+    def preemption_order(self, state: RequestState) -> tuple[int, int]:
+        """Returns a sort key: the running request with the largest key is preempted first.
 
-        Requests of domains (usually, one domain is one tenant) above their fair number have the largest keys. Among
-        equals, the key is larger for a lower priority, then for a domain with more places, then for a later arrival.
+        The key is larger for a lower priority, and among equals for a domain (usually one tenant) with more places above
+        its fair number.
         """
-        return self._is_above(state), state.priority, self.excess(state), state.arrived_at
+        return state.priority, self.excess(state)
 
     def _is_above(self, state: RequestState) -> bool:
         return self.excess(state) > 0
@@ -98,7 +106,8 @@ def in_step_order(running: Collection[RequestState], waiting: WaitingOrder, max_
         prefills.append((priority, turn, shares.excess(state), state.arrived_at, state))
         turns[state.domain, priority] += 1
     in_turn = sorted(prefills, key=lambda entry: entry[:4])
-    return sorted(decoding, key=shares.preemption_order) + [state for *_, state in in_turn]
+    decoding.sort(key=lambda one: (*shares.preemption_order(one), one.arrived_at))
+    return decoding + [state for *_, state in in_turn]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,11 @@ class SchedulerLimits:
     target_itl_s: float | None = None
     """The longest duration of a step with decoding requests, in seconds; None sets no limit. See step_time.py."""
 
+    min_run_steps: int = 8
+    """A request that has got a place in the batch keeps it for this many steps at least, whoever else waits. So a place is
+    not handed back and forth: the KV of a preempted request is copied to the host and back.
+    """
+
     @property
     def queue(self) -> QueueLimits:
         """The limits of the queue. They allow each isolation domain (usually one tenant) at least one request."""

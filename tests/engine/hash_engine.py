@@ -79,6 +79,7 @@ class Setting:
     """Whether adapters are copied to the device while steps run."""
     target_itl_s: float | None = None
     """The longest step with decoding requests, by that clock."""
+    min_run_steps: int = 0
 
     @property
     def adapters(self) -> tuple[int, ...]:
@@ -168,6 +169,7 @@ class HashEngine:
             VOCABULARY,
             frozenset({EOS}),
             target_itl_s=setting.target_itl_s,
+            min_run_steps=setting.min_run_steps,
         )
         self.scheduler = Scheduler(
             limits,

@@ -30,6 +30,7 @@ setting_values = st.builds(
     tick_s=st.sampled_from((0.0, 0.001)),
     copies_adapters_late=st.booleans(),
     target_itl_s=st.sampled_from((None, 0.001, 0.02)),
+    min_run_steps=st.sampled_from((0, 0, 4)),
 )
 
 

@@ -94,6 +94,10 @@ class PagePool:
     def holders(self, page: PageId) -> int:
         return self._holders[page]
 
+    def is_cached(self, page: PageId) -> bool:
+        """Returns whether the prefix tree holds the page."""
+        return bool(self._in_tree[page])
+
     def is_idle(self, page: PageId) -> bool:
         """Returns whether only the prefix tree holds the page and no copy uses it."""
         return self._in_tree[page] and self._holders[page] == 1 and self._num_copies[page] == 0

@@ -117,3 +117,125 @@ def test_whatever_is_sent_and_cancelled_everything_ends_and_no_page_is_lost(
     assert set(driver.finished()) | cancelled == {str(number) for number in range(len(arrivals))}
     assert driver.pool.active_pages == 0
     assert driver.scheduler.num_waiting == 0
+
+
+def fill(driver: SchedulerDriver, number: int, **options: object) -> None:
+    """Submits equal requests with prompts of their own, each a moment after the one before."""
+    for index in range(number):
+        driver.submit(f"{index}", [30 + index] * 9, **{"tier": ServiceTier.FLEX, "max_tokens": 25, **options})  # type: ignore[arg-type]
+        driver.clock.advance(0.01)
+
+
+def test_a_request_keeps_its_place_for_the_minimum_run_and_no_longer() -> None:
+    """Among flex requests that have just started, a priority request starts after the minimum run, in the next step."""
+    driver = SchedulerDriver(max_running=3, host=60, min_run_steps=5)
+    fill(driver, 3)
+    driver.step()
+    driver.submit("urgent", 5, tier=ServiceTier.PRIORITY)
+
+    started = []
+    for _ in range(6):
+        driver.step()
+        started.append("urgent" in driver.scheduler.running_ids)
+
+    assert started == [False] * 4 + [True, True]
+
+
+def test_the_victim_is_of_the_lowest_tier_then_has_the_most_pages_then_the_fewest_to_bring_back() -> None:
+    """The tier decides before the pages, and the pages before the arrival. Of two with as many pages, the one whose pages
+    are in the prefix tree goes."""
+    driver = SchedulerDriver(pages=100, max_running=5, host=60, min_run_steps=0)
+    flex = {"tier": ServiceTier.FLEX, "max_tokens": 30}
+    driver.submit("generated", [60], **flex)  # type: ignore[arg-type]
+    for _ in range(20):
+        driver.step()
+    for name, length in (("cached", 20), ("small", 1), ("late", 1)):
+        driver.clock.advance(0.01)
+        driver.submit(name, [len(name) * 10] * length, **flex)  # type: ignore[arg-type]
+    driver.submit("default", [40] * 30, max_tokens=9)
+    for _ in range(4):
+        driver.step()
+    order = []
+    for number in range(4):
+        before = list(driver.scheduler.running_ids)
+        driver.submit(f"urgent {number}", [90 + number], tier=ServiceTier.PRIORITY, max_tokens=30)
+        driver.step()
+        order += [name for name in before if name not in driver.scheduler.running_ids]
+
+    assert order == ["cached", "generated", "late", "small"]
+
+
+def test_a_preempted_request_keeps_its_place_before_later_arrivals() -> None:
+    """A request that gave up its place continues before requests of its tier that came after it."""
+    driver = SchedulerDriver(max_running=1, host=60, min_run_steps=2)
+    fill(driver, 3, max_tokens=8)
+    for _ in range(3):
+        driver.step()
+    driver.submit("urgent", 5, tier=ServiceTier.PRIORITY)
+
+    driver.drain()
+
+    assert driver.scheduler.counters.preemptions == 1
+    assert list(driver.finished()) == ["urgent", "0", "1", "2"]
+
+
+arrivals = st.lists(
+    st.tuples(requests, st.sampled_from(list(ServiceTier)), st.integers(0, 4), st.sampled_from([0.0, 0.1, 6.0])),
+    max_size=30,
+)
+
+
+@settings(max_examples=examples(60))
+@given(arrivals, st.integers(0, 6), st.sampled_from([0, 60]))
+def test_each_preemption_follows_the_minimum_run(
+    sent: list[tuple[tuple[int, int, int, bytes], ServiceTier, int, float]], min_run_steps: int, host: int
+) -> None:
+    """With pages for all, no request gives up its place before the minimum run, whoever arrives, so that a request of n
+    steps is preempted n / minimum times at most; and all requests end with all their tokens."""
+    driver = SchedulerDriver(pages=200, host=host, max_running=3, budget=9, min_run_steps=min_run_steps)
+    started: dict[str, int] = {}
+    expected: dict[str, int] = {}
+    preempted = 0
+
+    def step() -> None:
+        nonlocal preempted
+        before, steps = set(driver.scheduler.running_ids), driver.scheduler.counters.steps
+        driver.step()
+        for name in before - driver.scheduler.running_ids - driver.finished().keys():
+            preempted += 1
+            assert steps - started.pop(name) >= min_run_steps
+        for name in driver.scheduler.running_ids - before:
+            started[name] = steps
+
+    for number, ((length, max_tokens, family, name), tier, steps, pause_s) in enumerate(sent):
+        prompt = [10 + family * 20 + n % 20 for n in range(length)]
+        driver.submit(str(number), prompt, max_tokens=max_tokens, domain=IsolationDomain(name), tier=tier)
+        expected[str(number)] = min(max_tokens, CONTEXT - length)
+        driver.clock.advance(pause_s)
+        for _ in range(steps):
+            step()
+    for _ in range(1000):
+        if driver.scheduler.num_running + driver.scheduler.num_waiting:
+            step()
+
+    assert {name: event.completion_tokens for name, event in driver.finished().items()} == expected
+    assert preempted == driver.scheduler.counters.preemptions
+
+
+@settings(max_examples=examples(40))
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=3, max_size=12), st.integers(0, 8))
+def test_a_priority_request_starts_within_the_minimum_run_of_a_flood(
+    flood: list[tuple[int, int]], min_run_steps: int
+) -> None:
+    """However many flex requests run and wait, a priority request starts at most `min_run_steps` + 1 steps after it came."""
+    driver = SchedulerDriver(pages=200, host=200, max_running=3, budget=9, min_run_steps=min_run_steps)
+    for number, (length, steps) in enumerate(flood):
+        driver.submit(str(number), [10 + number] * length, max_tokens=9, tier=ServiceTier.FLEX)
+        for _ in range(steps % 3):
+            driver.step()
+    driver.submit("urgent", 9, tier=ServiceTier.PRIORITY)
+
+    for _ in range(min_run_steps + 1):
+        driver.step()
+
+    assert "urgent" in driver.admitted()

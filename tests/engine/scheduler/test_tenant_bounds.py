@@ -34,8 +34,8 @@ def test_a_domain_alone_uses_every_place() -> None:
 
 
 def test_a_full_batch_of_one_domain_gives_a_place_to_another_at_once() -> None:
-    """The newcomer starts in the next step, and the request that made room ends with all its tokens."""
-    driver = SchedulerDriver(host=40)
+    """After the minimum run the newcomer starts in the next step, and the request that made room ends with all its tokens."""
+    driver = SchedulerDriver(host=40, min_run_steps=1)
     crowd(driver, 8, max_tokens=12)
     driver.step()
     driver.submit("light", 3, domain=LIGHT)
@@ -85,7 +85,7 @@ def test_places_that_nobody_else_wants_are_used() -> None:
 
 def test_a_higher_tier_takes_no_place_from_a_domain_within_its_share() -> None:
     """Priority requests of a domain above its share do not preempt another domain's flex request."""
-    driver = SchedulerDriver(max_running=4, host=40)
+    driver = SchedulerDriver(max_running=4, host=40, min_run_steps=1)
     crowd(driver, 3, max_tokens=20)
     crowd(driver, 1, LIGHT, max_tokens=20, tier=ServiceTier.FLEX)
     driver.step()
