@@ -195,6 +195,7 @@ class EngineLoop:
         pages = device.free_pages + device.idle_pages + device.active_pages + device.in_flight_pages
         return EngineStats(
             **asdict(scheduler.counters),
+            **asdict(self.steps.paths),
             running_requests=scheduler.num_running,
             waiting_requests=scheduler.num_waiting,
             kv_usage_ratio=device.active_pages / pages if pages else 0.0,

@@ -24,6 +24,7 @@ from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.progress import LoopProgress
 from graftwork.engine.core.step import Flight, Runner, StepPlan
 from graftwork.engine.kv.transfer.plan import LayerGates
+from graftwork.engine.runner.forward import StepPaths
 from graftwork.engine.runner.model_runner import PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.platform.errors import CapacityContended, GraftworkError, InternalFailure
@@ -64,8 +65,9 @@ class StepPipeline:
         progress: LoopProgress,
         *,
         overlaps: bool,
+        paths: StepPaths | None = None,
     ) -> None:
-        """If `overlaps` is true, one step stays in flight between two calls of `advance`."""
+        """If `overlaps` is true, one step stays in flight between two calls of `advance`. The runner counts in `paths`."""
         self.runner = runner
         """Runs the steps. It may be replaced while no step is in flight, for example by a runner that records them."""
         self._scheduler = scheduler
@@ -73,6 +75,8 @@ class StepPipeline:
         self._prefills = prefills
         self._progress = progress
         self._overlaps = overlaps
+        self.paths = paths or StepPaths()
+        """How the steps were computed."""
         self._in_flight: _Step | None = None
 
     @property

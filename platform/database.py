@@ -11,19 +11,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
 from typing import Any, NewType, TypeVar
-from urllib.parse import urlencode
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, MetaData, NullPool, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy import Connection, MetaData, NullPool, event, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
 
+from graftwork.platform.database_address import split_address
 from graftwork.platform.errors import InvalidRequest, Unavailable
 from graftwork.platform.sqlite_reads import SqliteReads
 
@@ -252,9 +252,8 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
         connection.isolation_level = None  # the driver begins nothing by itself; `on_begin` does
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode = WAL")
-        cursor.execute(
-            "PRAGMA synchronous = NORMAL"
-        )  # a killed process loses nothing; a power cut may lose the last commits
+        # A killed process loses nothing; a power cut may lose the last commits.
+        cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
         cursor.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
         cursor.close()
@@ -326,7 +325,9 @@ def _as_unavailable(error: DBAPIError | PoolTimeoutError | ConnectionError) -> U
             code="storage_full",
             retry_after_s=10.0,
         )
-    is_away = error.connection_invalidated or state.startswith(_CUT_STATES)
+    # asyncpg fails without a state if a connection is cut before it has sent its first statement.
+    is_cut_while_new = isinstance(error, InternalError) and not state and not name
+    is_away = error.connection_invalidated or is_cut_while_new or state.startswith(_CUT_STATES)
     if is_away or state.startswith(_BUSY_STATES) or name.startswith(_BUSY_NAMES):
         return _away()
     return None
@@ -344,55 +345,6 @@ def _alembic_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(files("graftwork").joinpath("migrations")).replace("%", "%%"))
     return config
-
-
-_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
-_OWN_PARAMETERS = frozenset({"host", "port", "ssl", "prepared_statement_cache_size"})
-"""Parameters of a PostgreSQL address that SQLAlchemy and asyncpg take as they are."""
-_LIBPQ_PARAMETERS = frozenset(
-    {
-        *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "sslnegotiation"),
-        *("ssl_min_protocol_version", "ssl_max_protocol_version"),
-        *("target_session_attrs", "passfile", "krbsrvname", "gsslib", "application_name", "options"),
-    }
-)
-"""Parameters of libpq that asyncpg reads from an address of its own, as libpq does."""
-
-
-def split_address(url: str) -> tuple[URL, dict[str, Any]]:
-    """Divides a database address into the address for SQLAlchemy and the arguments for the database driver.
-
-    The arguments contain the address's parameters for libpq (PostgreSQL's C library), which SQLAlchemy does not read.
-    Raises InvalidRequest if the address has a wrong form, an unsupported database, or a parameter that nothing reads.
-    """
-    try:
-        address = make_url(url)
-    except (ArgumentError, ValueError) as error:
-        raise _wrong_address("it is no address") from error
-    if address.drivername not in _DRIVERS:
-        raise _wrong_address(f"{address.drivername} is not served")
-    if address.drivername == "sqlite+aiosqlite":
-        return address, {}
-    arguments: dict[str, Any] = {}
-    libpq = {name: value for name, value in address.query.items() if name in _LIBPQ_PARAMETERS}
-    if libpq:
-        arguments["dsn"] = f"postgresql://?{urlencode(libpq, doseq=True)}"
-    timeout = address.query.get("connect_timeout")
-    if timeout is not None:
-        if not isinstance(timeout, str) or not timeout.isdecimal() or not int(timeout):
-            raise _wrong_address(f"connect_timeout {timeout!r} is no number of seconds from 1 up")
-        arguments["timeout"] = float(timeout)
-    unknown = sorted(set(address.query) - _OWN_PARAMETERS - _LIBPQ_PARAMETERS - {"connect_timeout"})
-    if unknown:
-        raise _wrong_address(f"its parameter {unknown[0]!r} cannot be honoured; leave it out")
-    return address.difference_update_query([*libpq, "connect_timeout"]), arguments
-
-
-def _wrong_address(problem: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"database_url: {problem}. Give postgresql://USER:PASSWORD@HOST/NAME or sqlite+aiosqlite:///PATH.",
-        param="database_url",
-    )
 
 
 def _reason(error: SQLAlchemyError | OSError) -> str:

@@ -104,6 +104,8 @@ class Settings:
 
     `auto` takes `triton` on CUDA, if it works there, else `torch`.
     """
+    decode_graphs: str = "auto"
+    """Whether decoding steps are CUDA graphs: `auto` (on CUDA, if all kernels work) or `off`."""
     host_kv_bytes: int | None = None
     """Bytes of host memory for the KV of idle sessions. None is the engine's default; 0 turns this tier off."""
     disk_kv_bytes: int | None = None
@@ -120,6 +122,10 @@ class Settings:
     """
     max_running: int | None = None
     """The most requests in one step, at least 1. None is the engine's default for the device."""
+    target_itl_ms: float | None = None
+    """The inter-token latency that prompts may cost running streams, in milliseconds: how long a step with both may be. 0
+    sets no limit. None is the engine's default for the device.
+    """
     max_waiting: int = 256
     """The most requests in the queue, at least 1. When it is full, the tenant with the most requests in it gets a status
     429: for its new request, or for its last one in the queue if a tenant with fewer requests sends one.
@@ -277,6 +283,13 @@ def _seconds(minimum: float, maximum: float) -> Callable[[object], float]:
     return parse
 
 
+def _milliseconds(value: object) -> float:
+    """Parses a number of milliseconds, from 0 to one minute."""
+    if not re.fullmatch(r"\d+(\.\d+)?", str(value).strip()) or float(str(value)) > 60_000:
+        raise ValueError("give a number of milliseconds from 0 to 60000")
+    return float(str(value))
+
+
 def _origins(value: object) -> tuple[str, ...]:
     """Parses origins: a list, or text with commas between them."""
     origins = value if isinstance(value, list | tuple) else str(value).split(",")
@@ -339,6 +352,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "lora_kernels": _one_of("auto", "native", "triton", "torch"),
     "row_kernels": _one_of("auto", "triton", "torch"),
     "attention_backend": _one_of("auto", "triton", "torch"),
+    "decode_graphs": _one_of("auto", "off"),
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
     "public_prompts": _path,
@@ -346,6 +360,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "kv_dir": _path,
     "max_batch_tokens": _whole(1),
     "max_running": _whole(1),
+    "target_itl_ms": _milliseconds,
     "max_waiting": _whole(1),
     "max_waiting_tokens": _whole(1),
     "waiting_share": _fraction,

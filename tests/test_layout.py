@@ -99,6 +99,7 @@ FENCES: dict[str, tuple[str, ...]] = {
         "*/repository.py",
         "platform/tenancy/erasure_rows.py",
         "platform/database.py",
+        "platform/database_address.py",
         "platform/sqlite_reads.py",
         "sessions/store/*",
         "sessions/responses/store.py",

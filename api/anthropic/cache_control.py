@@ -38,8 +38,18 @@ def cache_controls(body: CountTokensRequest) -> Iterator[tuple[str, Any]]:
     contents = {"system": body.system}
     contents |= {f"messages[{index}].content": message.content for index, message in enumerate(body.messages)}
     for param, content in contents.items():
-        for index, block in enumerate(content if isinstance(content, list) else ()):
+        yield from _controls_within(content, param)
+
+
+def _controls_within(content: object, param: str, levels: int = 3) -> Iterator[tuple[str, Any]]:
+    """Yields the marks of content blocks, and of the blocks within them: a text in a search result in a `tool_result`
+    is on the third level, and there are no more levels.
+    """
+    for index, block in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(block, Mapping):
             yield from _control_of(block.get("cache_control"), f"{param}[{index}].cache_control")
+            if levels > 1:
+                yield from _controls_within(block.get("content"), f"{param}[{index}].content", levels - 1)
 
 
 def _control_of(control: object, param: str) -> Iterator[tuple[str, Any]]:

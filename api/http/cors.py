@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from graftwork.api.http.response_headers import HEADERS
 
-METHODS = ("GET", "POST", "PATCH", "PUT", "DELETE")
+METHODS = ("GET", "HEAD", "POST", "PATCH", "PUT", "DELETE")
 _PREFLIGHT_FOR_S = 600
 
 

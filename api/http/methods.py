@@ -1,12 +1,14 @@
-"""Decides which HTTP methods a path takes, for the 405 of a wrong method.
+"""Decides which HTTP methods a path takes, for the 405 of a wrong method, and answers HEAD wherever GET is taken.
 
 Two routes can match one path: `/v1/responses/{response_id}` also matches `/v1/responses/input_tokens`. The more
 specific one owns the path: the first segment in which the two differ is a fixed name in it, and a parameter in the
 other. Only the owner's methods count.
-Never sends an answer: `errors.py` writes the 405.
+Never writes an answer: `errors.py` writes the 405.
+Source: RFC 9110, section 9.1: every general-purpose server must support GET and HEAD.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import NoReturn
 
@@ -14,7 +16,55 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from graftwork.api.http.streaming import WRITE_BODY
+
+
+class HeadMiddleware:
+    """ASGI middleware that answers HEAD as the path answers GET, without the body.
+
+    A stream ends as soon as its headers are known. A path that does not take GET refuses HEAD.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        """`routes` are all routes of the application."""
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            as_get = {**scope, "method": "GET"}
+            if "GET" in methods_at(as_get, self._routes):
+                as_get["state"] = {name: value for name, value in scope["state"].items() if name != WRITE_BODY}
+                head = _HeadOnly(receive, send)
+                scope, receive, send = as_get, head.receive, head.send
+        await self._app(scope, receive, send)
+
+
+class _HeadOnly:
+    """Sends the beginning of a response and drops the rest. Then it tells the application that the client has left."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._has_begun = asyncio.Event()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await self._send(message)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._has_begun.set()
+
+    async def receive(self) -> Message:
+        received = asyncio.ensure_future(self._receive())
+        begun = asyncio.create_task(self._has_begun.wait())
+        try:
+            await asyncio.wait({received, begun}, return_when=asyncio.FIRST_COMPLETED)
+            return received.result() if received.done() else {"type": "http.disconnect"}
+        finally:
+            received.cancel()
+            begun.cancel()
 
 
 def methods_at(scope: Scope, routes: Iterable[BaseRoute]) -> list[str]:
@@ -46,7 +96,8 @@ def _plain(routes: Iterable[BaseRoute]) -> Iterable[Route]:
 
 
 def _methods(routes: Iterable[Route]) -> set[str]:
-    return {method for route in routes for method in route.methods or ()}
+    methods = {method for route in routes for method in route.methods or ()}
+    return methods | {"HEAD"} if "GET" in methods else methods
 
 
 def _parameters(route: Route) -> tuple[bool, ...]:

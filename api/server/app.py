@@ -15,7 +15,7 @@ from graftwork.api.deps.readiness import Readiness
 from graftwork.api.deps.resources import Resources
 from graftwork.api.http.cors import allow_origins
 from graftwork.api.http.errors import install_error_handlers
-from graftwork.api.http.methods import refuse_methods_of_wider_paths
+from graftwork.api.http.methods import HeadMiddleware, refuse_methods_of_wider_paths
 from graftwork.api.http.middleware import CrashMiddleware, RequestIdMiddleware
 from graftwork.api.openapi.document import complete
 from graftwork.api.routes import (
@@ -104,11 +104,13 @@ def create_app(
     )
     if resources is not None:
         _attach(app, resources)
-    install_error_handlers(app, (*app.routes, *_ROUTES))
+    routes = (*app.routes, *_ROUTES)
+    install_error_handlers(app, routes)
     refuse_methods_of_wider_paths(app, _ROUTES)
     for router in _ROUTERS:
         app.include_router(router)
     app.add_middleware(CrashMiddleware)
+    app.add_middleware(HeadMiddleware, routes=routes)
     allow_origins(app, settings.cors_origin)
     app.add_middleware(RequestIdMiddleware)
     return app
@@ -119,9 +121,11 @@ def create_metrics_app(resources: Resources) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     _attach(app, resources)
     app.add_api_route("/healthz", health.get_health)
-    install_error_handlers(app, (*app.routes, *metrics.open_router.routes))
+    routes = (*app.routes, *metrics.open_router.routes)
+    install_error_handlers(app, routes)
     app.include_router(metrics.open_router)
     app.add_middleware(CrashMiddleware)
+    app.add_middleware(HeadMiddleware, routes=routes)
     app.add_middleware(RequestIdMiddleware)
     return app
 

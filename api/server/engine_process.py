@@ -38,6 +38,7 @@ _SIZES = (
     "max_context_tokens",
     "max_batch_tokens",
     "max_running",
+    "target_itl_ms",
 )
 """The settings that the engine chooses itself if they are None."""
 _DISK_KV_BYTES = 2 * 2**30
@@ -70,6 +71,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False)
         lora_kernels=settings.lora_kernels,
         row_kernels=settings.row_kernels,
         attention_backend=settings.attention_backend,
+        decode_graphs=settings.decode_graphs,
         memory_share=settings.memory_share,
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,

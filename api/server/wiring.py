@@ -116,7 +116,7 @@ async def open_resources(
         stack.callback(backlog.journal.close)
         stack.push_async_callback(backlog.flush)
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
-        access = AccessWatch(database, resources.inference.work)
+        access = AccessWatch(database, resources.inference.work, clock)
         await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)

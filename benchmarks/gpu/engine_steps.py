@@ -22,7 +22,11 @@ from graftwork.engine.core.events import RequestOutput, TokensGenerated
 from graftwork.engine.messages import CancelRequest, ForgetDomain
 from graftwork.platform.ids import RequestId
 
-WAYS: dict[str, dict[str, Any]] = {"eager": {"overlap_steps": False}, "overlap": {"overlap_steps": True}}
+WAYS: dict[str, dict[str, Any]] = {
+    "eager": {"overlap_steps": False, "decode_graphs": "off"},
+    "graph": {"overlap_steps": False},
+    "overlap": {"overlap_steps": True},
+}
 """The ways to run steps that are compared: settings of the engine by name."""
 _SYNC_STEPS, _TRACED_STEPS, _WARM_STEPS, _TIMED_STEPS = 3, 5, 5, 40
 _ENOUGH_TOKENS = 2 * (_SYNC_STEPS + _TRACED_STEPS + _WARM_STEPS + _TIMED_STEPS) + 300
@@ -59,6 +63,8 @@ class StepFigures:
     """The bytes of weights, KV and adapters that a step reads, by the bandwidth of a large copy."""
     syncs_per_step: float | None
     """How often torch has waited for the device, as its sync debug mode counts. Waits for events are not among them."""
+    graph_share: float
+    """The part of the timed steps that a CUDA graph computed. In a dry run no step is a graph."""
 
 
 def measure_steps(run: PhaseRun) -> None:
@@ -90,17 +96,18 @@ def _measure(run: PhaseRun, engine: Engine, way: str, cell: StepCell, bandwidth:
         advance(engine)
     num_syncs = _count_syncs(run, engine)
     durations = []
-    tokens_before = rows.num_tokens
+    tokens_before, graphs_before = rows.num_tokens, engine.loop.stats().graph_steps
     _wait(run)
     for _ in range(_TIMED_STEPS):
         started = time.perf_counter()
         advance(engine)
         durations.append(time.perf_counter() - started)
     _wait(run)
+    graph_share = (engine.loop.stats().graph_steps - graphs_before) / _TIMED_STEPS
     context = run.shape.prompt_tokens + (tokens_before + rows.num_tokens) // (2 * cell.rows)
     stop(engine, rows)
     if bandwidth is None:
-        return StepFigures(way, cell, context, None, None, None, None, None, None)
+        return StepFigures(way, cell, context, None, None, None, None, None, None, graph_share)
     step_s = statistics.fmean(durations)
     return StepFigures(
         way,
@@ -112,6 +119,7 @@ def _measure(run: PhaseRun, engine: Engine, way: str, cell: StepCell, bandwidth:
         tokens_per_s=cell.rows / step_s,
         floor_ms=step_bytes(engine, run.shape, cell, context) / bandwidth * 1e3,
         syncs_per_step=num_syncs,
+        graph_share=graph_share,
     )
 
 

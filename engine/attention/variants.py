@@ -20,6 +20,7 @@ from graftwork.engine.attention.launch import (
 from graftwork.engine.attention.tiles import DecodeTiles, QueryTiles
 from graftwork.engine.kernels.compile_ahead import KernelVariant, variant_of
 from graftwork.engine.kernels.launch import Launch
+from graftwork.engine.model.config import ModelConfig
 
 _META = torch.device("meta")
 
@@ -61,6 +62,17 @@ def attention_variants() -> Iterator[KernelVariant]:
     for named in SHAPES:
         for launch in launches_for(named):
             yield variant_of(named.name, launch)
+
+
+def served_attention_variants(
+    model: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype, page_tokens: int
+) -> Iterator[KernelVariant]:
+    """Yields what an engine may launch for a model: three kernels for each window that a layer has."""
+    shape = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, page_tokens, dtype, kv_dtype)
+    for window in dict.fromkeys(model.windows):
+        name = "attention" if window is None else f"attention window {window}"
+        for launch in launches_for(NamedShape(name, shape, window)):
+            yield variant_of(name, launch)
 
 
 def launches_for(named: NamedShape) -> tuple[Launch, Launch, Launch]:

@@ -1,35 +1,96 @@
-"""Compiles all Triton kernels that an engine may launch, for several GPU architectures, on a machine without a GPU.
+"""Compiles the Triton kernels that engines may launch, for several GPU architectures, on a machine without a GPU.
 
 Prints a table: for each variant and architecture the registers, the spilled bytes, and the sizes of shared memory and
 machine code. See engine/kernels/compile_ahead.py.
 
-    python -m graftwork.engine.build.compile_kernels
+    python -m graftwork.engine.build.compile_kernels                          examples from each room
+    python -m graftwork.engine.build.compile_kernels --model FOLDER           all that an engine of this model launches
 
-Each room with kernels lists its variants, and `all_variants` joins the lists.
+Each room with kernels lists its variants; `all_variants` and `served_variants` join the lists.
 """
 
+import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-from graftwork.engine.attention.variants import attention_variants
-from graftwork.engine.kernels.compile_ahead import HEADING, KernelVariant, compile_all, line_of
-from graftwork.engine.kernels.variants import row_variants
-from graftwork.engine.lora.triton.variants import lora_variants
-from graftwork.engine.sampling.device.variants import sampler_variants
+import torch
+
+from graftwork.engine.attention.variants import attention_variants, served_attention_variants
+from graftwork.engine.kernels.compile_ahead import HEADING, KernelVariant, compile_all, line_of, variant_of
+from graftwork.engine.kernels.variants import ModelShape, row_variants, served_launches
+from graftwork.engine.lora.triton.variants import lora_variants, served_lora_variants
+from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.engine.sampling.device.variants import sampler_variants, served_sampler_variants
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What decides which kernels an engine launches. With several ranks, `config` is what one of them computes."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    kv_dtype: torch.dtype | None = None
+    """The dtype of KV in the pages; None means `dtype`."""
+    page_tokens: int = 16
+    max_lora_rank: int = 128
 
 
 def all_variants() -> Iterator[KernelVariant]:
-    """Yields the variants of all kernels of the engine."""
+    """Yields examples of all kernels: the shapes that each room lists."""
     yield from row_variants()
     yield from lora_variants()
     yield from attention_variants()
     yield from sampler_variants()
 
 
+def served_variants(model: ServedModel) -> list[KernelVariant]:
+    """Returns every variant that an engine may launch on a GPU, each once.
+
+    They follow from the model, its dtype, the tokens of a page and the largest rank. The limits of batches, the context
+    and the adapters change only the number of programs. So what is listed here covers decoding, drafts and prefill, with
+    CUDA graphs and without.
+    """
+    return list({variant.key: variant for variant in _served(model)}.values())
+
+
+def _served(model: ServedModel) -> Iterator[KernelVariant]:
+    config, dtype = model.config, model.dtype
+    shape = ModelShape(
+        name=str(dtype).removeprefix("torch."),
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        has_qk_norm=config.has_qk_norm,
+        vocab=config.vocab_size,
+        dtype=dtype,
+        page_tokens=model.page_tokens,
+    )
+    for name, launch in served_launches(shape):
+        yield variant_of(f"{shape.name} {name}".rstrip(), launch)
+    yield from served_attention_variants(config, dtype, model.kv_dtype or dtype, model.page_tokens)
+    yield from served_lora_variants(config, dtype, model.max_lora_rank)
+    yield from served_sampler_variants(config.vocab_size, dtype)
+
+
 def main() -> None:
     """Compiles every variant for every architecture, and prints one line about each."""
+    parser = argparse.ArgumentParser(description="Compile Triton kernels for several GPU architectures.")
+    parser.add_argument("--model", type=Path, help="a folder with config.json; without it, examples are compiled")
+    parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
+    parser.add_argument("--max-lora-rank", type=int, default=128)
+    asked = parser.parse_args()
+    variants = all_variants()
+    if asked.model is not None:
+        config = read_model_config(asked.model)
+        variants = iter(served_variants(ServedModel(config, _DTYPES[asked.dtype], max_lora_rank=asked.max_lora_rank)))
     sys.stdout.write(HEADING + "\n")
-    for built in compile_all(all_variants()):
+    for built in compile_all(variants):
         sys.stdout.write(line_of(built) + "\n")
 
 

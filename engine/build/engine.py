@@ -60,6 +60,7 @@ from graftwork.engine.model.fingerprint import fingerprint
 from graftwork.engine.model.weight_reader import WeightReader
 from graftwork.engine.parallel.leader import StepRunner
 from graftwork.engine.parallel.workers import StartWorker, start_process
+from graftwork.engine.runner.forward import StepPaths
 from graftwork.engine.runner.model_runner import ModelRunner, PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
@@ -121,16 +122,18 @@ def build_engine(
     grammars = _grammars(config, model, inbox, clock)
     runner = parts.runner(storage, adapters)
     all_ranks = ranks.runner(runner)
-    if costs is None:
-        tracker.start_from(measure(storage, all_ranks.run, limits))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     speculator, seeds = _speculator(config, grammars, clock), seeds or Random()
     scheduler = Scheduler(
         limits, kv_cache, sessions, adapters, scopes, clock=clock, seeds=seeds, grammars=grammars, speculator=speculator
     )
+    if costs is None:
+        tracker.start_from(measure(storage, all_ranks.run, limits))
+        scheduler.step_times.costs.start_from(tracker.cost.prefill)
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
-    steps = _pipeline(config, storage, scheduler, all_ranks, PrefillMeter(tracker, clock), progress)
+    prefills = PrefillMeter(tracker, clock)
+    steps = _pipeline(config, storage, scheduler, all_ranks, prefills, progress, runner.forward.paths)
     loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copies, storage.cache.gates, steps, progress)
     progress.rest()  # the trial steps of this function advanced it
     return Engine(
@@ -207,10 +210,11 @@ def _pipeline(
     runner: StepRunner,
     prefills: PrefillMeter,
     progress: LoopProgress,
+    paths: StepPaths,
 ) -> StepPipeline:
     on_gpu = storage.device_memory.device.type == "cuda"
     overlaps = on_gpu if config.overlap_steps is None else config.overlap_steps
-    return StepPipeline(runner, scheduler, storage.cache.gates, prefills, progress, overlaps=overlaps)
+    return StepPipeline(runner, scheduler, storage.cache.gates, prefills, progress, overlaps=overlaps, paths=paths)
 
 
 def _speculator(config: EngineConfig, grammars: GrammarManager, clock: Clock) -> Speculator:

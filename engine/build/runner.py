@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from graftwork.engine.attention.backend import AttentionBackend
+from graftwork.engine.attention.torch_attention import TorchAttention
 from graftwork.engine.build.attention import build_attention
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.build.row_ops import build_row_ops
@@ -24,23 +25,27 @@ from graftwork.engine.core.step import StepPlan
 from graftwork.engine.kernels.step_inputs import PinnedMemory
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.pool import NoAdapters, ResidentAdapters
+from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.weights import DecoderWeights
 from graftwork.engine.runner.decoder import Decoder
-from graftwork.engine.runner.forward import PlainForward, SegmentFinder
+from graftwork.engine.runner.forward import PlainForward, SegmentFinder, StepPaths
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner
 from graftwork.engine.runner.prompt_scorer import PromptScorer
-from graftwork.engine.runner.row_ops import RowOps
+from graftwork.engine.runner.row_ops import RowOps, TorchRowOps
 from graftwork.engine.sampling.torch_sampler import TorchSampler
 from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.platform.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from graftwork.engine.runner.decode_graphs import DecodeGraphs
     from graftwork.engine.runner.packed_forward import PackedForward
 
 _log = logging.getLogger(__name__)
+
+_GRAPH_CHOICES = ("auto", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +81,13 @@ class RunnerParts:
         reads_logits_at_once = not isinstance(
             sampler, TorchSampler
         )  # a graph's logits are overwritten by the next step
-        can_capture = memory.device.type == "cuda" and reads_logits_at_once
-        if with_graphs and can_capture and not isinstance(forward, PlainForward):
+        wants_graphs = wants_decode_graphs(self.config, memory.device) and with_graphs
+        if wants_graphs and reads_logits_at_once and not isinstance(forward, PlainForward):
             forward.graphs = _graphs(forward, storage, self.limits)
+        has_graphs = not isinstance(forward, PlainForward) and forward.graphs is not None
+        forward.paths = own.fallbacks(self.config, memory.device)
+        forward.paths.fallback_sampler = int(memory.device.type == "cuda" and not reads_logits_at_once)
+        forward.paths.fallback_graphs = int(wants_graphs and not has_graphs)
         scorer = PromptScorer(own.decoder, self.lora, own.builder.rules, finder.mix)
         return ModelRunner(forward, sampler, scorer, memory.device)
 
@@ -112,8 +121,32 @@ class _StepParts:
     builder: BatchBuilder
     lora: LoraBackend
 
+    def fallbacks(self, config: EngineConfig, device: torch.device) -> StepPaths:
+        """Returns counts of no step yet, which tell where torch stands in for kernels that were wanted."""
+        on_gpu = device.type == "cuda"
+        return StepPaths(
+            fallback_rows=int(on_gpu and config.row_kernels == "auto" and isinstance(self.decoder.rows, TorchRowOps)),
+            fallback_attention=int(
+                on_gpu and config.attention_backend == "auto" and isinstance(self.attention, TorchAttention)
+            ),
+            fallback_lora=int(config.lora_kernels == "auto" and isinstance(self.lora, TorchLora)),
+        )
+
     def plain(self, finder: SegmentFinder, spread: Callable[[torch.Tensor], None]) -> PlainForward:
         return PlainForward(self.decoder, self.attention, self.builder, self.lora, finder, spread)
+
+
+def wants_decode_graphs(config: EngineConfig, device: torch.device) -> bool:
+    """Returns whether an engine on this device captures CUDA graphs, if all its kernels work.
+
+    Raises InvalidRequest if `decode_graphs` is unknown.
+    """
+    if config.decode_graphs not in _GRAPH_CHOICES:
+        raise InvalidRequest(
+            f"decode_graphs {config.decode_graphs!r} is not known: choose one of {', '.join(_GRAPH_CHOICES)}.",
+            param="decode_graphs",
+        )
+    return config.decode_graphs == "auto" and device.type == "cuda" and config.tensor_parallel == 1
 
 
 def _forward(

@@ -83,6 +83,11 @@ class EngineConfig:
 
     `auto` takes `triton` on CUDA if its kernels work, else `torch`.
     """
+    decode_graphs: str = "auto"
+    """Whether decoding steps are CUDA graphs, each launched at once: `auto` (on CUDA, if all kernels work) or `off`.
+
+    Answers do not depend on it. Capturing the graphs takes some time at the start, and memory.
+    """
     max_batch_tokens: int | None = None
     """The most tokens of one step, over all requests. Large steps prefill faster; small ones delay decoding less.
 
@@ -91,6 +96,11 @@ class EngineConfig:
     max_running: int | None = None
     """The most requests in one batch; at most `max_batch_tokens`. Isolation domains that wait get their fair number of
     these places. None means 64 on a CPU and 256 on CUDA.
+    """
+    target_itl_ms: float | None = None
+    """The longest step with decoding requests, in milliseconds: their inter-token latency. Beside them, a step computes
+    only as many prompt tokens as it allows by measured step times. 0 sets no limit. None means 200 on a CPU and 50 on
+    CUDA.
     """
     max_waiting: int = 256
     """The most requests in the queue. A further request displaces a request of the isolation domain with the most

@@ -7,6 +7,7 @@ nothing itself: the scheduler, the adapter pool and the KV cache count, and the 
 from dataclasses import dataclass, field
 from typing import Any
 
+from graftwork.engine.core.events import CacheReport
 from graftwork.platform.metrics import counter, gauge
 
 
@@ -63,6 +64,14 @@ def _lora_rows(path: str) -> dict[str, Any]:
     return counter("lora_rows", "Tokens of steps that had an adapter, by what applied it.", path=path)
 
 
+def _steps(path: str, reason: str) -> dict[str, Any]:
+    return counter("engine_steps", "Forward passes by how they were computed, and why.", path=path, reason=reason)
+
+
+def _fallback(kernels: str) -> dict[str, Any]:
+    return gauge("kernel_fallbacks", "1 if torch stands in for kernels that do not work.", kernels=kernels)
+
+
 @dataclass(slots=True)
 class EngineCounters:
     """Totals since the engine's start. To add a counter, add one field here."""
@@ -81,6 +90,13 @@ class EngineCounters:
     preemptions: int = field(default=0, metadata=counter("preemptions", "Requests offloaded to make room."))
     max_adapters_in_a_step: int = 0
     """The most distinct adapters that one forward pass has served."""
+
+    def add_prompt(self, report: CacheReport) -> None:
+        """Counts the prompt of an admitted request."""
+        self.prompt_tokens += report.prompt_tokens
+        self.cached_tokens += report.cached_tokens
+        self.host_tokens += report.host_tokens
+        self.disk_tokens += report.disk_tokens
 
 
 @dataclass(slots=True)
@@ -134,6 +150,26 @@ class EngineStats(EngineCounters):
         metadata=counter("lora_vocabulary_rows", "Tokens whose adapter changes the embedding or the output head."),
     )
     """These rows are in one of the two counters before, too. Torch makes these changes on every device."""
+    graph_steps: int = field(default=0, metadata=_steps("graph", "decoding"))
+    """Steps that one launch of a CUDA graph has computed. Trial steps at the engine's start count too."""
+    eager_chunk_steps: int = field(default=0, metadata=_steps("eager", "prompt"))
+    """Eager steps, whose kernels are launched one by one. In these, some rows are of a prompt."""
+    eager_score_steps: int = field(default=0, metadata=_steps("eager", "scores"))
+    """Eager steps that report log probabilities of a prompt."""
+    eager_load_steps: int = field(default=0, metadata=_steps("eager", "loads"))
+    """Eager steps whose layers wait for loads of KV."""
+    eager_adapter_steps: int = field(default=0, metadata=_steps("eager", "adapters"))
+    """Eager steps in which torch applies an adapter."""
+    eager_row_steps: int = field(default=0, metadata=_steps("eager", "rows"))
+    """Eager steps with more rows than any graph."""
+    eager_steps: int = field(default=0, metadata=_steps("eager", "no_graphs"))
+    """Eager steps of an engine without graphs, as on a CPU."""
+    fallback_rows: int = field(default=0, metadata=_fallback("rows"))
+    """1 if torch stands in for kernels of this engine's device that were wanted and do not work. The log says why."""
+    fallback_attention: int = field(default=0, metadata=_fallback("attention"))
+    fallback_lora: int = field(default=0, metadata=_fallback("lora"))
+    fallback_sampler: int = field(default=0, metadata=_fallback("sampler"))
+    fallback_graphs: int = field(default=0, metadata=_fallback("graphs"))
     forced_drafts: int = field(default=0, metadata=_drafts("forced"))
     """Accepted draft tokens that a grammar dictated. A verified draft token is either forced, accepted or rejected."""
     accepted_drafts: int = field(default=0, metadata=_drafts("accepted"))

@@ -18,9 +18,12 @@ class StepTimer:
         """When each step began that has not ended, the oldest first."""
         self._last_ended_at = float("-inf")
 
-    def begin(self) -> None:
-        """Records that the host begins a step now."""
-        self._began_at.append(self._clock.monotonic())
+    def begin(self, *, follows: bool = False) -> None:
+        """Records that the host begins a step now.
+
+        If it `follows` the step before without a rest, the host's work since the end of that step counts as its own.
+        """
+        self._began_at.append(float("-inf") if follows else self._clock.monotonic())
 
     def end(self) -> float:
         """Records that the oldest step ends now, also if it has failed. Returns the seconds that it took."""

@@ -64,6 +64,15 @@ class KernelVariant:
     """The arguments that are multiples of 16."""
     options: Mapping[str, Any]
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What Triton compiles a kernel anew for. Variants with equal keys are one."""
+        constants, options = (
+            tuple(sorted((name, str(value)) for name, value in numbers.items()))
+            for numbers in (self.constants, self.options)
+        )
+        return self.kernel.__name__, tuple(self.signature.items()), tuple(sorted(self.aligned)), constants, options
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:

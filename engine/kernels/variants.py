@@ -16,8 +16,8 @@ from graftwork.engine.kernels.rotary import HeadNorm, RowPlaces, rotate_and_stor
 from graftwork.engine.kernels.take_tokens import take_tokens_launch
 from graftwork.engine.kernels.token_mask import token_mask_launch
 
-_NUM_TOKENS, _NUM_FRAMES, _PAGE_TOKENS, _CONTEXT = 32, 64, 16, 4096
-"""Sizes that no variant depends on, except for the tokens of a page."""
+_NUM_TOKENS, _NUM_FRAMES, _CONTEXT = 32, 64, 4096
+"""Sizes that no variant depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class ModelShape:
     has_qk_norm: bool
     vocab: int
     dtype: torch.dtype
+    page_tokens: int = 16
 
 
 SHAPES = (
@@ -57,29 +58,44 @@ def row_variants(shapes: Sequence[ModelShape] = SHAPES) -> Iterator[KernelVarian
 
 
 def row_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:
-    """Yields the launches of a model's step, each with a word that distinguishes it from others of its kernel."""
-    hidden, delta, normed = (_meta(_NUM_TOKENS, shape.hidden, dtype=shape.dtype) for _ in range(3))
-    weight = _meta(shape.hidden, dtype=shape.dtype)
-    yield "norm", add_norm_launch(hidden, None, weight, normed, 1e-5)
-    yield "add", add_norm_launch(hidden, delta, weight, normed, 1e-5)
-    yield "", _rotate_launch(shape)
-    gate_up = _meta(_NUM_TOKENS, 2 * shape.intermediate, dtype=shape.dtype)
-    inner = _meta(_NUM_TOKENS, shape.intermediate, dtype=shape.dtype)
-    yield "silu", activate_launch(gate_up, inner, "silu")
+    """Yields the launches of all row kernels, each with a word that distinguishes it from others of its kernel."""
+    yield from served_launches(shape)
+    gate_up, inner = _gates_of(shape)
     yield "gelu", activate_launch(gate_up, inner, "gelu")
     yield "gelu_tanh", activate_launch(gate_up, inner, "gelu_tanh")
     words = _meta(_NUM_TOKENS, -(-shape.vocab // 32), dtype=torch.int32)
-    token_ids, sources, sampled = (_meta(_NUM_TOKENS, dtype=torch.int32) for _ in range(3))
-    yield "", take_tokens_launch(token_ids, sources, sampled)
     mask_rows, num_masks = _meta(_NUM_TOKENS, dtype=torch.int32), _meta(1, dtype=torch.int32)
     yield "", token_mask_launch(_meta(_NUM_TOKENS, shape.vocab, dtype=torch.float32), words, mask_rows, num_masks)
 
 
-def _rotate_launch(shape: ModelShape) -> Launch:
+def served_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:
+    """Yields the launches that an engine makes for a model, each with a word that distinguishes it.
+
+    They do not depend on the number of tokens of a step. A step's numbers are int32 if they travel together, and int64
+    if another part of the engine does not use Triton.
+    """
+    hidden, delta, normed = (_meta(_NUM_TOKENS, shape.hidden, dtype=shape.dtype) for _ in range(3))
+    weight = _meta(shape.hidden, dtype=shape.dtype)
+    yield "norm", add_norm_launch(hidden, None, weight, normed, 1e-5)
+    yield "add", add_norm_launch(hidden, delta, weight, normed, 1e-5)
+    yield "", _rotate_launch(shape, torch.int32)
+    yield "int64", _rotate_launch(shape, torch.int64)
+    yield "silu", activate_launch(*_gates_of(shape), "silu")
+    token_ids, sources, sampled = (_meta(_NUM_TOKENS, dtype=torch.int32) for _ in range(3))
+    yield "", take_tokens_launch(token_ids, sources, sampled)
+
+
+def _gates_of(shape: ModelShape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the input and the output of the activation."""
+    gate_up, inner = (_meta(_NUM_TOKENS, parts * shape.intermediate, dtype=shape.dtype) for parts in (2, 1))
+    return gate_up, inner
+
+
+def _rotate_launch(shape: ModelShape, numbers: torch.dtype) -> Launch:
     num_heads = shape.heads + 2 * shape.kv_heads
-    pages = _meta(_NUM_FRAMES, 2, _PAGE_TOKENS, shape.kv_heads, shape.head_dim, dtype=shape.dtype)
+    pages = _meta(_NUM_FRAMES, 2, shape.page_tokens, shape.kv_heads, shape.head_dim, dtype=shape.dtype)
     norm = HeadNorm(_meta(shape.heads + shape.kv_heads, shape.head_dim, dtype=shape.dtype), 1e-6)
-    rows = RowPlaces(*(_meta(_NUM_TOKENS, dtype=torch.int64) for _ in range(3)))
+    rows = RowPlaces(*(_meta(_NUM_TOKENS, dtype=numbers) for _ in range(3)))
     cosines, sines = (_meta(_CONTEXT, shape.head_dim, dtype=torch.float32) for _ in range(2))
     return rotate_and_store_launch(
         _meta(_NUM_TOKENS, num_heads * shape.head_dim, dtype=shape.dtype),

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta
@@ -211,9 +212,8 @@ class _Stack:
         B: list[torch.Tensor] = []
         for piece in window:
             ranks = slice(piece.part.rank_start, piece.part.rank_end)
-            own = [1.0] * piece.num_ranks if piece.delta.scales is None else piece.delta.scales[ranks].tolist()
             self._A[block].append(piece.delta.A[ranks])
-            self._scales[block] += [scale * piece.weight for scale in own]
+            self._scales[block] += [float(np.float32(piece.part.scale)) * piece.weight] * piece.num_ranks
             self._owners[block] += [piece.place] * piece.num_ranks
             B.append(piece.part.B)
         missing = width - sum(piece.num_ranks for piece in window)
@@ -238,18 +238,24 @@ class _Stack:
         device = self._like.device
         layout = tuple(map(tuple, self._owners))
         if layout not in known_owners:
-            known_owners[layout] = torch.tensor(layout, device=device).unsqueeze(1)
+            known_owners[layout] = copied_early(torch.tensor(layout), device).unsqueeze(1)
         matrices, memory = _in_one_piece(
             [torch.stack([torch.cat(rows) for rows in self._A]), *(part.B for part in self._parts)]
         )
         is_scaled = any(scale != 1.0 for scales in self._scales for scale in scales)
         return PackedGroup(
             matrices[0].transpose(1, 2),
-            torch.tensor(self._scales, device=device).unsqueeze(1) if is_scaled else None,
+            copied_early(torch.tensor(self._scales), device).unsqueeze(1) if is_scaled else None,
             tuple(replace(part, B=B) for part, B in zip(self._parts, matrices[1:], strict=True)),
             known_owners[layout],
             memory,
         )
+
+
+def copied_early(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a copy of host values on a device. The host does not wait for the copy to a GPU."""
+    on_host = values.pin_memory() if device.type == "cuda" else values
+    return on_host.to(device, non_blocking=True)
 
 
 def _in_one_piece(matrices: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:

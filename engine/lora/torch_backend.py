@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache
+from graftwork.engine.lora.packs import AdapterMix, Pack, PackCache, copied_early
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import HEAD, HEAD_LAYER
@@ -174,7 +174,7 @@ class PackedProduct:
                 first = self._start + block * self._block_rows
                 for place, segment in enumerate(segments):
                     owner_of_row[block, max(0, segment.start - first) : segment.end - first] = place
-            self._foreign[layout] = owner_of_row.to(owners.device) != owners
+            self._foreign[layout] = copied_early(owner_of_row, owners.device) != owners
         return self._foreign[layout]
 
 

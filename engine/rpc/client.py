@@ -9,7 +9,7 @@ whose loop is stuck.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -141,8 +141,12 @@ class GrpcEngineClient:
 
     def _open_conversation(self) -> "_Conversation":
         if self._conversation is None or self._conversation.is_over:
-            self._conversation = _Conversation(self._stub.Converse, self._metadata, self._address)
+            self._conversation = _Conversation(self._stub.Converse, self._metadata, self._address, self._note_step)
         return self._conversation
+
+    def _note_step(self) -> None:
+        self._stalled_s = 0.0
+        self._watch.note_advance()
 
     def _has_requests(self) -> bool:
         return self._conversation is not None and self._conversation.has_requests
@@ -215,11 +219,14 @@ class _Conversation:
     its request.
     """
 
-    def __init__(self, converse: Any, metadata: tuple[tuple[str, str], ...], address: str) -> None:
-        """`converse` opens the stream, with `metadata`."""
+    def __init__(
+        self, converse: Any, metadata: tuple[tuple[str, str], ...], address: str, on_step: Callable[[], None]
+    ) -> None:
+        """`converse` opens the stream, with `metadata`. `on_step` is called when the outputs of a step arrive."""
         self._converse = converse
         self._metadata = metadata
         self._address = address
+        self._on_step = on_step
         self._inboxes: dict[str, _Inbox] = {}
         """The queue of each request's events, by request id."""
         self._outgoing: asyncio.Queue[wire.GatewayMessage] = asyncio.Queue()
@@ -272,6 +279,7 @@ class _Conversation:
         writing = asyncio.create_task(self._write(call))
         try:
             async for step in call if beside is None else _steps_beside(call, beside):
+                self._on_step()
                 await self._hand_out(step.outputs)
         except grpc.aio.AioRpcError as error:
             cause = error

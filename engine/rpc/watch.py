@@ -1,6 +1,7 @@
 """Watches whether an engine's loop advances while requests wait for it.
 
-Owns the verdict "stuck", and the task that asks the engine. Never ends a request or a process: its owner does. Pings of
+Owns the verdict "stuck", and the task that asks the engine: only if no outputs of a step have arrived since the last
+look, because a loop that sends outputs advances. Never ends a request or a process: its owner does. Pings of
 the connection tell whether the engine's process lives; this watch is for a process that lives and does nothing.
 """
 
@@ -28,7 +29,13 @@ class LoopWatch:
         self._has_requests = has_requests
         self._on_stuck = on_stuck
         self._task: asyncio.Task[None] | None = None
+        self._has_advanced = False
+        """Whether the loop has advanced since the last look."""
         self.is_stuck = False
+
+    def note_advance(self) -> None:
+        """Tells the watch that the loop has advanced, so that the next look need not ask the engine."""
+        self._has_advanced = True
 
     def start(self) -> None:
         """Starts to watch, if the watch does not run already. It ends by itself after the last request."""
@@ -44,6 +51,9 @@ class LoopWatch:
         while self.is_stuck or self._has_requests():
             await asyncio.sleep(look_every_s(self._limit_s))
             was_stuck = self.is_stuck
+            if self._has_advanced:
+                self._has_advanced = self.is_stuck = False
+                continue
             try:
                 self.is_stuck = await self._read_stall() > self._limit_s
             except Unavailable:

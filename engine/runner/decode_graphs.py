@@ -24,7 +24,7 @@ from graftwork.engine.kv.transfer.plan import LayerGates
 from graftwork.engine.lora.triton.backend import StepOwners
 from graftwork.engine.lora.triton.fused_lora import CutStep
 from graftwork.engine.runner.forward import SampledTokens
-from graftwork.engine.runner.graph_keys import GraphKey, GraphKeys
+from graftwork.engine.runner.graph_keys import EagerReason, GraphKey, GraphKeys
 from graftwork.engine.runner.input_batch import BatchRows
 from graftwork.engine.runner.packed_forward import PackedParts, batch_over, row_words
 
@@ -118,18 +118,22 @@ class DecodeGraphs:
         """Returns what the graph of a key has captured. Calling it launches the same kernels one by one."""
         return self._passes[key].work
 
-    def key_for(self, rows: BatchRows, owners: StepOwners) -> GraphKey | None:
-        """Returns the key of the graph that computes a step; None if no graph can.
+    def key_for(self, rows: BatchRows, owners: StepOwners) -> GraphKey | EagerReason:
+        """Returns the key of the graph that computes a step, or why no graph can.
 
         A graph computes only decoding rows, all of which are sampled. It cannot wait for loads, and adapters that torch
         applies are not in it.
         """
-        is_decoding = all(piece.num_known == 1 and len(piece.samples) == piece.num_tokens for piece in rows.slices)
-        scores = any(piece.scores is not None for piece in rows.slices)
-        if not is_decoding or scores or self._gates.is_waiting or not owners.is_for_kernels_alone:
-            return None
+        if any(piece.scores is not None for piece in rows.slices):
+            return EagerReason.SCORES
+        if any(piece.num_known != 1 or len(piece.samples) != piece.num_tokens for piece in rows.slices):
+            return EagerReason.CHUNKS
+        if self._gates.is_waiting:
+            return EagerReason.LOADS
+        if not owners.is_for_kernels_alone:
+            return EagerReason.ADAPTERS
         key = self._limits.keys.find(len(rows.token_ids), self._lora.needs_of(owners))
-        return key if key in self._passes else None
+        return EagerReason.ROWS if key is None or key not in self._passes else key
 
     def compute(
         self,

@@ -44,8 +44,32 @@ class SampledTokens:
         }
 
 
+@dataclass(slots=True)
+class StepPaths:
+    """How steps were computed since the engine's start, and which kernels are missing. Fields are those of EngineStats."""
+
+    graph_steps: int = 0
+    eager_chunk_steps: int = 0
+    eager_score_steps: int = 0
+    eager_load_steps: int = 0
+    eager_adapter_steps: int = 0
+    eager_row_steps: int = 0
+    eager_steps: int = 0
+    fallback_rows: int = 0
+    fallback_attention: int = 0
+    fallback_lora: int = 0
+    fallback_sampler: int = 0
+    fallback_graphs: int = 0
+
+    def count(self, path: str) -> None:
+        """Counts one step under a field."""
+        setattr(self, path, getattr(self, path) + 1)
+
+
 class ForwardPass(Protocol):
     """Computes the forward pass of steps."""
+
+    paths: StepPaths
 
     def arrange(self, plan: StepPlan) -> BatchRows:
         """Arranges the rows of a step, on the host."""
@@ -103,6 +127,7 @@ class PlainForward:
         self._lora = lora
         self._adapters = adapters
         self._spread = spread
+        self.paths = StepPaths()
 
     def arrange(self, plan: StepPlan) -> BatchRows:
         return self._builder.arrange(plan)
@@ -110,6 +135,7 @@ class PlainForward:
     def compute(
         self, rows: BatchRows, tokens: SampledTokens | None = None, passenger: Passenger | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.paths.eager_steps += 1
         batch = self._builder.tensors(rows)
         if tokens is not None:
             sources = tokens.sources(rows.slices)

@@ -8,12 +8,30 @@ a step, so no step meets a graph that is not there.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from graftwork.engine.lora.triton.fused_lora import LoraNeeds
 from graftwork.engine.lora.triton.launch_plan import GROUPED_TILE_ROWS, ROW_WISE, LaunchBounds, StepShape, tile_rows_for
 from graftwork.engine.lora.triton.tiles import MAX_PARTS, SegmentCapacity
 
 _SMALLEST_RANK = 16
+
+
+class EagerReason(StrEnum):
+    """Why no graph computes a step. The values are the fields of StepPaths that count such steps."""
+
+    CHUNKS = "eager_chunk_steps"
+    """Some rows are of a prompt, or are not sampled."""
+    SCORES = "eager_score_steps"
+    """The step scores a prompt, for which it needs the hidden states."""
+    LOADS = "eager_load_steps"
+    """The layers of the step wait for loads of KV."""
+    ADAPTERS = "eager_adapter_steps"
+    """Torch applies an adapter of the step."""
+    ROWS = "eager_row_steps"
+    """The step has more rows than any graph."""
+    OFF = "eager_steps"
+    """The engine has no graphs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from graftwork.engine.kernels.step_inputs import HostMemory, Passenger, StepInpu
 from graftwork.engine.kernels.take_tokens import take_tokens_launch
 from graftwork.engine.lora.triton.backend import StepOwners, TritonLora
 from graftwork.engine.runner.decoder import Decoder
-from graftwork.engine.runner.forward import SampledTokens, SegmentFinder
-from graftwork.engine.runner.graph_keys import GraphKey
+from graftwork.engine.runner.forward import SampledTokens, SegmentFinder, StepPaths
+from graftwork.engine.runner.graph_keys import EagerReason, GraphKey
 from graftwork.engine.runner.input_batch import BatchBuilder, BatchRows, BatchTensors
 
 _FIRST_WORDS = 2**16
@@ -29,7 +29,7 @@ _FIRST_WORDS = 2**16
 class StepGraphs(Protocol):
     """Computes some steps by CUDA graphs. See decode_graphs.py."""
 
-    def key_for(self, rows: BatchRows, owners: StepOwners) -> GraphKey | None: ...
+    def key_for(self, rows: BatchRows, owners: StepOwners) -> GraphKey | EagerReason: ...
 
     def compute(
         self,
@@ -60,6 +60,7 @@ class PackedForward:
         self._inputs = StepInputs(_FIRST_WORDS, parts.builder.device, host)
         self.graphs: StepGraphs | None = None
         """Computes the steps that it has a graph for. None computes every step here."""
+        self.paths = StepPaths()
 
     def arrange(self, plan: StepPlan) -> BatchRows:
         return self.parts.builder.arrange(plan)
@@ -68,8 +69,11 @@ class PackedForward:
         self, rows: BatchRows, tokens: SampledTokens | None = None, passenger: Passenger | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         owners = self.parts.lora.owners_of(self._adapters.segments(rows), len(rows.token_ids))
-        if self.graphs is not None and (key := self.graphs.key_for(rows, owners)) is not None:
+        key = EagerReason.OFF if self.graphs is None else self.graphs.key_for(rows, owners)
+        if self.graphs is not None and isinstance(key, GraphKey):
+            self.paths.graph_steps += 1
             return None, self.graphs.compute(key, rows, owners, tokens, passenger)
+        self.paths.count(str(key))
         cut = self.parts.lora.cut(owners)
         queries = self.parts.attention.cut(AttentionBatch(rows.placed, torch.tensor(rows.positions)))
         arrays = row_words(rows, tokens) | {"lora": cut.segments.words} | queries.arrays

@@ -15,6 +15,7 @@ from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.request_state import RequestState
 from graftwork.engine.scheduler.resources import GrammarProvider
 from graftwork.engine.scheduler.speculator import Speculator
+from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.tenant_bounds import in_step_order
 from graftwork.engine.scheduler.validation import SchedulerLimits
@@ -34,6 +35,7 @@ class StepPlanner:
         page_grower: PageGrower,
         step_builder: "StepBuilder",
         speculator: Speculator,
+        step_times: StepTimes,
     ) -> None:
         self._limits = limits
         self._running = running
@@ -42,6 +44,7 @@ class StepPlanner:
         self._page_grower = page_grower
         self._step_builder = step_builder
         self._speculator = speculator
+        self._step_times = step_times
 
     def must_land(self) -> bool:
         """Returns whether all steps in flight must land before the next step is planned.
@@ -74,20 +77,36 @@ class StepPlanner:
             for state, num_tokens in chunks
         ]
         if not slices:
+            self._step_times.rest()
             return None
         plan = StepPlan(tuple(slices))
         self._speculator.step_begins(plan)
+        is_typical = not any(
+            state.overlapped_loads or piece.scores for (state, _), piece in zip(chunks, slices, strict=True)
+        )
+        self._step_times.begin(plan, is_typical=is_typical)
         return plan
 
+    def step_ended(self) -> None:
+        """Records that the oldest step in flight has ended or failed, so that its duration is learned."""
+        self._speculator.step_ended()
+        self._step_times.end()
+
     def _chunks(self) -> list[tuple[RequestState, int]]:
-        """Returns how many tokens of each request the next step computes, without drafts. All of them have pages."""
+        """Returns how many tokens of each request the next step computes, without drafts. All of them have pages.
+
+        Prompts get what the token budget leaves, and beside decoding requests only what their inter-token time allows.
+        """
         budget = self._limits.max_batch_tokens
         chunks: list[tuple[RequestState, int]] = []
         planned: set[RequestId] = set()
+        room = self._step_times.room(sum(state.num_uncomputed == 1 for state in self._running.values()))
         for state in in_step_order(self._running.values(), self._waiting, self._limits.max_running):
             if budget == 0:
                 break
             num_tokens = min(state.num_uncomputed, budget)
+            if room is not None and state.num_uncomputed > 1 and not state.pending_loads:
+                num_tokens = room.take(state.num_scheduled, num_tokens)
             if num_tokens == 0 or state.request_id not in self._running:
                 continue
             if self._page_grower.grow(state, num_tokens, planned):

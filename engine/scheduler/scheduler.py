@@ -37,6 +37,7 @@ from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
 from graftwork.engine.scheduler.service_cost import ServiceUse
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
+from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
@@ -86,10 +87,10 @@ class Scheduler:
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
         self._throughput = ThroughputEstimate(clock)
         self.speculator = speculator or no_drafts(clock)
+        self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens)
         slices = StepBuilder(limits.page_tokens, grammars)
-        self._planner = StepPlanner(
-            limits, self._running, self._waiting, self._steps, self._page_grower, slices, self.speculator
-        )
+        parts = (self._steps, self._page_grower, slices, self.speculator, self.step_times)
+        self._planner = StepPlanner(limits, self._running, self._waiting, *parts)
         self.counters = EngineCounters()
 
     @property
@@ -106,10 +107,10 @@ class Scheduler:
         return self._running.keys()
 
     def running_adapters(self) -> set[str]:
-        return _adapters_of(self._running.values())
+        return {digest for state in self._running.values() for digest in state.request.adapter_digests}
 
     def waiting_adapters(self) -> set[str]:
-        return _adapters_of(self._waiting)
+        return {digest for state in self._waiting for digest in state.request.adapter_digests}
 
     # ---- submit and cancel ------------------------------------------------------------------------------------
 
@@ -228,10 +229,7 @@ class Scheduler:
         state.is_admitted = True
         report = state.cache_report(self._limits.page_tokens)
         self._waiting.charge(state, ServiceUse(input_tokens=report.recomputed_tokens))
-        self.counters.prompt_tokens += report.prompt_tokens
-        self.counters.cached_tokens += report.cached_tokens
-        self.counters.host_tokens += report.host_tokens
-        self.counters.disk_tokens += report.disk_tokens
+        self.counters.add_prompt(report)
         return [RequestOutput(state.request_id, PromptAdmitted(report))]
 
     def renumber_pages(self, moves: Mapping[PageId, PageId]) -> None:
@@ -294,7 +292,7 @@ class Scheduler:
         Returns the part of the plan that is still of use: a request that was cancelled, failed or finished since the
         step was planned needs no result.
         """
-        self.speculator.step_ended()
+        self._planner.step_ended()
         return self._steps.land(plan, self._running)
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
@@ -394,7 +392,3 @@ class Scheduler:
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
         assert len(self._by_id) == len(self._running) + len(self._waiting)
         assert self._page_grower.starved <= self._running.keys()
-
-
-def _adapters_of(states: Iterable[RequestState]) -> set[str]:
-    return {digest for state in states for digest in state.request.adapter_digests}

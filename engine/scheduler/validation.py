@@ -32,6 +32,8 @@ class SchedulerLimits:
     """The most prompt tokens in the queue."""
     waiting_share: float = 0.75
     """The fraction of the queue, 0 to 1, that one isolation domain (usually one tenant) may fill."""
+    target_itl_s: float | None = None
+    """The longest duration of a step with decoding requests, in seconds; None sets no limit. See step_time.py."""
 
     @property
     def queue(self) -> QueueLimits:

@@ -14,8 +14,10 @@ import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import NewType
 
+from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
 from graftwork.platform.ids import IsolationDomain, KeyId, TenantId
@@ -147,29 +149,34 @@ class RunningWork:
         return len(lost)
 
 
-class AccessWatch:
-    """Ends the work of this process that has lost its access by a change in another process."""
+_KEYS_PER_READ = 100
 
-    def __init__(self, database: Database, work: RunningWork) -> None:
+
+class AccessWatch:
+    """Ends the work of this process whose key has expired, or that has lost its access by a change in another process."""
+
+    def __init__(self, database: Database, work: RunningWork, clock: Clock) -> None:
         self._database = database
         self._work = work
+        self._clock = clock
 
     async def check(self) -> int:
         """Asks the database which keys of running work are still usable, and cancels the other work.
 
         Call it every second. Returns how many pieces of work it has cancelled.
         """
-        key_ids = self._work.key_ids
-        if not key_ids:
-            return 0
-        async with self._database.read() as session:
-            usable = await repository.find_usable_keys(session, key_ids)
-        return sum(self._work.end_key(key_id) for key_id in key_ids - usable)
+        key_ids = sorted(self._work.key_ids)
+        usable = set[KeyId]()
+        find = partial(repository.find_usable_keys, now=self._clock.now())
+        for first in range(0, len(key_ids), _KEYS_PER_READ):
+            few = key_ids[first : first + _KEYS_PER_READ]
+            usable |= await self._database.read_few(partial(find, key_ids=few))
+        return sum(self._work.end_key(key_id) for key_id in key_ids if key_id not in usable)
 
 
 def _access_ended() -> NotPermitted:
     return NotPermitted(
-        "The access of this API key has ended while the request ran: the key was revoked, or its tenant was suspended "
-        "or deleted. Ask the operator.",
+        "The access of this API key has ended while the request ran: the key was revoked or has expired, or its tenant was "
+        "suspended or deleted. Ask the operator.",
         code="access_ended",
     )

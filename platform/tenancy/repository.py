@@ -32,9 +32,6 @@ ERASED_ADAPTER = "deleted"
 
 Row = TypeVar("Row", TenantRow, ApiKeyRow, AuditRow)
 
-_KEYS_PER_QUERY = 500
-
-
 _GROUP_COLUMNS = {
     UsageGroup.DAY: UsageRow.day,
     UsageGroup.ADAPTER: UsageRow.adapter,
@@ -135,21 +132,21 @@ async def find_key_holders(session: ReadSession, public_ids: Collection[str]) ->
     return {key.public_id: (_key(key), _tenant(tenant)) for key, tenant in found}
 
 
-async def find_usable_keys(session: ReadSession, key_ids: Collection[KeyId]) -> set[KeyId]:
-    """Returns those of the API keys that are not revoked or deleted, and whose tenants are active."""
-    usable, wanted = set[KeyId](), sorted(key_ids)
-    for first in range(0, len(wanted), _KEYS_PER_QUERY):
-        statement = (
-            select(ApiKeyRow.id)
-            .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
-            .where(
-                ApiKeyRow.id.in_(wanted[first : first + _KEYS_PER_QUERY]),
-                ApiKeyRow.revoked_at.is_(None),
-                TenantRow.status == TenantStatus.ACTIVE,
-            )
+async def find_usable_keys(session: ReadSession, key_ids: Collection[KeyId], now: float) -> set[KeyId]:
+    """Returns those of the API keys that are not revoked, deleted or expired at the time `now`, and whose tenants are
+    active.
+    """
+    statement = (
+        select(ApiKeyRow.id)
+        .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
+        .where(
+            ApiKeyRow.id.in_(key_ids),
+            ApiKeyRow.revoked_at.is_(None),
+            or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > now),
+            TenantRow.status == TenantStatus.ACTIVE,
         )
-        usable.update(map(KeyId, await session.scalars(statement)))
-    return usable
+    )
+    return {KeyId(key_id) for (key_id,) in await session.execute(statement)}
 
 
 async def list_keys(session: ReadSession, tenant_id: TenantId, page: PageRequest) -> Page[ApiKey]:

@@ -24,12 +24,14 @@ from graftwork.engine.grammar.compile.grammar_cache import GrammarKey
 from graftwork.engine.grammar.matching.cursor import GrammarCursor
 from graftwork.engine.grammar.matching.matcher import CompiledPair, Matcher, Words
 from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.transfer.plan import LayerGates, LoadFailed
 from graftwork.engine.lora.pool import LoraPool
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.scheduler.request_state import history_for
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
+from tests.engine.late_copies import NUM_LAYERS, LayeredCopyEngine
 from tests.engine.tagged_kv_cache import TaggedKvCache, adapter_of
 
 PAGE, CONTEXT, VOCABULARY, EOS = 2, 16, 12, 1
@@ -197,9 +199,18 @@ class HashDevice:
     """A Runner of the hash model. `requests` has the requests by id."""
 
     def __init__(
-        self, cache: TaggedKvCache, adapters: LoraPool, requests: dict[RequestId, EngineRequest], moment: Moment
+        self,
+        cache: TaggedKvCache,
+        gates: LayerGates,
+        adapters: LoraPool,
+        requests: dict[RequestId, EngineRequest],
+        moment: Moment,
     ) -> None:
+        """`cache` copies by a LayeredCopyEngine. `gates` tell which loads a step waits for."""
+        assert isinstance(cache.copies, LayeredCopyEngine)
         self.cache = cache
+        self.copies = cache.copies
+        self.gates = gates
         self.requests = requests
         self.moment = moment
         self._adapters = adapters
@@ -208,15 +219,30 @@ class HashDevice:
         """By tag of a page, full or begun: all tokens up to the last one in it."""
         self.num_awaited = 0
         """How many tokens were computed before the host knew them."""
+        self.num_gated = 0
+        """How many steps have waited for a load, layer by layer."""
+        self.failed: set[RequestId] = set()
+        """The requests of steps that failed because a load did."""
+        self._must_recover = False
 
     def launch(self, plan: StepPlan) -> "HashFlight":
         adapters = {use.digest: self._adapters.get(use.digest) for piece in plan.slices for use in piece.adapters}
         self.num_awaited += sum(piece.awaits_token for piece in plan.slices)
+        self.num_gated += self.gates.is_waiting
+        try:
+            for layer in range(NUM_LAYERS):
+                self.gates.wait(layer)
+        except LoadFailed:
+            self.failed.update(piece.request_id for piece in plan.slices)
+            self._must_recover = True
+            self.copies.take_waits()
+            raise
         self._latest = HashFlight(self, plan, adapters, self._latest)
         return self._latest
 
     def recover(self) -> None:
-        raise AssertionError("a step has failed; the log says why")
+        assert self._must_recover, "a step has failed; the log says why"
+        self._must_recover = False
 
     def compute(self, piece: RequestSlice, token_ids: Tokens, scope: PrefixScope) -> Tokens:
         """Reads the KV before a slice, and writes that of its tokens. Returns all tokens up to the end of the slice."""
@@ -264,6 +290,7 @@ class HashFlight:
         self._scopes = {
             piece.request_id: SCOPES.for_request(device.requests[piece.request_id], PAGE) for piece in plan.slices
         }
+        self._awaited_layers = device.copies.take_waits()
         self._known: dict[RequestId, Tokens] = {}
         self._chosen: dict[RequestId, list[int | None]] | None = None
         self._ends: dict[RequestId, dict[int, GraftworkError | None]] = {}
@@ -293,6 +320,8 @@ class HashFlight:
         return self._chosen[request_id][0] or 0
 
     def _forward(self) -> None:
+        for load, num_layers in self._awaited_layers:
+            self._device.copies.arrive(load, num_layers)
         for digest, adapter in self._adapters.items():
             expected = adapter_of(int(digest.removeprefix("adapter-"))).deltas[0, "o"].A
             assert torch.equal(adapter.deltas[0, "o"].A, expected), "an adapter was moved or overwritten under a step"

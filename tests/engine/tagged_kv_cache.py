@@ -6,6 +6,7 @@ exactly its scope and prefix. Adapters of a few frames lie between the pages.
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -21,6 +22,7 @@ from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, TransferPlan, domain_digest
+from graftwork.engine.lora.adapter_copies import AdapterCopies
 from graftwork.engine.lora.backend import StepLora
 from graftwork.engine.lora.device_pool import DeviceAdapterPool
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, compacted
@@ -88,6 +90,11 @@ class DeviceTags(MutableMapping[PageId, Tag | None]):
     def __setitem__(self, page: PageId, tag: Tag | None) -> None:
         content = b"" if tag is None else tag
         self._frames[page, : len(content) + 1] = [len(content), *content]
+
+    def write_part(self, page: PageId, tag: bytes, start: int, end: int) -> None:
+        """Writes the bytes from `start` to `end` of a tag, as if the others had not arrived yet."""
+        self._frames[page, 0] = len(tag)
+        self._frames[page, 1 + start : 1 + end] = list(tag[start:end])
 
     def __delitem__(self, page: PageId) -> None:
         self[page] = None
@@ -196,9 +203,10 @@ class RecordingLoraBackend:
         raise NotImplementedError
 
 
+@cache
 def adapter_of(number: int) -> ResidentAdapter:
-    """Returns an adapter of one, two or five frames, different from all others."""
-    rows = (1, 2, 5)[number % 3]
+    """Returns an adapter of one, two or five frames, from number 90 on of ten frames. It differs from all others."""
+    rows = 10 if number >= 90 else (1, 2, 5)[number % 3]
     A = torch.full((rows, 16), float(number)) + torch.arange(16)  # 64 bytes a row, as a frame
     return compacted(f"adapter-{number}", {(0, "o"): GroupDelta(A, None, ())}, None, None, None)
 
@@ -234,16 +242,20 @@ class TaggedKvCache:
         reserve_share: float = 0.5,
         lora_floor_share: float = 0.0,
         clock: ManualClock | None = None,
+        copies: type[ManualCopyEngine] = ManualCopyEngine,
+        adapter_copies: AdapterCopies | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
         self.disk = disk if disk is not None else FakeDisk()
         self.device_memory = DeviceMemory(device, 64, torch.device("cpu"))
-        self.copies = ManualCopyEngine(self.disk, DeviceTags(self.device_memory))
+        self.copies = copies(self.disk, DeviceTags(self.device_memory))
         sizes = KvSizes(page_tokens, 100, device, host, context, reserve_share, lora_floor_share)
         lower = LowerTiers(self.copies, CostTracker(LOAD_ALL), self.disk)
         self.kv_cache = KvCacheManager(sizes, lower, self.clock, ranking)
         self.lora = RecordingLoraBackend()
-        self.adapters = DeviceAdapterPool(self.device_memory, self.kv_cache.page_store, self.lora)
+        self.adapters = DeviceAdapterPool(
+            self.device_memory, self.kv_cache.page_store, self.lora, copies=adapter_copies
+        )
         self.kv_cache.page_store.frame_users[Tier.DEVICE] = self.adapters
         self.size = page_tokens
 
@@ -313,7 +325,7 @@ class TaggedKvCache:
     def check_adapters(self) -> None:
         """Checks that every adapter has its content, wherever it was moved, and that the backend has the same view."""
         self.adapters.check_integrity()
-        assert self.lora.shown.keys() == set(self.adapters.digests)
+        assert self.lora.shown.keys() == set(filter(self.adapters.is_usable, self.adapters.digests))
         for digest, shown in self.lora.shown.items():
             own = adapter_of(int(digest.removeprefix("adapter-")))
             assert torch.equal(shown.deltas[0, "o"].A, own.deltas[0, "o"].A), f"{digest} is not what it was"

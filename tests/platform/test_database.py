@@ -1,8 +1,10 @@
 """Tests of transactions on both databases."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -160,11 +162,14 @@ on_postgres = pytest.mark.parametrize(
 )
 
 
+BACKEND, END = text("SELECT pg_backend_pid()"), text("SELECT pg_terminate_backend(:id, 5000)")
+
+
 async def cut_connection(database: Database, session: ReadSession) -> None:
     """Ends the session's connection from outside, as an operator or a restart of PostgreSQL does."""
-    process_id = await session.scalar(text("SELECT pg_backend_pid()"))
+    process_id = await session.scalar(BACKEND)
     async with database.read() as other:
-        await other.execute(text("SELECT pg_terminate_backend(:id, 5000)"), {"id": process_id})
+        await other.execute(END, {"id": process_id})
 
 
 async def write_tenants(database: Database, ids: Sequence[str], *, cut_after: int | None = None) -> None:
@@ -185,6 +190,85 @@ async def test_a_connection_that_is_cut_in_a_write(database: Database, cut_after
 
     assert (caught.value.code, caught.value.should_retry) == ("database_unavailable", True)
     assert await count_tenants(database) == 0
+
+
+READY = b"Z\0\0\0\5I"
+LAST_WORDS = b"SFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
+LAST_MESSAGE = b"E" + (len(LAST_WORDS) + 4).to_bytes(4) + LAST_WORDS
+"""What PostgreSQL sends when it waits for a statement, and when it is told to end a connection that waits."""
+
+
+class EndingProxy:
+    """Passes bytes between clients and PostgreSQL. Tells each client the end of its connection after it has been ready for
+    so many statements, but does not end it."""
+
+    def __init__(self) -> None:
+        self.most_ready = 0
+        """0 for never."""
+        self.num_told = 0
+        self._clients = set[asyncio.Task[None] | None]()
+
+    async def start(self, database_url: str) -> str:
+        """Listens, and returns the address of the same database through this proxy."""
+        url = make_url(database_url)
+        self._behind = (url.host or "127.0.0.1", url.port or 5432)
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        return url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection(*self._behind)
+        self._clients.add(asyncio.current_task())
+        answers = asyncio.create_task(self._answer(from_server, writer))
+        with suppress(ConnectionResetError):
+            while piece := await reader.read(65536):
+                to_server.write(piece)
+        to_server.close()
+        await answers
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        num_ready = 0
+        while piece := await reader.read(65536):
+            num_ready += piece.endswith(READY)
+            if num_ready == self.most_ready and piece.endswith(READY):
+                self.num_told += 1
+                piece += LAST_MESSAGE
+            writer.write(piece)
+        writer.close()
+
+    async def close(self) -> None:
+        """Waits until all clients have closed their connections."""
+        self._server.close()
+        await asyncio.wait([client for client in self._clients if client])
+
+
+@on_postgres
+async def test_a_connection_that_is_cut_at_any_point(database: Database, database_url: str) -> None:
+    """Wherever the end of a connection comes, also while it is made, a transaction is a 503 or done, and the next one
+    gets a connection of its own."""
+    proxy = EndingProxy()
+    cut = Database(await proxy.start(database_url))
+    written = list[str]()
+    await write_tenants(cut, [])  # the first connection of all takes more steps
+    await cut.close()
+
+    for most_ready in itertools.count(1):
+        proxy.most_ready, proxy.num_told = most_ready, 0
+        for tenant_id in (f"ten_{most_ready}_new", f"ten_{most_ready}_pooled"):
+            with suppress(Unavailable):
+                await write_tenants(cut, [tenant_id])
+                written.append(tenant_id)
+        if not proxy.num_told:
+            break
+        proxy.most_ready = 0
+        await write_tenants(cut, [f"ten_{most_ready}"])
+        written.append(f"ten_{most_ready}")
+        await cut.close()
+
+    await cut.close()
+    await proxy.close()
+    assert most_ready > 5
+    assert await count_tenants(database) == len(written)
 
 
 @on_postgres
@@ -288,68 +372,6 @@ async def test_a_broken_constraint_is_no_outage(database: Database) -> None:
     """An error of the caller stays what it is."""
     with pytest.raises(IntegrityError):
         await write_tenants(database, ["ten_1", "ten_1"])
-
-
-SSL_REQUEST = (8).to_bytes(4) + (80877103).to_bytes(4)
-"""The first message of a client that wants TLS. Source: PostgreSQL's documentation, "Message Formats"."""
-
-
-async def first_message(parameters: str) -> bytes:
-    """The first eight bytes that a server gets from a client with these parameters, which it then sends away."""
-    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        message = await reader.readexactly(8)
-        if not received.done():
-            received.set_result(message)
-        writer.write(b"N")  # no TLS here
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    database = Database(f"postgresql+asyncpg://u@127.0.0.1:{port}/d{parameters}")
-    with pytest.raises(Unavailable):
-        await database.upgrade_to_head()
-    await database.close()
-    server.close()
-    return await received
-
-
-async def test_sslmode_is_obeyed() -> None:
-    """`sslmode=require` and `verify-full` ask for TLS, and go no further without it; `disable` does not ask."""
-    assert await first_message("?sslmode=require") == SSL_REQUEST
-    assert await first_message("?sslmode=disable") != SSL_REQUEST
-    assert await first_message("?ssl=require") == SSL_REQUEST
-
-
-@pytest.mark.postgres
-async def test_parameters_of_libpq_reach_the_server(postgres_url: str) -> None:
-    """An address as other programs take it connects, and its application_name is the connection's."""
-    url = make_url(postgres_url).update_query_string("sslmode=prefer&application_name=graft&connect_timeout=20")
-    database = Database(url.render_as_string(hide_password=False))
-
-    async with database.read() as session:
-        name = await session.scalar(text("SHOW application_name"))
-    await database.close()
-
-    assert name == "graft"
-
-
-@pytest.mark.parametrize(
-    ("url", "told"),
-    [
-        ("foo", "it is no address"),
-        ("mysql://u@h/d", "mysql is not served"),
-        ("postgresql+asyncpg://u@h/d?channel_binding=require", "'channel_binding' cannot be honoured"),
-        ("postgresql+asyncpg://u@h/d?connect_timeout=soon", "connect_timeout"),
-    ],
-)
-def test_an_address_that_cannot_be_used_is_refused(url: str, told: str) -> None:
-    """The error names the setting and the part of the address that is wrong, and shows the right form."""
-    with pytest.raises(InvalidRequest, match=r"postgresql://USER:PASSWORD@HOST/NAME") as caught:
-        Database(url)
-
-    assert told in caught.value.message
 
 
 @pytest.mark.parametrize("url", ["postgresql+asyncpg://nobody:secret@127.0.0.1:1/none", "sqlite+aiosqlite:///{file}"])

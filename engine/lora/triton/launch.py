@@ -84,9 +84,10 @@ def empty_planes(table: SliceTable, segments: LoraSegments, plan: LoraPlan, rank
 
     A plane holds one partial sum, with a row for each token that has an adapter. Its columns are the ranks of all
     projections, and of all adapters if a token uses several. The ranks of each are padded to whole blocks. Shrink
-    writes only blocks that hold real ranks, and expand reads only these.
+    writes only blocks that hold real ranks, and expand reads only these. There is at least one block: without one, the
+    strides would be others, and the kernels would be compiled for them.
     """
-    ranks_of_all = segments.num_parts * table.num_slices * plan.rank_blocks(rank)
+    ranks_of_all = segments.num_parts * table.num_slices * plan.rank_blocks(max(rank, 1))
     shape = (plan.num_planes, segments.permutation.shape[0], ranks_of_all * plan.block_rank)
     return torch.empty(shape, dtype=torch.float32, device=segments.packed.device)
 
@@ -140,7 +141,7 @@ def shrink_launch(
     }
     if segments.tile_rows == ROW_WISE:
         return Launch(shrink_rows_kernel, grid, arguments, launch_options(shrink_rows_kernel, plan))
-    arguments |= _tile_arguments(segments) | {"UPCAST": not x.is_cuda or x.dtype != table.dtype}
+    arguments |= _tile_arguments(segments) | {"UPCAST": x.device.type == "cpu" or x.dtype != table.dtype}
     return Launch(shrink_tiles_kernel, grid, arguments, launch_options(shrink_tiles_kernel, plan))
 
 
@@ -178,7 +179,7 @@ def expand_launch(
     }
     if segments.tile_rows == ROW_WISE:
         return Launch(expand_rows_kernel, grid, arguments, launch_options(expand_rows_kernel, plan))
-    arguments |= _tile_arguments(segments) | expand_precision(table.dtype) | {"UPCAST": not y.is_cuda}
+    arguments |= _tile_arguments(segments) | expand_precision(table.dtype) | {"UPCAST": y.device.type == "cpu"}
     return Launch(expand_tiles_kernel, grid, arguments, launch_options(expand_tiles_kernel, plan))
 
 

@@ -17,15 +17,19 @@ _ROWS = 32
 
 def sampler_variants() -> Iterator[KernelVariant]:
     """Yields the variants of the four kernels. Those that do not read the logits are listed once a vocabulary."""
-    seen: set[tuple[int, str]] = set()
+    seen = set()
     for vocab_size, dtype in VOCABULARIES:
-        memory = SamplerMemory(_ROWS, vocab_size, torch.device("meta"), SamplerSizes())
-        logits = torch.empty(_ROWS, vocab_size, dtype=dtype, device="meta")
-        counts = torch.empty(_ROWS, vocab_size, dtype=torch.int16, device="meta")
-        parameters = torch.empty(2 * memory.columns.lists_at, dtype=torch.int32, device="meta")
-        for launch in memory.launches(logits, counts, parameters, None):
-            reads_logits = "logits" in launch.arguments
-            kind = (vocab_size, launch.kernel.__name__ + (str(dtype) if reads_logits else ""))
-            if kind not in seen:
-                seen.add(kind)
-                yield variant_of(f"{vocab_size} {str(dtype).removeprefix('torch.')}", launch)
+        for variant in served_sampler_variants(vocab_size, dtype):
+            if variant.key not in seen:
+                seen.add(variant.key)
+                yield variant
+
+
+def served_sampler_variants(vocab_size: int, dtype: torch.dtype) -> Iterator[KernelVariant]:
+    """Yields what an engine launches whose logits have this dtype. It does not depend on the number of rows."""
+    memory = SamplerMemory(_ROWS, vocab_size, torch.device("meta"), SamplerSizes())
+    logits = torch.empty(_ROWS, vocab_size, dtype=dtype, device="meta")
+    counts = torch.empty(_ROWS, vocab_size, dtype=torch.int16, device="meta")
+    parameters = torch.empty(2 * memory.columns.lists_at, dtype=torch.int32, device="meta")
+    for launch in memory.launches(logits, counts, parameters, None):
+        yield variant_of(f"{vocab_size} {str(dtype).removeprefix('torch.')}", launch)

@@ -95,6 +95,16 @@ async def test_a_hint_is_taken_and_named(
     assert counted.json()["input_tokens"] == len(gateway.engine.requests[-1].prompt_token_ids)
 
 
+FOUND = {"type": "search_result", "source": "https://weather.test", "title": "Weather"}
+
+
+def after_tool(*result: dict[str, Any]) -> dict[str, Any]:
+    """A request whose last message has the result of a tool call, in blocks."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+    answer = {"type": "tool_result", "tool_use_id": "toolu_1", "content": list(result)}
+    return body(USER, assistant(call), user(answer), tools=[tool("f")])
+
+
 FIVE_MINUTES, HOUR, UNKNOWN = ({"cache_control": {"type": "ephemeral", "ttl": ttl}} for ttl in ("5m", "1h", "9h"))
 
 
@@ -109,6 +119,9 @@ FIVE_MINUTES, HOUR, UNKNOWN = ({"cache_control": {"type": "ephemeral", "ttl": tt
         (body(system=[text("x", **HOUR)], **FIVE_MINUTES), 3600.0),
         (body(user(text("Hi", **FIVE_MINUTES)), tools=[tool("f", **UNKNOWN)]), 300.0),
         (body(tools=[tool("f", **HOUR), SEARCH]), 3600.0),
+        (after_tool(text("Sunny", **HOUR)), 3600.0),
+        (after_tool(text("Sunny", **UNKNOWN), text("all day", **FIVE_MINUTES)), 300.0),
+        (after_tool({**FOUND, "content": [text("Sunny", **HOUR)]}), 3600.0),
     ],
 )
 async def test_a_prompt_is_kept_for_the_longest_time_that_it_names(

@@ -33,6 +33,11 @@ def test_the_metrics_keep_their_names() -> None:
             },
             "graftwork_kv_disk_troubles_total": {("corrupt_file",), ("foreign_file",), ("failed_operation",)},
             "graftwork_lora_rows_total": {("kernels",), ("torch",)},
+            "graftwork_engine_steps_total": {
+                ("graph", "decoding"),
+                *(("eager", why) for why in ("prompt", "scores", "loads", "adapters", "rows", "no_graphs")),
+            },
+            "graftwork_kernel_fallbacks": {(one,) for one in ("rows", "attention", "lora", "sampler", "graphs")},
             "graftwork_draft_tokens_total": {("forced",), ("accepted",), ("rejected",)},
             "graftwork_engine_memory_bytes": {
                 *(("host", owner) for owner in ("weights", "device_kv", "host_kv", "adapters")),

@@ -15,7 +15,8 @@ from graftwork.engine.core.events import EngineEvent, RequestFinished
 from graftwork.engine.core.progress import FreezeLimits
 from graftwork.engine.core.step import Runner, StepPlan, StepResult
 from graftwork.engine.rpc.client import GrpcEngineClient
-from graftwork.engine.rpc.server import STUCK_STATUS, EngineServer
+from graftwork.engine.rpc.server import EngineServer
+from graftwork.engine.rpc.watch import LoopWatch
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import DeadlineExceeded, Unavailable
 from tests.engine.conftest import RandomModels
@@ -28,15 +29,19 @@ LIMITS = FreezeLimits(silence_s=60, step_s=1)
 
 
 class BlockedRunner(RunnerAround):
-    """A runner whose steps wait while `gate` is closed."""
+    """A runner whose steps wait while `gate` is closed, except the first `num_free`."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
+        self.num_free = 0
         self.gate = threading.Event()
         self.waits = threading.Event()
         """Is set when a step waits."""
 
     def run(self, plan: StepPlan) -> StepResult:
+        self.num_free -= 1
+        if self.num_free >= 0:
+            return super().run(plan)
         self.waits.set()
         assert self.gate.wait(60)
         return super().run(plan)
@@ -97,6 +102,43 @@ async def test_a_stuck_loop_ends_its_requests_until_it_advances(blocked: Blocked
     assert (lost.value.code, lost.value.retry_after_s) == ("engine_unavailable", 1.0)
     assert stats.active_pages == 0
     assert isinstance(events[-1], RequestFinished)
+
+
+async def test_a_loop_may_get_stuck_after_a_token(blocked: BlockedEngine) -> None:
+    """A request whose first tokens have arrived ends with a typed error, too, if the next step does not advance."""
+    blocked.runner.num_free = 5
+    running = asyncio.create_task(answer(blocked.client))
+    await asyncio.to_thread(blocked.runner.waits.wait, 60)
+
+    blocked.clock.advance(LIMITS.step_s + 1)
+
+    with pytest.raises(Unavailable, match="no progress"):
+        await running
+
+
+async def test_a_watch_asks_only_a_loop_that_sends_nothing() -> None:
+    """A look before which the loop has advanced asks nothing; the others ask, and a stuck loop is asked until it goes on."""
+    num_looks, stalls, ends, asked = 0, [0.0, 1.0, 1.0, 0.0], list[int](), asyncio.Event()
+
+    def has_requests() -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks not in (3, 6):
+            watch.note_advance()
+        return True
+
+    async def read_stall() -> float:
+        stall_s = stalls.pop(0)
+        if not stalls:
+            asked.set()
+        return stall_s
+
+    watch = LoopWatch(read_stall, 0.004, has_requests, lambda: ends.append(num_looks))
+    watch.start()
+    await asked.wait()
+    await watch.close()
+
+    assert (stalls, ends, watch.is_stuck) == ([], [6], False)
 
 
 async def test_a_loop_that_waits_for_work_is_not_stalled(blocked: BlockedEngine) -> None:
@@ -208,6 +250,6 @@ async def test_an_engine_without_a_supervisor_ends_itself_if_it_is_stuck(models:
     await process.wait()
     await client.close()
 
-    assert process.returncode == STUCK_STATUS
+    assert process.returncode == 75
     assert "engine_stuck" in log
     assert "in launch" in log

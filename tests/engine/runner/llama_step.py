@@ -1,7 +1,7 @@
 """A runner with the shape of Llama-3.1-8B on a device without memory, and steps for it."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -58,52 +58,53 @@ LLAMA = ModelConfig(
 PAGE_TOKENS, NUM_FRAMES, MAX_REQUESTS = 16, 4096, 64
 
 
-def empty(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=DTYPE, device=DEVICE)
-
-
-def weights() -> DecoderWeights:
-    hidden, inner, query = LLAMA.hidden_size, LLAMA.intermediate_size, LLAMA.num_heads * LLAMA.head_dim
+def weights(model: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
+    hidden, inner, query = model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim
+    empty = partial(torch.empty, dtype=dtype, device=DEVICE)
     layer = LayerWeights(
         attention_norm=empty(hidden),
-        qkv=Linear(empty(query + 2 * LLAMA.kv_width, hidden)),
-        qk_norm=None,
+        qkv=Linear(empty(query + 2 * model.kv_width, hidden)),
+        qk_norm=empty(model.num_heads + model.num_kv_heads, model.head_dim) if model.has_qk_norm else None,
         output=Linear(empty(hidden, query)),
         mlp_norm=empty(hidden),
         gate_up=Linear(empty(2 * inner, hidden)),
         down=Linear(empty(hidden, inner)),
     )
-    vocab = LLAMA.vocab_size
+    vocab = model.vocab_size
     return DecoderWeights(
-        empty(vocab, hidden), (layer,) * LLAMA.num_layers, {}, empty(hidden), Linear(empty(vocab, hidden))
+        empty(vocab, hidden), (layer,) * model.num_layers, {}, empty(hidden), Linear(empty(vocab, hidden))
     )
 
 
-def adapter(digest: str, rank: int) -> ResidentAdapter:
-    """An adapter of all linear layers."""
+def adapter(
+    digest: str, rank: int, model: ModelConfig, dtype: torch.dtype, *, has_columns: bool = False
+) -> ResidentAdapter:
+    """An adapter of all linear layers. With `has_columns` it also scales output columns; rank 0 does only that."""
     deltas: dict[tuple[int, str], GroupDelta] = {}
+    empty = partial(torch.empty, dtype=dtype, device=DEVICE)
     for group in GROUPS:
-        shape = GroupShape.of(LLAMA, group.targets)
+        shape = GroupShape.of(model, group.targets)
         starts = [sum(shape.widths[:index]) for index in range(len(shape.widths))]
+        slices = [
+            SliceDelta(empty(rank, width), index * rank, (index + 1) * rank, start, start + width)
+            for index, (start, width) in enumerate(zip(starts, shape.widths, strict=True))
+        ]
         delta = GroupDelta(
             A=empty(rank * len(starts), shape.in_features),
-            slices=tuple(
-                SliceDelta(empty(rank, width), index * rank, (index + 1) * rank, start, start + width)
-                for index, (start, width) in enumerate(zip(starts, shape.widths, strict=True))
-            ),
+            slices=tuple(slices if rank else ()),
             scales=None,
-            column_scale=None,
+            column_scale=torch.empty(sum(shape.widths), device=DEVICE) if has_columns else None,
             column_shift=None,
         )
-        deltas |= {(layer, group.name): delta for layer in range(LLAMA.num_layers)}
-    return ResidentAdapter(digest, empty(0), deltas, None, None, None, rank, is_low_rank=True)
+        deltas |= {(layer, group.name): delta for layer in range(model.num_layers)}
+    return ResidentAdapter(digest, empty(0), deltas, None, None, None, rank, is_low_rank=not has_columns)
 
 
 class Adapters:
     """Adapters on the device, by digest."""
 
-    def __init__(self, ranks: dict[str, int]) -> None:
-        self._by_digest = {digest: adapter(digest, rank) for digest, rank in ranks.items()}
+    def __init__(self, adapters: Sequence[ResidentAdapter]) -> None:
+        self._by_digest = {one.digest: one for one in adapters}
 
     def get(self, digest: str) -> ResidentAdapter:
         return self._by_digest[digest]
@@ -135,34 +136,37 @@ class UncapturedGraph:
 class LlamaRunner:
     """A runner, and what it is made of."""
 
-    def __init__(self, ranks: dict[str, int]) -> None:
+    def __init__(
+        self, adapters: Sequence[ResidentAdapter], model: ModelConfig = LLAMA, dtype: torch.dtype = DTYPE
+    ) -> None:
         self.pinned = PinnedWords()
-        memory = DeviceMemory(NUM_FRAMES, bytes_per_page(LLAMA, PAGE_TOKENS, DTYPE), DEVICE)
-        cache = KvCache(LLAMA, memory, PAGE_TOKENS, DTYPE)
-        rotary = RotaryTable(LLAMA.head_dim, LLAMA.rope, LLAMA.context_tokens, DEVICE)
-        decoder = Decoder(LLAMA, weights(), TritonRowOps(LLAMA, rotary, cache), lambda: None)
-        rules = BatchInvariance.of(DTYPE)
-        lora = build_triton_lora(LLAMA, 128, DTYPE, DEVICE, TorchLora(PackCache(0, rules.min_columns), rules))
-        pool: Any = Adapters(ranks)
+        memory = DeviceMemory(NUM_FRAMES, bytes_per_page(model, PAGE_TOKENS, dtype), DEVICE)
+        cache = KvCache(model, memory, PAGE_TOKENS, dtype)
+        rotary = RotaryTable(model.head_dim, model.rope, model.context_tokens, DEVICE)
+        decoder = Decoder(model, weights(model, dtype), TritonRowOps(model, rotary, cache), lambda: None)
+        rules = BatchInvariance.of(dtype)
+        lora = build_triton_lora(model, 128, dtype, DEVICE, TorchLora(PackCache(0, rules.min_columns), rules))
+        pool: Any = Adapters(adapters)
         for one in pool:
             lora.place(one)
         finder = SegmentFinder(pool)
         builder = BatchBuilder(PAGE_TOKENS, memory.null_frame, DEVICE, rules)
-        parts = PackedParts(decoder, TritonAttention(LLAMA, cache, DTYPE), builder, lora)
+        parts = PackedParts(decoder, TritonAttention(model, cache, dtype), builder, lora)
         self.forward = PackedForward(parts, finder, self.pinned)
-        limits = GraphLimits(GraphKeys(MAX_REQUESTS, lora.max_rank), LLAMA.context_tokens, PAGE_TOKENS)
+        self.keys = GraphKeys(MAX_REQUESTS, lora.max_rank, rules.min_rows)
+        limits = GraphLimits(self.keys, model.context_tokens, PAGE_TOKENS)
         self.graphs = DecodeGraphs(parts, cache.gates, self.pinned, limits)
         self.recorder = UncapturedGraphs()
         self.graphs.capture(self.recorder)
-        self.masks = MaskFiller(LLAMA.vocab_size)
-        sampler = DeviceSampler(self.masks, LLAMA.vocab_size, MAX_REQUESTS, DEVICE, host=self.pinned)
+        self.masks = MaskFiller(model.vocab_size)
+        sampler = DeviceSampler(self.masks, model.vocab_size, MAX_REQUESTS, DEVICE, host=self.pinned)
         self.runner = ModelRunner(self.forward, sampler, PromptScorer(decoder, lora, rules, finder.mix), DEVICE)
 
 
 @cache
 def llama(num_adapters: int = 16, rank: int = 16) -> LlamaRunner:
     """A runner with some adapters of one rank, called 0, 1, …"""
-    return LlamaRunner({str(number): rank for number in range(num_adapters)})
+    return LlamaRunner([adapter(str(number), rank, LLAMA, DTYPE) for number in range(num_adapters)])
 
 
 def decode_plan(

@@ -122,6 +122,9 @@ def test_two_steps_of_a_graph_launch_the_same_and_compute_what_torch_computes(
     of_graphs = run(ours, list(RANKS), requests, max_tokens=3)
     of_torch = run(engine(base, **TORCH), list(RANKS), requests, max_tokens=3)
 
+    stats = ours.loop.stats()
+    assert stats.graph_steps == sum(map(len, recorder.replays.values())) > 0
+    assert stats.eager_chunk_steps == stats.steps - stats.graph_steps > 0
     assert of_graphs.token_ids == of_torch.token_ids
     torch.testing.assert_close(of_graphs.logits, of_torch.logits, atol=1e-4, rtol=1e-4)
     several = [replays for replays in recorder.replays.values() if len(replays) > 1]

@@ -1,7 +1,8 @@
 """Tests that all kernels of a serving engine can be compiled before it serves: the graphs enumerate them.
 
 The engine captures one graph for each key at its start, and each capture compiles what it launches. The same keys give
-the variants here, without a GPU. The model has the shape of Llama-3.1-8B.
+the variants here, without a GPU. The model has the shape of Llama-3.1-8B. That the variants compile and fit is tested
+with the list of all variants (tests/engine/build/test_compile_kernels.py).
 """
 
 from collections.abc import Iterator
@@ -11,23 +12,13 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels extra is not installed")
 
-from graftwork.engine.kernels.compile_ahead import KernelVariant, compile_variant, variant_of
+from graftwork.engine.kernels.compile_ahead import KernelVariant, variant_of
 from graftwork.engine.kernels.launch import Launch
 from graftwork.engine.runner.graph_keys import GraphKeys
-from tests.engine.kernels.compiled import assert_fits
 from tests.engine.runner.device_gate import counted
 from tests.engine.runner.llama_step import LlamaRunner, decode_plan, llama, plain_specs
 
 Variants = dict[Any, KernelVariant]
-
-
-def identity(variant: KernelVariant) -> Any:
-    """What Triton compiles a kernel anew for."""
-    constants = sorted((name, str(one)) for name, one in variant.constants.items())
-    options = sorted((name, str(one)) for name, one in variant.options.items())
-    signature = sorted(variant.signature.items())
-    parts = (tuple(constants), tuple(options), tuple(signature), tuple(sorted(variant.aligned)))
-    return variant.kernel.__name__, *parts
 
 
 @pytest.fixture
@@ -37,7 +28,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> Variants:
 
     def noted(launch: Launch) -> None:
         variant = variant_of(launch.kernel.__name__, launch)
-        found.setdefault(identity(variant), variant)
+        found.setdefault(variant.key, variant)
 
     monkeypatch.setattr(Launch, "run", noted)
     return found
@@ -78,21 +69,3 @@ def test_no_step_meets_a_kernel_that_the_enumeration_lacks(model: LlamaRunner, v
             model.recorder.work()
 
     assert set(variants) == at_start
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_all_kernels_of_all_graphs_compile_without_spills(
-    model: LlamaRunner, variants: Variants, capability: int
-) -> None:
-    """Every kernel that a graph of the engine launches, for up to 64 rows and ranks up to 128, compiles for the
-    architecture, fits its registers and shared memory, and spills nothing."""
-    run_graphs(model, GraphKeys(64, 128))
-    kernels = {variant.kernel.__name__ for variant in variants.values()}
-
-    assert {"shrink_rows_kernel", "shrink_tiles_kernel", "attend_splits_kernel", "add_norm_kernel"} <= kernels
-    for variant in variants.values():
-        built = compile_variant(variant, capability)
-        assert_fits(built)
-        assert built.spilled_bytes == 0, (variant.name, variant.constants)

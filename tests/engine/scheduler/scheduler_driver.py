@@ -58,15 +58,16 @@ class SchedulerDriver:
         budget: int = 16,
         max_running: int = 8,
         max_waiting: int = 100,
-        **queue: float,
+        context: int = CONTEXT,
+        **more: float,
     ) -> None:
-        """`queue` are the other limits of the queue: `max_waiting_tokens` and `waiting_share`."""
-        self.cache = TaggedKvCache(device=pages, host=host, page_tokens=PAGE, context=CONTEXT // PAGE)
+        """`more` are the other limits: `max_waiting_tokens`, `waiting_share` and `target_itl_s`."""
+        self.cache = TaggedKvCache(device=pages, host=host, page_tokens=PAGE, context=context // PAGE)
         self.clock = self.cache.clock
         self.pool = self.cache.kv_cache.page_store.device
         self.adapters = ManualAdapterProvider()
-        sizes = (PAGE, budget, max_running, max_waiting, CONTEXT, 100, frozenset({EOS}))
-        limits = SchedulerLimits(*sizes, **queue)  # type: ignore[arg-type]
+        sizes = (PAGE, budget, max_running, max_waiting, context, 100, frozenset({EOS}))
+        limits = SchedulerLimits(*sizes, **more)  # type: ignore[arg-type]
         scopes = CacheScopes("sha256:model", "float32")
         session_cache = SessionCache(self.cache.kv_cache, scopes, FixedLeases(), self.clock)
         self.scheduler = Scheduler(
@@ -94,12 +95,16 @@ class SchedulerDriver:
         plan = self.scheduler.plan()
         if plan is not None:
             self.plans.append(plan)
+            self.ran(plan)
             chosen = {piece.request_id: (token,) for piece in plan.slices if piece.samples}
             self.outputs += self.scheduler.absorb(self.scheduler.land(plan), StepResult(chosen))
         self.scheduler.check_integrity()
         while self.cache.copies.under_way:
             self.outputs += self.scheduler.finish_transfer(self.cache.copies.fire())
         return plan
+
+    def ran(self, plan: StepPlan) -> None:
+        """Is called when a step has run, before its result is processed. A subclass may let time pass here."""
 
     def drain(self) -> None:
         """Step until all requests have ended."""

@@ -1,10 +1,20 @@
-"""Tests of a principal's permissions, isolation domain and service tier."""
+"""Tests of a principal's permissions, isolation domain and service tier, and of the end of its running work."""
 
 import pytest
 
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
 from graftwork.platform.ids import KeyId, TenantId
-from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, Principal, Scope
+from graftwork.platform.tenancy.principals import (
+    ALL_SCOPES,
+    SERVICE_TIERS,
+    AccessWatch,
+    Principal,
+    RunningWork,
+    Scope,
+)
+from graftwork.platform.tenancy.tenancy import Tenancy
 
 
 def principal(tenant: str = "ten_1", key: str = "key_1", ceiling: str = "default") -> Principal:
@@ -51,3 +61,38 @@ def test_the_tiers_are_the_engines() -> None:
     from graftwork.engine.core.requests import ServiceTier
 
     assert set(SERVICE_TIERS) == set(ServiceTier)
+
+
+async def test_work_ends_when_its_key_expires(database: Database, manual_clock: ManualClock) -> None:
+    """Work of a key is cancelled once the key has expired, and not before. Work of other keys goes on."""
+    work = RunningWork()
+    tenancy, watch = Tenancy(database, b"pepper", manual_clock), AccessWatch(database, work, manual_clock)
+    tenant = await tenancy.create_tenant("acme")
+    ended = list[str]()
+    for name, lasts_s in (("short", 10.0), ("long", 11.0), ("endless", None)):
+        expires_at = None if lasts_s is None else manual_clock.now() + lasts_s
+        _, plaintext = await tenancy.create_key(tenant.id, name, expires_at=expires_at)
+        work.add(await tenancy.authenticate(plaintext), lambda error, name=name: ended.append(f"{name}: {error.code}"))
+
+    manual_clock.advance(9.9)
+    assert await watch.check() == 0
+    manual_clock.advance(0.1)
+    assert await watch.check() == 1
+
+    assert ended == ["short: access_ended"]
+
+
+async def test_work_ends_when_another_process_takes_its_access(database: Database, manual_clock: ManualClock) -> None:
+    """Of work with 110 keys, a check ends exactly that whose key is revoked or unknown, or whose tenant is suspended."""
+    tenancy, work, ended = Tenancy(database, b"pepper", manual_clock), RunningWork(), set[KeyId]()
+    held, suspended = [await tenancy.create_tenant(name) for name in ("held", "suspended")]
+    kept, revoked, lost = [(await tenancy.create_key(tenant.id, "key"))[0].id for tenant in (held, held, suspended)]
+    unknown = [KeyId(f"key_{place}") for place in range(107)]
+    for key_id in (kept, revoked, lost, *unknown):
+        work.add(principal(key=key_id), lambda _error, key_id=key_id: ended.add(key_id))  # type: ignore[misc]
+
+    await tenancy.revoke_key(held.id, revoked)
+    await tenancy.suspend_tenant(suspended.id)
+    num_ended = await AccessWatch(database, work, manual_clock).check()
+
+    assert (num_ended, ended) == (109, {revoked, lost, *unknown})

@@ -4,12 +4,9 @@ import re
 from typing import Any
 
 import pytest
-import torch
 
 from graftwork.engine.lora.triton.launch_plan import GROUPED_TILE_ROWS
-from graftwork.engine.lora.triton.tiles import build_segments
 from tests.engine.kernels.compiled import assert_fits, run_python
-from tests.engine.lora.triton.fused_layer import OWNERS, SPLIT_PLAN, WAYS, FusedLayer
 
 
 @pytest.fixture(scope="module")
@@ -17,14 +14,10 @@ def compiled() -> list[tuple[Any, Any]]:
     """Pairs of a layer shape and a kernel compiled for it: all on one architecture, four shapes on the others."""
     pytest.importorskip("triton", reason="the kernels extra is not installed")
     from graftwork.engine.kernels.compile_ahead import compile_variant
-    from graftwork.engine.lora.triton.variants import SHAPES, variant_for
+    from graftwork.engine.lora.triton.variants import SHAPES
 
     wanted = [(90, shape) for shape in SHAPES] + [(other, shape) for other in (80, 100) for shape in SHAPES[:4]]
-    return [
-        (shape, compile_variant(variant_for(kernel, shape), capability))
-        for capability, shape in wanted
-        for kernel in shape.kernels
-    ]
+    return [(shape, compile_variant(variant, capability)) for capability, shape in wanted for variant in shape.variants]
 
 
 def test_all_kernels_build_and_fit(compiled: list[tuple[Any, Any]]) -> None:
@@ -58,28 +51,6 @@ def test_loads_are_wide(compiled: list[tuple[Any, Any]]) -> None:
 def test_nothing_is_summed_atomically(compiled: list[tuple[Any, Any]]) -> None:
     """No kernel has an atomic addition, so the order of each sum is fixed."""
     assert [built.variant.name for _, built in compiled if re.search(r"\b(?:atom|red)\.", built.ptx)] == []
-
-
-@pytest.mark.parametrize("tile_rows", WAYS, ids=["row-wise", "grouped"])
-def test_the_list_has_the_types_of_a_real_launch(tile_rows: int) -> None:
-    """The types and the constants of a variant in the list are those of a launch with tensors."""
-    pytest.importorskip("triton", reason="the kernels extra is not installed")
-    from graftwork.engine.kernels.compile_ahead import variant_of
-    from graftwork.engine.lora.triton.launch import empty_planes, expand_launch, shrink_launch
-    from graftwork.engine.lora.triton.variants import LayerShape, variant_for
-
-    layer, segments = FusedLayer(torch.bfloat16), build_segments(OWNERS, tile_rows=tile_rows)
-    planes = empty_planes(layer.table, segments, SPLIT_PLAN, rank=64)
-    shape = LayerShape("small", segments.num_tiles, tile_rows, 104, 3, 64, torch.bfloat16)
-    terms = (layer.table, segments, SPLIT_PLAN)
-
-    for launch in (
-        shrink_launch(layer.x, planes, *terms),
-        expand_launch(planes, layer.y, *terms, has_columns=False),
-    ):
-        listed, real = variant_for(launch.kernel, shape), variant_of("small", launch)
-        assert listed.signature == real.signature
-        assert listed.constants.keys() == real.constants.keys()
 
 
 def test_triton_is_imported_with_the_kernels_only() -> None:

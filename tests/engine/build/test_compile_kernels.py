@@ -1,0 +1,141 @@
+"""Tests of the list of all kernels that an engine may launch, on a machine without a GPU."""
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the kernels extra is not installed")
+
+from graftwork.engine.build.compile_kernels import ServedModel, served_variants
+from graftwork.engine.core.prefix_keys import TokenHistory
+from graftwork.engine.core.requests import AdapterUse
+from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
+from graftwork.engine.core.tiers import PageId
+from graftwork.engine.kernels.compile_ahead import CAPABILITIES, KernelVariant, compile_variant, variant_of
+from graftwork.engine.kernels.launch import Launch
+from graftwork.platform.ids import RequestId
+from tests.engine.kernels.compiled import assert_fits
+from tests.engine.runner.device_gate import counted
+from tests.engine.runner.llama_step import LLAMA, NUM_FRAMES, PAGE_TOKENS, LlamaRunner, adapter
+from tests.engine.runner.test_dispatch_gate import FirstTokens
+
+Variants = dict[Any, KernelVariant]
+
+TWO_LAYERS = replace(LLAMA, num_layers=2, windows=(None, None))
+MODELS = {
+    "llama-8b bf16": ServedModel(TWO_LAYERS, torch.bfloat16),
+    "windows, norms of heads, odd vocabulary fp32": ServedModel(
+        replace(
+            TWO_LAYERS,
+            hidden_size=896,
+            intermediate_size=4864,
+            num_heads=14,
+            num_kv_heads=2,
+            head_dim=64,
+            vocab_size=50_257,
+            has_qk_norm=True,
+            windows=(512, None),
+        ),
+        torch.float32,
+    ),
+    "head size 96 fp16": ServedModel(
+        replace(
+            TWO_LAYERS,
+            hidden_size=3072,
+            intermediate_size=8192,
+            num_heads=24,
+            head_dim=96,
+            vocab_size=200_064,
+        ),
+        torch.float16,
+    ),
+}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Variants:
+    """The variants of all kernels that are launched in the test. Nothing is compiled."""
+    found: Variants = {}
+
+    def noted(launch: Launch) -> None:
+        variant = variant_of(launch.kernel.__name__, launch)
+        found.setdefault(variant.key, variant)
+
+    monkeypatch.setattr(Launch, "run", noted)
+    return found
+
+
+def random_step(random: Random, *, awaits: bool) -> StepPlan:
+    """Chunks of prompts, decoding rows and drafts, with adapters of any kind, mixtures and masks."""
+    most = random.choice((1, 2, 6, 40))
+    pieces = [random_piece(random, f"req_{number}", awaits=awaits) for number in range(random.randint(1, most))]
+    return StepPlan(tuple(pieces))
+
+
+def random_piece(random: Random, name: str, *, awaits: bool) -> RequestSlice:
+    start = random.choice((0, 1, 15, 16, 500, 2047))
+    kind = "decode" if awaits else random.choice(("decode", "drafts", "chunk", "last chunk"))
+    num_tokens = {"decode": 1, "drafts": random.randint(2, 17)}.get(kind, random.choice((2, 40, 300)))
+    num_samples = {"decode": 1, "drafts": num_tokens, "chunk": 0}.get(kind, 1)
+    params = SamplingParams(max_tokens=64, temperature=random.choice((0.0, 0.8)), frequency_penalty=0.5)
+    params = random.choice((params, SamplingParams(max_tokens=64, top_p=0.9, logprobs=2)))
+    mask = random.choice((None, FirstTokens()))
+    spec = SampleSpec(params, 1, start, mask=mask, history=TokenHistory([1, 2]))
+    pages = tuple(PageId(random.randrange(NUM_FRAMES)) for _ in range((start + num_tokens) // PAGE_TOKENS + 1))
+    single = [AdapterUse(digest) for digest in ("8", "16", "128", "columns", "columns alone")]
+    mixture = (AdapterUse("8", 0.5), AdapterUse("128", 0.5))
+    uses = random.choice([(), *((one,) for one in single), mixture])
+    tokens = () if awaits else (7,) * num_tokens
+    return RequestSlice(RequestId(name), tokens, start, pages, uses, (spec,) * num_samples, awaits_token=awaits)
+
+
+def runner_of(model: ServedModel) -> LlamaRunner:
+    config, dtype = model.config, model.dtype
+    adapters = [adapter(str(rank), rank, config, dtype) for rank in (8, 16, 128)]
+    adapters.append(adapter("columns", 16, config, dtype, has_columns=True))
+    adapters.append(adapter("columns alone", 0, config, dtype, has_columns=True))
+    return LlamaRunner(adapters, config, dtype)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_step_launches_a_kernel_that_is_not_listed(name: str, launched: Variants) -> None:
+    """Random steps of prefill, decoding and drafts, and all CUDA graphs, launch only variants that are listed for their
+    model, and each kernel that is listed."""
+    model = MODELS[name]
+    listed = {variant.key: variant for variant in served_variants(model)}
+    made, random = runner_of(model), Random(14)
+
+    for number in range(80):
+        with counted(made.pinned):
+            made.runner.launch(random_step(random, awaits=False)).sample()
+            if number % 8 == 0:
+                first = StepPlan(tuple(random_piece(random, "req_0", awaits=False) for _ in range(1)))
+                made.runner.launch(first).sample()
+                made.runner.launch(StepPlan((random_piece(random, "req_0", awaits=True),))).sample()
+    for key in made.keys:
+        with counted(made.pinned):
+            made.graphs.work_of(key)()
+    made.masks.close()
+
+    missing = [launched[key] for key in launched.keys() - listed.keys()]
+    assert not missing, [(one.name, one.constants, one.options, one.aligned) for one in missing]
+    assert {one.kernel for one in launched.values()} == {one.kernel for one in listed.values()}
+    assert len(launched) >= len(listed) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_all_kernels_of_an_engine_compile_and_fit(name: str, capability: int) -> None:
+    """Every variant that an engine may launch compiles for the architecture and fits its shared memory. Nothing spills
+    but attention of prefill: up to 160 bytes of a thread in fp32, and 64 in 16 bits on Ampere."""
+    for variant in served_variants(MODELS[name]):
+        allowed = 0
+        if variant.kernel.__name__ == "attend_tiles_kernel":
+            allowed = 160 if MODELS[name].dtype == torch.float32 else 64 if capability == 80 else 0
+        assert_fits(compile_variant(variant, capability), spilled_bytes=allowed)
