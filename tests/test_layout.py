@@ -75,6 +75,7 @@ ROOMS = (
     "api/server",
     "api/cli/console",
     "api/cli/demo",
+    "api/cli/bench",
     "api/cli/commands",
     "api/cli",
 )

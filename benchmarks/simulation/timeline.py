@@ -29,9 +29,9 @@ class Timeline:
         """Plan an event."""
         heapq.heappush(self._events, (self.now + max(seconds, 0.0), next(self._numbers), action))
 
-    def run(self) -> None:
-        """Let everything happen, and all that follows from it."""
-        while self._events:
+    def run(self, until: float | None = None) -> None:
+        """Let everything happen, and all that follows from it; or only what is to happen up to the time `until`."""
+        while self._events and (until is None or self._events[0][0] <= until):
             at, _, action = heapq.heappop(self._events)
             self.clock.advance(max(at - self.now, 0.0))
             action()

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,8 +29,10 @@ class ServerFailed(Exception):
 class DemoServer:
     """Starts and stops the demo's server. After `stop`, `start` can start the server again at the same address."""
 
-    def __init__(self, data_dir: Path, port: int | None = None) -> None:
+    def __init__(self, data_dir: Path, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
+        """`settings` are settings of the server by name, in lower case."""
         self._data_dir = data_dir
+        self._settings = {f"GRAFTWORK_{name.upper()}": value for name, value in (settings or {}).items()}
         self._port = port or _free_port()
         self._process: asyncio.subprocess.Process | None = None
 
@@ -53,7 +56,7 @@ class DemoServer:
                 *(sys.executable, "-m", "graftwork.api.cli.main", *arguments),
                 stdout=log,
                 stderr=log,
-                env=_plain_environment(),
+                env=_plain_environment() | self._settings,
             )
         try:
             await asyncio.wait_for(self._until_ready(self._process), START_WITHIN_S)

@@ -1,0 +1,196 @@
+"""Sends streamed chats to an OpenAI-compatible server, and notes when their tokens arrive.
+
+Owns the clients of one measured phase. Never judges the figures: figures.py does.
+
+    arrivals     when an open stream of chats sends, whether earlier ones are answered or not (Poisson)
+    Load.open    sends at given times
+    Load.closed  keeps a number of chats outstanding
+    Load.agent   one conversation after another, each turn after the last answer and a pause
+"""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+from typing import Any
+
+import httpx
+
+from graftwork.platform.clock import Clock
+
+_CONNECT_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where chats are sent, and under which key."""
+
+    url: str
+    """Without the `/v1`."""
+    key: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatShape:
+    """What one chat asks for."""
+
+    words: int = 30
+    """The words of the question: a few tokens each."""
+    max_tokens: int = 32
+
+    def question(self, number: int) -> str:
+        """Returns a question that no other number has."""
+        return f"Question {number}: " + " ".join(f"word{number + index}" for index in range(self.words))
+
+
+@dataclass(slots=True)
+class Sent:
+    """One chat, as its client saw it. Times are those of the clock of the load, in seconds."""
+
+    tenant: str
+    sent_at: float
+    status: int | None = None
+    """None if the connection failed."""
+    token_times: list[float] = field(default_factory=list)
+    """When each piece of the answer arrived; a piece is usually one token."""
+    ended_at: float | None = None
+    """None if the phase ended first."""
+    completion_tokens: int | None = None
+    """As the server counts them; None if it did not say."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.token_times[0] - self.sent_at if self.token_times else None
+
+    @property
+    def num_tokens(self) -> int:
+        """The generated tokens: as the server counts them, else the pieces that arrived."""
+        return len(self.token_times) if self.completion_tokens is None else self.completion_tokens
+
+
+def arrivals(per_s: float, seconds: float, seed: str) -> list[float]:
+    """Returns the times of a Poisson stream within `seconds`. The same seed gives the same times."""
+    noise, at, times = Random(seed), 0.0, []
+    while (at := at + noise.expovariate(per_s)) < seconds:
+        times.append(at)
+    return times
+
+
+class Load:
+    """The clients of one phase. All chats that they sent are in `sent`."""
+
+    def __init__(self, clock: Clock, on_change: Callable[["Load"], None] = lambda load: None) -> None:
+        """`on_change` is called whenever a chat is sent or has ended, to show progress."""
+        self._clock = clock
+        self._on_change = on_change
+        self.sent: list[Sent] = []
+
+    async def open(self, tenant: str, target: Target, shape: ChatShape, times: Iterable[float]) -> None:
+        """Sends one chat at each time, in seconds from now. Returns when all have ended."""
+        began = self._clock.monotonic()
+        async with _client(target) as http, asyncio.TaskGroup() as chats:
+            for number, at in enumerate(times):
+                await asyncio.sleep(max(began + at - self._clock.monotonic(), 0.0))
+                messages = [{"role": "user", "content": shape.question(number)}]
+                chats.create_task(self._chat(http, tenant, target, messages, shape.max_tokens))
+
+    async def closed(self, tenant: str, target: Target, shape: ChatShape, outstanding: int, seconds: float) -> None:
+        """Keeps so many chats outstanding for so long. A refused client waits as long as the server asks it to."""
+        ends_at = self._clock.monotonic() + seconds
+
+        async def loop(lane: int) -> None:
+            number = lane
+            while self._clock.monotonic() < ends_at:
+                messages = [{"role": "user", "content": shape.question(number)}]
+                _, retry_after_s = await self._chat(http, tenant, target, messages, shape.max_tokens)
+                number += outstanding
+                await asyncio.sleep(retry_after_s)
+
+        async with _client(target) as http, asyncio.TaskGroup() as lanes:
+            for lane in range(outstanding):
+                lanes.create_task(loop(lane))
+
+    async def agent(
+        self, tenant: str, target: Target, shape: ChatShape, turns: int, pause_s: float, seconds: float
+    ) -> None:
+        """Talks in conversations of `turns` turns, whose prompts grow, with a pause before each turn, for so long."""
+        ends_at, number = self._clock.monotonic() + seconds, 0
+        async with _client(target) as http:
+            while self._clock.monotonic() < ends_at:
+                messages: list[dict[str, str]] = []
+                for _ in range(turns):
+                    if self._clock.monotonic() >= ends_at:
+                        return
+                    messages.append({"role": "user", "content": shape.question(number)})
+                    answer, retry_after_s = await self._chat(http, tenant, target, messages, shape.max_tokens)
+                    messages.append({"role": "assistant", "content": answer or "-"})
+                    number += 1
+                    await asyncio.sleep(max(pause_s, retry_after_s))
+
+    async def _chat(
+        self,
+        http: httpx.AsyncClient,
+        tenant: str,
+        target: Target,
+        messages: Sequence[dict[str, str]],
+        max_tokens: int,
+    ) -> tuple[str, float]:
+        """Sends one chat. Returns its answer, and the seconds after which a refused client may send again."""
+        body: dict[str, Any] = {
+            "model": target.model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        one = Sent(tenant, self._clock.monotonic())
+        self.sent.append(one)
+        self._on_change(self)
+        pieces: list[str] = []
+        retry_after_s = 0.0
+        try:
+            async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                one.status = answer.status_code
+                if answer.is_success:
+                    async for line in answer.aiter_lines():
+                        self._read(line, one, pieces)
+                else:
+                    retry_after_s = float(answer.headers.get("retry-after", "1"))
+        except httpx.TransportError:
+            one.status, retry_after_s = None, 1.0
+        one.ended_at = self._clock.monotonic()
+        self._on_change(self)
+        return "".join(pieces), retry_after_s
+
+    def _read(self, line: str, one: Sent, pieces: list[str]) -> None:
+        if not line.startswith("data: {"):
+            return
+        chunk = json.loads(line.removeprefix("data: "))
+        if "error" in chunk:
+            one.status = 500
+        if usage := chunk.get("usage"):
+            one.completion_tokens = usage["completion_tokens"]
+        for choice in chunk.get("choices", ()):
+            text = choice["delta"].get("content")
+            if text:
+                one.token_times.append(self._clock.monotonic())
+                pieces.append(text)
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Returns the certificates that clients trust. Reading them takes long, so a phase begins after the first call."""
+    return httpx.create_ssl_context()
+
+
+def _client(target: Target) -> httpx.AsyncClient:
+    """Returns a client without a limit of connections: a queue in the client would hide the server's."""
+    headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
+    timeout = httpx.Timeout(None, connect=_CONNECT_WITHIN_S)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=target.url, headers=headers, timeout=timeout, limits=limits, verify=tls_context())

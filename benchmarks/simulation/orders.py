@@ -1,0 +1,44 @@
+"""The orders of waiting requests that are compared, each with the bound that its authors prove.
+
+Owns no order: they are the engine's own. VTC as the engine runs it also shares the places of the batch
+(engine/scheduler/tenant_bounds.py), so the bound of the paper need not hold for it. The bound is on the difference of the service of any two tenants over any time
+in which both are backlogged, in input tokens, divided by the weight (see meter.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.simulation.meter import INPUT_PRICE, OUTPUT_PRICE
+
+from graftwork.engine.kv.manager import KvCacheManager
+from graftwork.engine.scheduler.fair_share import VirtualTokenCounter
+from graftwork.engine.scheduler.waiting_order import FirstComeFirstServed, WaitingOrder
+from graftwork.platform.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One order, and what it promises."""
+
+    name: str
+    order: Callable[[Clock, KvCacheManager], WaitingOrder]
+    is_fair: bool = True
+    """Whether a bound is promised at all."""
+    quantum: float = 0.0
+    """What a deficit order adds to the bound of VTC, in input tokens."""
+
+    def bound(self, longest_input: int, kv_tokens: int, least_weight: float = 1.0) -> float | None:
+        """Returns the largest difference of service that is promised; None if none is.
+
+        `longest_input` is the longest prompt, and `kv_tokens` the tokens whose KV the device holds.
+        Source: theorem 4.4 of VTC (arXiv 2401.00588), and of DLPM (arXiv 2501.14312) the same with the quantum added.
+        """
+        if not self.is_fair:
+            return None
+        most = max(INPUT_PRICE * longest_input, OUTPUT_PRICE * kv_tokens)
+        return 2 * (most + self.quantum) / least_weight
+
+
+FCFS = Policy("fcfs", lambda clock, kv_cache: FirstComeFirstServed(), is_fair=False)
+VTC = Policy("vtc", lambda clock, kv_cache: VirtualTokenCounter(clock))
+POLICIES = {policy.name: policy for policy in (FCFS, VTC)}

@@ -1,0 +1,81 @@
+"""Tests of the figures of a measured phase, against sums and intervals worked out by other means."""
+
+from random import Random
+
+import pytest
+
+from graftwork.api.cli.bench.figures import WINDOW_S, contended_jain, jain, percentile, tenant_figures
+from graftwork.api.cli.bench.load import Sent, arrivals
+
+
+def chat(tenant: str, sent_at: float, *tokens: float, ended_at: float | None = None, status: int | None = 200) -> Sent:
+    return Sent(tenant, sent_at, status, list(tokens), ended_at)
+
+
+def test_a_percentile_is_a_value_that_enough_values_do_not_exceed() -> None:
+    """Of 1 to 100 the 99th percentile is 100, the median 51, and of nothing there is none."""
+    values = [float(value) for value in range(1, 101)]
+
+    assert (percentile(values, 0.99), percentile(values, 0.5), percentile([], 0.5)) == (100.0, 51.0, None)
+
+
+def test_only_what_has_ended_is_answered_refused_or_failed() -> None:
+    """A chat that the end of the phase cuts off counts as sent alone, and a broken connection as failed."""
+    sent = [
+        chat("a", 0.0, 0.5, 0.7, ended_at=0.8),
+        chat("a", 1.0, 1.2),
+        chat("a", 2.0, ended_at=2.1, status=429),
+        chat("a", 3.0, ended_at=3.1, status=503),
+        chat("a", 4.0, ended_at=4.1, status=None),
+        chat("a", 5.0, ended_at=5.1, status=500),
+    ]
+
+    (figures,) = tenant_figures(sent, 10.0)
+
+    assert (figures.sent, figures.answered, figures.refused, figures.failed) == (6, 1, 2, 2)
+    assert (figures.ttft_p99, figures.itl_p99) == pytest.approx((0.5, 0.2))
+    assert figures.tokens_per_s == pytest.approx(0.3)
+
+
+def test_the_servers_count_of_tokens_goes_before_the_pieces() -> None:
+    """If the server says how many tokens an answer has, that number counts, not the pieces that arrived."""
+    one = chat("a", 0.0, 0.5, ended_at=0.6)
+    one.completion_tokens = 8
+
+    (figures,) = tenant_figures([one], 2.0)
+
+    assert figures.tokens_per_s == 4.0
+
+
+def test_only_tenants_that_wait_all_through_a_window_are_compared() -> None:
+    """Jain's index is that of the two tenants with a queue; a light tenant that waits now and then does not count."""
+    flood = [chat("flood", 0.0, *(0.1 * number for number in range(1, 40))), chat("flood", 0.0)]
+    other = [chat("other", 0.0, *(0.4 * number for number in range(1, 11))), chat("other", 0.0)]
+    light = [chat("light", 1.0, 1.5, ended_at=2.0)]
+
+    assert contended_jain([*flood, *other, *light], 0.0, WINDOW_S) == pytest.approx(jain([39, 10]))
+    assert contended_jain([*flood, *light], 0.0, WINDOW_S) is None
+
+
+def test_waits_may_follow_one_another() -> None:
+    """A tenant waits through a window if at each moment some chat of it waits: compared with a walk in small steps."""
+    noise = Random(5)
+    for _ in range(60):
+        begins = [noise.uniform(-1, WINDOW_S) for _ in range(8)]
+        some = [chat("a", begin, begin + noise.uniform(0.3, 3.0)) for begin in begins]
+        through = chat("b", -1.0)
+
+        moments = [WINDOW_S * (number + 0.5) / 2000 for number in range(2000)]
+        waits = all(any(one.sent_at <= at < one.token_times[0] for one in some) for at in moments)
+
+        assert (contended_jain([*some, through], 0.0, WINDOW_S) is not None) == waits
+
+
+def test_arrivals_are_those_of_their_seed_at_their_rate() -> None:
+    """A seed gives the same times in order within the phase, and their number is near rate times seconds."""
+    times = arrivals(50.0, 100.0, "flood")
+
+    assert times == arrivals(50.0, 100.0, "flood") == sorted(times)
+    assert times != arrivals(50.0, 100.0, "other")
+    assert times[-1] < 100.0
+    assert len(times) == pytest.approx(5000, rel=0.06)
