@@ -10,7 +10,7 @@ Source: RFC 9110, section 9.1: every general-purpose server must support GET and
 import asyncio
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -57,10 +57,11 @@ class _HeadOnly:
             self._has_begun.set()
 
     async def receive(self) -> Message:
-        received = asyncio.ensure_future(self._receive())
-        begun = asyncio.create_task(self._has_begun.wait())
+        received: asyncio.Future[Message] = asyncio.ensure_future(self._receive())
+        begun: asyncio.Future[Any] = asyncio.ensure_future(self._has_begun.wait())
+        waits: list[asyncio.Future[Any]] = [received, begun]
         try:
-            await asyncio.wait({received, begun}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             return received.result() if received.done() else {"type": "http.disconnect"}
         finally:
             received.cancel()
