@@ -6,7 +6,8 @@ The process writes one line of JSON for each answer to PATH, at the end of the a
 clock. So a benchmark can tell the server's own latency from a client's wait for a core. Hooks a few functions of the
 gateway by their names, and fails at the start if one of them has moved. A request's arrival is when its last byte is
 parsed; what a request waits in the socket while the event loop is busy is not in it. `loop_waits` are the longest turns
-of the event loop, which are the most that a request can wait there.
+of the event loop, which are the most that a request can wait there. uvloop tells nobody of its turns, so the gateway
+runs on asyncio's own event loop here.
 """
 
 import argparse
@@ -24,6 +25,8 @@ from typing import Any
 from server_processes import Checkout
 
 _STATE = "timed_answer"
+_WRITE_BODY = "write_body"
+"""The name of WRITE_BODY in api/http/streaming.py."""
 
 
 @dataclass(slots=True)
@@ -118,6 +121,16 @@ class Times:
                 elif not answer.first_text and _has_text(message["body"]):
                     answer.first_text = time.perf_counter()
 
+            state = scope["state"]
+            if write := state.get(_WRITE_BODY):  # pieces of a stream go past `send`
+
+                async def timed_write(piece: bytes) -> None:
+                    await write(piece)
+                    answer = self._answer(scope, found)
+                    if answer is not None and not answer.first_text and _has_text(piece):
+                        answer.first_text = time.perf_counter()
+
+                state[_WRITE_BODY] = timed_write
             try:
                 await call(self_, scope, receive, timed_send)
             finally:
@@ -170,6 +183,7 @@ def main() -> None:
     arguments = parser.parse_args()
     entry_point, *rest = arguments.command
     times = Times(arguments.times)
+    importlib.import_module("graftwork.api.server.uvicorn_server").__dict__["uvloop"] = None
     times.watch_loop()
     times.watch_connections(importlib.import_module("graftwork.api.server.http_connection").HttpConnection)
     times.watch_answers(importlib.import_module("graftwork.api.http.middleware").RequestIdMiddleware)
