@@ -6,7 +6,8 @@ The process writes one line of JSON for each answer to PATH, at the end of the a
 clock. So a benchmark can tell the server's own latency from a client's wait for a core. Hooks a few functions of the
 gateway by their names, and fails at the start if one of them has moved. A request's arrival is when its last byte is
 parsed; what a request waits in the socket while the event loop is busy is not in it. `loop_waits` are the longest turns
-of the event loop, which are the most that a request can wait there.
+of the event loop, which are the most that a request can wait there. uvloop tells nobody of its turns, so the gateway
+runs on asyncio's own event loop here.
 """
 
 import argparse
@@ -182,6 +183,7 @@ def main() -> None:
     arguments = parser.parse_args()
     entry_point, *rest = arguments.command
     times = Times(arguments.times)
+    importlib.import_module("graftwork.api.server.uvicorn_server").__dict__["uvloop"] = None
     times.watch_loop()
     times.watch_connections(importlib.import_module("graftwork.api.server.http_connection").HttpConnection)
     times.watch_answers(importlib.import_module("graftwork.api.http.middleware").RequestIdMiddleware)

@@ -143,7 +143,8 @@ class Scheduler:
         if state is None:
             return
         if request_id in self._running:
-            self._release(state)
+            self._steps.release(state.pages)
+            self._remove_running(state)
         else:
             self._waiting.remove(state)
 
@@ -372,14 +373,11 @@ class Scheduler:
             self._kv_cache.set_history(state.path(state.num_computed), state.request.session)
         report = self.speculator.finish(state)
         del self._by_id[state.request_id]
-        self._release(state)
+        self._steps.release(state.pages)
+        self._remove_running(state)
         self._kv_cache.enforce_limits(state.domain)
         self.deadlines.record_finished()
         return RequestOutput(state.request_id, RequestFinished(reason, state.num_generated, report))
-
-    def _release(self, state: RequestState) -> None:
-        self._steps.release(state.pages)
-        self._remove_running(state)
 
     def _remove_running(self, state: RequestState) -> None:
         """Takes a request out of the batch. The request's pages must have been released or offloaded before."""
@@ -393,9 +391,7 @@ class Scheduler:
         self._steps.release((), state.request.adapter_digests)
 
     def check_integrity(self) -> None:
-        """Checks that each device page is held only by the prefix tree, by the requests that use it, and for the steps
-        in flight.
-        """
+        """Checks that only the prefix tree, the requests that use it and the steps in flight hold each device page."""
         self._kv_cache.check_integrity()
         self._steps.check_integrity(self._running.values())
         device, tree = self._kv_cache.page_store.device, self._kv_cache.page_store.tree

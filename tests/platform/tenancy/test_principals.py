@@ -72,7 +72,8 @@ async def test_work_ends_when_its_key_expires(database: Database, manual_clock: 
     for name, lasts_s in (("short", 10.0), ("long", 11.0), ("endless", None)):
         expires_at = None if lasts_s is None else manual_clock.now() + lasts_s
         _, plaintext = await tenancy.create_key(tenant.id, name, expires_at=expires_at)
-        work.add(await tenancy.authenticate(plaintext), lambda error, name=name: ended.append(f"{name}: {error.code}"))
+        holder = await tenancy.authenticate(plaintext)
+        work.add(holder, lambda error, name=name: ended.append(f"{name}: {error.code}"))  # type: ignore[misc]
 
     manual_clock.advance(9.9)
     assert await watch.check() == 0
