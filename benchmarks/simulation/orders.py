@@ -1,17 +1,17 @@
 """The orders of waiting requests that are compared, each with the bound that its authors prove.
 
-Owns no order: they are the engine's own. VTC as the engine runs it also shares the places of the batch
-(engine/scheduler/tenant_bounds.py), so the bound of the paper need not hold for it. The bound is on the difference of the service of any two tenants over any time
+Owns no order: they are the engine's own. The bound is on the difference of the service of any two tenants over any time
 in which both are backlogged, in input tokens, divided by the weight (see meter.py).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.simulation.engine import AdaptersAlwaysReady, MakeOrder
 from benchmarks.simulation.meter import INPUT_PRICE, OUTPUT_PRICE
 
 from graftwork.engine.kv.manager import KvCacheManager
-from graftwork.engine.scheduler.fair_share import VirtualTokenCounter
+from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder, DeficitSettings, VirtualTokenCounter
+from graftwork.engine.scheduler.locality import DeviceLocality
 from graftwork.engine.scheduler.waiting_order import FirstComeFirstServed, WaitingOrder
 from graftwork.platform.clock import Clock
 
@@ -21,7 +21,7 @@ class Policy:
     """One order, and what it promises."""
 
     name: str
-    order: Callable[[Clock, KvCacheManager], WaitingOrder]
+    order: MakeOrder
     is_fair: bool = True
     """Whether a bound is promised at all."""
     quantum: float = 0.0
@@ -39,6 +39,23 @@ class Policy:
         return 2 * (most + self.quantum) / least_weight
 
 
+def deficit_order(quantum: float, *, programs_first: bool = True) -> MakeOrder:
+    """Returns what makes a deficit longest prefix match over the device's prefix tree. `quantum` is in input tokens."""
+
+    def make(clock: Clock, kv_cache: KvCacheManager) -> WaitingOrder:
+        locality = DeviceLocality(kv_cache.page_store.tree, AdaptersAlwaysReady())
+        return DeficitPrefixOrder(clock, locality, settings=DeficitSettings(quantum, programs_first=programs_first))
+
+    return make
+
+
+QUANTUM = 4 * 2048.0
+"""As the engine's default: the prompt tokens of four steps."""
+WIDE_QUANTUM = 32 * 2048.0
 FCFS = Policy("fcfs", lambda clock, kv_cache: FirstComeFirstServed(), is_fair=False)
 VTC = Policy("vtc", lambda clock, kv_cache: VirtualTokenCounter(clock))
-POLICIES = {policy.name: policy for policy in (FCFS, VTC)}
+DLPM = Policy("dlpm", deficit_order(QUANTUM), quantum=QUANTUM)
+DLPM_WIDE = Policy("dlpm-wide", deficit_order(WIDE_QUANTUM), quantum=WIDE_QUANTUM)
+DLPM_ANY_PROGRAM = Policy("dlpm-any-program", deficit_order(QUANTUM, programs_first=False), quantum=QUANTUM)
+"""Without the rule that turns of running agent programs go before new programs."""
+POLICIES = {policy.name: policy for policy in (FCFS, VTC, DLPM, DLPM_WIDE, DLPM_ANY_PROGRAM)}
