@@ -91,8 +91,8 @@ class Scheduler:
         self.deadlines = DeadlineAdmission(limits, self._running, self._waiting, self._by_id, kv_cache, clock)
         self.speculator = speculator or no_drafts(clock)
         self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens)
-        slices = StepBuilder(limits.page_tokens, grammars)
-        parts = (self._steps, self._page_grower, slices, self.speculator, self.step_times)
+        builder = StepBuilder(limits.page_tokens, grammars)
+        parts = (self._steps, self._page_grower, builder, self.speculator, self.step_times)
         self._planner = StepPlanner(limits, self._running, self._waiting, *parts)
         self.counters = EngineCounters()
 
@@ -119,7 +119,6 @@ class Scheduler:
 
     def submit(self, request: EngineRequest) -> list[RequestOutput]:
         """Queues a request. If it cannot be served or may not wait, raises a GraftworkError and changes nothing.
-
         Returns the errors of the waiting requests of other domains (usually, one domain is one tenant) that made room for it.
         """
         if request.request_id in self._by_id:
@@ -153,9 +152,8 @@ class Scheduler:
         return self.fail([one.request_id for one in self._waiting if digest in one.request.adapter_digests], error)
 
     def fail(self, request_ids: Iterable[RequestId], error: GraftworkError) -> list[RequestOutput]:
-        """Ends requests with `error`. Their computed KV is not added to the cache.
-
-        Returns one output with the error for each id, even for a request that has ended already.
+        """Ends requests with `error`, and returns one output with it for each id, even for a request that has ended already.
+        Their computed KV is not added to the cache.
         """
         outputs = [RequestOutput(request_id, error) for request_id in request_ids]
         for output in outputs:
