@@ -69,10 +69,10 @@ def comparisons_of_a_decision(number: int) -> int:
 
 
 def test_a_decision_costs_logarithmically_many_comparisons() -> None:
-    """A choice among 16,384 members takes at most a small number of comparisons more than one among 64."""
-    small, large = comparisons_of_a_decision(64), comparisons_of_a_decision(16_384)
+    """A choice among 4,096 members takes at most a small number of comparisons more than one among 64."""
+    small, large = comparisons_of_a_decision(64), comparisons_of_a_decision(4096)
 
-    assert large <= small + 10 * 8  # each of about ten searches halves the members eight times more
+    assert large <= small + 10 * 6  # each of about ten searches halves the members six times more
 
 
 @pytest.mark.parametrize(("lowest", "quantum", "limit"), [(0.0, 10.0, 10.0), (9.9, 10.0, 10.0), (10.0, 10.0, 20.0)])
