@@ -201,10 +201,11 @@ def test_each_preemption_follows_the_minimum_run(
         nonlocal preempted
         before, steps = set(driver.scheduler.running_ids), driver.scheduler.counters.steps
         driver.step()
-        for name in before - set(driver.scheduler.running_ids) - driver.finished().keys():
+        after = set(driver.scheduler.running_ids)
+        for name in before - after - driver.finished().keys():
             preempted += 1
             assert steps - started.pop(name) >= min_run_steps
-        for name in set(driver.scheduler.running_ids) - before:
+        for name in after - before:
             started[name] = steps
 
     for number, ((length, max_tokens, family, name), tier, steps, pause_s) in enumerate(sent):
