@@ -46,8 +46,10 @@ _FIELDS = {"ttft_ms": "ttft_s", "itl_ms": "itl_s", "target": "target"}
 def parse_objectives(value: object) -> Mapping[str, Objective]:
     """Parses objectives by service tier, such as `priority.ttft_ms=500,priority.itl_ms=50,priority.target=0.999`.
 
-    Raises ValueError.
+    Returns a value that is parsed already as it is. Raises ValueError.
     """
+    if isinstance(value, Mapping):
+        return value
     found: dict[str, dict[str, float]] = {}
     for part in filter(None, (each.strip() for each in str(value).split(","))):
         matched = _PART.fullmatch(part)
@@ -64,8 +66,10 @@ def parse_objectives(value: object) -> Mapping[str, Objective]:
 def parse_deadlines(value: object) -> Mapping[str, float]:
     """Parses deadlines by service tier in milliseconds, such as `priority=1000,default=10000`, into seconds.
 
-    Raises ValueError.
+    Returns a value that is parsed already as it is. Raises ValueError.
     """
+    if isinstance(value, Mapping):
+        return value
     found = {}
     for part in filter(None, (each.strip() for each in str(value).split(","))):
         matched = _DEADLINE.fullmatch(part)

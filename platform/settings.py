@@ -7,7 +7,6 @@ if that is not set, it is the default. The settings' repr does not show secrets,
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,20 +14,21 @@ from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.objectives import Objective, parse_deadlines, parse_objectives
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?")
-_ORIGIN = re.compile(r"https?://[a-z0-9.\-]+(:\d+)?|https?://\[[0-9a-f:.]+\](:\d+)?|[a-z][a-z0-9+.\-]*://[a-z0-9.\-]+")
-_BYTES_BY_UNIT = {
-    "B": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
+from graftwork.platform.setting_values import (
+    one_of,
+    parse_bytes,
+    parse_device,
+    parse_flag,
+    parse_fraction,
+    parse_milliseconds,
+    parse_origins,
+    parse_path,
+    parse_share,
+    parse_text,
+    parse_token,
+    seconds,
+    whole,
+)
 
 
 @dataclass(frozen=True)
@@ -216,16 +216,6 @@ def async_database_url(url: str) -> str:
     return f"{drivers.get(scheme, scheme)}{separator}{rest}"
 
 
-def parse_bytes(value: object) -> int:
-    """Returns a size in bytes. `value` is an integer, or text such as `512MiB`, `2GiB` or `1.5GB`. Raises ValueError."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    matched = _SIZE.fullmatch(str(value).strip())
-    if matched is None:
-        raise ValueError("give a size such as 536870912, 512MiB or 2GiB")
-    return int(float(matched[1]) * _BYTES_BY_UNIT[matched[2] or "B"])
-
-
 def _parse(name: str, source: str, value: object) -> object:
     """Returns a value in the type of its setting. `source` is the variable or override that the value came from."""
     try:
@@ -235,163 +225,70 @@ def _parse(name: str, source: str, value: object) -> object:
         raise InvalidRequest(f"{source}: {shown} cannot be used; {error}.", param=source) from error
 
 
-def _text(value: object) -> str:
-    return str(value)
-
-
-def _path(value: object) -> Path:
-    return Path(str(value)).expanduser()
-
-
-def _token(value: object) -> str:
-    """Parses a secret that travels in a header."""
-    if not re.fullmatch(r"[!-~]{16,512}", str(value)):
-        raise ValueError("give 16 to 512 letters, digits and signs of ASCII, without spaces")
-    return str(value)
-
-
-def _flag(value: object) -> bool:
-    if str(value).lower() in ("1", "true", "yes", "on"):
-        return True
-    if str(value).lower() in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("give true or false")
-
-
-def _whole(minimum: int, maximum: int = 2**31) -> Callable[[object], int]:
-    """Returns a parser of whole numbers from `minimum` to `maximum`."""
-
-    def parse(value: object) -> int:
-        if not re.fullmatch(r"-?\d+", str(value).strip()) or not minimum <= int(str(value)) <= maximum:
-            raise ValueError(f"give a whole number from {minimum} to {maximum}")
-        return int(str(value))
-
-    return parse
-
-
-def _fraction(value: object) -> float:
-    """Parses a number from 0 to 1."""
-    if not re.fullmatch(r"0|1|[01]?\.\d+", str(value).strip()) or float(str(value)) > 1:
-        raise ValueError("give a number from 0 to 1")
-    return float(str(value))
-
-
-def _share(value: object) -> float:
-    """Parses a number above 0, up to 1."""
-    share = _fraction(value)
-    if not share:
-        raise ValueError("give a number above 0, up to 1")
-    return share
-
-
-def _seconds(minimum: float, maximum: float) -> Callable[[object], float]:
-    """Returns a parser of times in seconds, from `minimum` to `maximum`."""
-
-    def parse(value: object) -> float:
-        if not re.fullmatch(r"\d+(\.\d+)?", str(value).strip()) or not minimum <= float(str(value)) <= maximum:
-            raise ValueError(f"give a number of seconds from {minimum:g} to {maximum:g}")
-        return float(str(value))
-
-    return parse
-
-
-def _milliseconds(value: object) -> float:
-    """Parses a number of milliseconds, from 0 to one minute."""
-    if not re.fullmatch(r"\d+(\.\d+)?", str(value).strip()) or float(str(value)) > 60_000:
-        raise ValueError("give a number of milliseconds from 0 to 60000")
-    return float(str(value))
-
-
-def _origins(value: object) -> tuple[str, ...]:
-    """Parses origins: a list, or text with commas between them."""
-    origins = value if isinstance(value, list | tuple) else str(value).split(",")
-    found = tuple(str(origin).strip() for origin in origins)
-    if not all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in found):
-        raise ValueError("give origins such as https://chat.example.com or http://localhost:3000, without a path, or *")
-    return found
-
-
-def _one_of(*choices: str) -> Callable[[object], str]:
-    """Returns a parser that accepts `choices`, in upper or lower case."""
-
-    def parse(value: object) -> str:
-        if str(value).lower() not in choices:
-            raise ValueError(f"give one of {', '.join(choices)}")
-        return str(value).lower()
-
-    return parse
-
-
-def _device(value: object) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(value).lower()):
-        raise ValueError("give auto, cpu, cuda or cuda:N")
-    return str(value).lower()
-
-
 _FORMER_VARIABLES: Mapping[str, str] = {"device_bytes": "GRAFTWORK_DEVICE_KV_BYTES"}
 """By setting, the former name of its variable. The former name is still read."""
 
 _SECRET_NAMES = frozenset(setting.name for setting in fields(Settings) if not setting.repr)
 
 _PARSERS: Mapping[str, Callable[[object], object]] = {
-    "host": _text,
-    "port": _whole(0, 65535),
-    "tls_cert": _path,
-    "tls_key": _path,
-    "metrics_host": _text,
-    "metrics_port": _whole(0, 65535),
-    "data_dir": _path,
-    "database_url": _text,
-    "redis_url": _text,
-    "model": _path,
-    "demo": _flag,
-    "engine_address": _text,
-    "admin_key": _text,
-    "pepper": _text,
-    "engine_token": _token,
-    "engine_silence_s": _seconds(0.1, 3600),
-    "step_timeout_s": _seconds(0.1, 86400),
-    "request_timeout_s": _seconds(0.1, 604800),
-    "device": _device,
-    "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
-    "tensor_parallel": _whole(1, 8),
-    "threads": _whole(1, 1024),
+    "host": parse_text,
+    "port": whole(0, 65535),
+    "tls_cert": parse_path,
+    "tls_key": parse_path,
+    "metrics_host": parse_text,
+    "metrics_port": whole(0, 65535),
+    "data_dir": parse_path,
+    "database_url": parse_text,
+    "redis_url": parse_text,
+    "model": parse_path,
+    "demo": parse_flag,
+    "engine_address": parse_text,
+    "admin_key": parse_text,
+    "pepper": parse_text,
+    "engine_token": parse_token,
+    "engine_silence_s": seconds(0.1, 3600),
+    "step_timeout_s": seconds(0.1, 86400),
+    "request_timeout_s": seconds(0.1, 604800),
+    "device": parse_device,
+    "dtype": one_of("auto", "float32", "bfloat16", "float16"),
+    "tensor_parallel": whole(1, 8),
+    "threads": whole(1, 1024),
     "device_bytes": parse_bytes,
-    "memory_share": _share,
-    "max_context_tokens": _whole(1),
+    "memory_share": parse_share,
+    "max_context_tokens": whole(1),
     "lora_pool_bytes": parse_bytes,
     "lora_host_bytes": parse_bytes,
-    "kernels": _one_of("auto", "native", "triton", "torch"),
-    "lora_kernels": _one_of("auto", "native", "triton", "torch"),
-    "row_kernels": _one_of("auto", "triton", "torch"),
-    "attention_backend": _one_of("auto", "triton", "torch"),
-    "decode_graphs": _one_of("auto", "off"),
+    "kernels": one_of("auto", "native", "triton", "torch"),
+    "lora_kernels": one_of("auto", "native", "triton", "torch"),
+    "row_kernels": one_of("auto", "triton", "torch"),
+    "attention_backend": one_of("auto", "triton", "torch"),
+    "decode_graphs": one_of("auto", "off"),
     "host_kv_bytes": parse_bytes,
     "disk_kv_bytes": parse_bytes,
-    "public_prompts": _path,
-    "public_grammars": _path,
-    "kv_dir": _path,
-    "max_batch_tokens": _whole(1),
-    "max_running": _whole(1),
-    "target_itl_ms": _milliseconds,
-    "max_waiting": _whole(1),
-    "max_waiting_tokens": _whole(1),
-    "waiting_share": _fraction,
-    "scheduling_policy": _one_of("dlpm", "vtc", "fcfs"),
-    "fairness_quantum": _whole(0),
-    "kv_price": _fraction,
-    "cors_origin": _origins,
-    "max_connections_per_address": _whole(0),
-    "max_wrong_keys": _whole(1),
+    "public_prompts": parse_path,
+    "public_grammars": parse_path,
+    "kv_dir": parse_path,
+    "max_batch_tokens": whole(1),
+    "max_running": whole(1),
+    "target_itl_ms": parse_milliseconds,
+    "max_waiting": whole(1),
+    "max_waiting_tokens": whole(1),
+    "waiting_share": parse_fraction,
+    "scheduling_policy": one_of("dlpm", "vtc", "fcfs"),
+    "fairness_quantum": whole(0),
+    "kv_price": parse_fraction,
+    "cors_origin": parse_origins,
+    "max_connections_per_address": whole(0),
+    "max_wrong_keys": whole(1),
     "deadlines": parse_deadlines,
     "objectives": parse_objectives,
-    "lease_s": _seconds(1, 3600),
-    "max_uploads": _whole(1),
-    "max_tenant_uploads": _whole(1),
-    "upload_timeout_s": _seconds(1, 86400),
-    "max_draft_tokens": _whole(0, 256),
-    "tool_call_form": _one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
-    "log_level": _one_of("debug", "info", "warning", "error"),
+    "lease_s": seconds(1, 3600),
+    "max_uploads": whole(1),
+    "max_tenant_uploads": whole(1),
+    "upload_timeout_s": seconds(1, 86400),
+    "max_draft_tokens": whole(0, 256),
+    "tool_call_form": one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
+    "log_level": one_of("debug", "info", "warning", "error"),
 }
 
 

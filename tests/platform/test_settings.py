@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.settings import Settings, async_database_url, parse_bytes
+from graftwork.platform.setting_values import parse_bytes
+from graftwork.platform.settings import Settings, async_database_url
 
 
 @pytest.fixture(autouse=True)
