@@ -45,8 +45,8 @@ _DISK_KV_BYTES = 2 * 2**30
 _GRACE_S = 10.0
 """The seconds that an engine may take to end after its parent has ended."""
 _FORMER_KERNEL_SETTINGS = ("lora_kernels", "row_kernels", "attention_backend")
-_SECRETS = frozenset({"admin_key", "pepper", "database_url", "redis_url"})
-"""The settings that are not sent to the engine, because the engine does not need them."""
+_UNTOLD = frozenset({"admin_key", "pepper", "database_url", "redis_url", "deadlines", "objectives"})
+"""The settings that are not sent to the engine: secrets, and what only the gateway uses."""
 
 
 def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False) -> None:
@@ -114,7 +114,7 @@ def child_orders(settings: Settings, listen: str) -> bytes:
     The line has the address at which the child listens, and the child's settings without secrets.
     """
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
-    told = {name: value for name, value in values.items() if name not in _SECRETS and value is not None}
+    told = {name: value for name, value in values.items() if name not in _UNTOLD and value is not None}
     return json.dumps({"listen": listen, "settings": told}, default=str).encode() + b"\n"
 
 

@@ -1,6 +1,7 @@
 """Tests of the embedded engine's process: start, wait, restart and end."""
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -221,6 +222,15 @@ def test_orders_hold_no_secret() -> None:
 
     assert b"unix:/x" in orders
     assert b"secret" not in orders
+
+
+def test_a_child_reads_the_orders_of_any_settings() -> None:
+    """The engine's settings are the gateway's, also with deadlines and objectives, which the engine does not use."""
+    given = {"deadlines": "default=1000", "objectives": "flex.ttft_ms=500", "max_running": 3}
+
+    orders = json.loads(child_orders(Settings.from_environment(given), "unix:/x"))
+
+    assert Settings.from_environment(orders["settings"]) == Settings(max_running=3)
 
 
 async def test_a_child_tells_why_it_could_not_start() -> None:
