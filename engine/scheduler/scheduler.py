@@ -169,7 +169,7 @@ class Scheduler:
         lacks pages, so that small requests cannot starve a large one.
         """
         outputs, ready = self._ready_candidates()
-        settled_since = self.counters.steps - self._limits.min_run_steps
+        settled_since = self.counters.steps - max(self._limits.min_run_steps, 1)  # who starts here runs a step
         shares = BatchShares(self._limits.max_running, self._running.values(), ready, settled_since)
         for state in ready:
             if self._flex.holds(state):

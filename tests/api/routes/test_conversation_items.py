@@ -159,8 +159,8 @@ async def test_a_wrong_method_says_what_to_send(tenant: TestTenant) -> None:
 
     error = answer.json()["error"]
     assert answer.status_code == 405
-    assert error["message"] == "/v1/responses/resp_1 does not take PUT: send DELETE or GET."
-    assert answer.headers["allow"] == "DELETE, GET"
+    assert error["message"] == "/v1/responses/resp_1 does not take PUT: send DELETE or GET or HEAD."
+    assert answer.headers["allow"] == "DELETE, GET, HEAD"
 
 
 async def test_storing_items_counts_in_the_limit_of_requests(gateway: Gateway) -> None:

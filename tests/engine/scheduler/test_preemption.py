@@ -144,7 +144,7 @@ def test_a_request_keeps_its_place_for_the_minimum_run_and_no_longer() -> None:
 def test_the_victim_is_of_the_lowest_tier_then_has_the_most_pages_then_the_fewest_to_bring_back() -> None:
     """The tier decides before the pages, and the pages before the arrival. Of two with as many pages, the one whose pages
     are in the prefix tree goes."""
-    driver = SchedulerDriver(pages=100, max_running=5, host=60, min_run_steps=0)
+    driver = SchedulerDriver(pages=100, max_running=6, host=60, min_run_steps=0)
     flex = {"tier": ServiceTier.FLEX, "max_tokens": 30}
     driver.submit("generated", [60], **flex)  # type: ignore[arg-type]
     for _ in range(20):
@@ -152,7 +152,8 @@ def test_the_victim_is_of_the_lowest_tier_then_has_the_most_pages_then_the_fewes
     for name, length in (("cached", 20), ("small", 1), ("late", 1)):
         driver.clock.advance(0.01)
         driver.submit(name, [len(name) * 10] * length, **flex)  # type: ignore[arg-type]
-    driver.submit("default", [40] * 30, max_tokens=9)
+    for number in range(2):
+        driver.submit(f"default {number}", [40 + number] * 30, max_tokens=9)
     for _ in range(4):
         driver.step()
     order = []
