@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,12 +93,11 @@ def fairness(
     from graftwork.api.cli.bench.runs import TENANTS, claims
     from graftwork.api.cli.bench.runs import fairness as measure
     from graftwork.platform.clock import SystemClock
-    from graftwork.platform.settings import Settings
 
     async def run() -> Any:
         async with _targets(url, key, model, TENANTS) as targets:
             found = await measure(targets, seconds, outstanding, SystemClock(), _progress())
-        if url is not None or "scheduling_policy" not in (setting.name for setting in fields(Settings)):
+        if url is not None:
             return found
         async with _targets(None, key, model, TENANTS, scheduling_policy="fcfs") as targets:
             return await found.with_baseline(targets, SystemClock(), _progress())
