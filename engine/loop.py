@@ -9,6 +9,7 @@ from dataclasses import asdict
 from queue import Empty, SimpleQueue
 
 from graftwork.engine.core.events import RequestOutput
+from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.progress import LoopProgress
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineStats
@@ -101,6 +102,8 @@ class EngineLoop:
         if plan is None and not self.steps.is_busy:
             return False
         self._deliver(self.steps.advance(plan))
+        if self.progress.wants_load:
+            self.progress.publish(self.load())
         return True
 
     # ---- in ---------------------------------------------------------------------------------------------------
@@ -110,6 +113,7 @@ class EngineLoop:
         a waiting request can no longer meet its deadline.
         """
         if wait:
+            self.progress.publish(self.load())
             self.progress.rest()
             try:
                 self.take(self.inbox.get(timeout=self._scheduler.deadlines.seconds_to_next()))
@@ -192,6 +196,19 @@ class EngineLoop:
             if output.is_last:
                 self._sinks.pop(output.request_id, None)
 
+    def load(self) -> EngineLoad:
+        """Returns the figures by which gateways place requests."""
+        scheduler, device = self._scheduler, self._kv_cache.page_store.device
+        return EngineLoad(
+            running_requests=scheduler.num_running,
+            waiting_requests=scheduler.num_waiting,
+            queued_tokens=scheduler.deadlines.queued_tokens(),
+            free_pages=device.free_pages + device.idle_pages,
+            steps=scheduler.counters.steps,
+            prefill_token_s=scheduler.deadlines.prefill_token_s,
+            resident_adapters=self._adapters.resident_digests,
+        )
+
     def stats(self) -> EngineStats:
         """Returns all counters and gauges of the engine."""
         scheduler, drafts, page_store = self._scheduler, self._scheduler.speculator.counts, self._kv_cache.page_store
@@ -229,8 +246,8 @@ class EngineLoop:
             memory_grammars=self._grammars.num_bytes,
             memory_drafts=scheduler.speculator.cache_bytes,
             resident_adapters=self._adapters.resident_digests,
-            running_adapters=tuple(sorted(scheduler.running_adapters())),
-            waiting_adapters=tuple(sorted(scheduler.waiting_adapters())),
+            running_adapters=tuple(sorted(scheduler.requests.running_adapters())),
+            waiting_adapters=tuple(sorted(scheduler.requests.waiting_adapters())),
         )
 
     def check_integrity(self) -> None:

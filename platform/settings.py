@@ -55,7 +55,21 @@ class Settings:
     """The folder of the base model."""
     demo: bool = False
     engine_address: str | None = None
-    """The gRPC address of the engine. None starts an engine as a child of this process."""
+    """The gRPC address of the engine, or the addresses of several with commas between. None starts an engine as a child
+    of this process.
+    """
+    replicas: int = 1
+    """Engines that `serve` starts, 1 to 64. They divide the memory and disk of the settings between them."""
+    fleet: str = "static"
+    """Where a gateway finds its engines: `static` (`engine_address`, or the engines that it starts) or `leases` (all
+    engines that have a lease in the database). An engine with `leases` takes a lease.
+    """
+    replica_id: str | None = None
+    """The name of an engine in the list of replicas. None takes one from the machine's name and the address."""
+    advertise: str | None = None
+    """The address at which gateways reach an engine with a lease. None takes that at which it listens."""
+    drain_grace_s: float = 30.0
+    """Seconds, 0 to 86400, that the requests of a draining engine have to end there. The rest goes on elsewhere."""
     admin_key: str | None = field(default=None, repr=False)
     """The admin key. None makes one at first start, in `data_dir`."""
     pepper: str | None = field(default=None, repr=False)
@@ -112,6 +126,8 @@ class Settings:
     """A folder of JSON schemas (`.json`) whose compiled grammars all tenants share."""
     kv_dir: Path | None = None
     """The folder of the KV files. Engines must not share one. None is `kv` in `data_dir`."""
+    shared_kv_dir: Path | None = None
+    """A folder of KV files that engines share, in place of `kv_dir`. Each engine reads what the others have written."""
     max_batch_tokens: int | None = None
     """Tokens of one engine step, at least 1. More tokens give more throughput and longer steps. None is the engine's
     default for the device.
@@ -204,6 +220,11 @@ class Settings:
         return async_database_url(self.database_url)
 
     @property
+    def engine_addresses(self) -> tuple[str, ...]:
+        """The gRPC addresses of all engines: at least one."""
+        return tuple(part.strip() for part in self.resolved_engine_address.split(",") if part.strip())
+
+    @property
     def resolved_engine_address(self) -> str:
         """The gRPC address of the engine: `engine_address`, or the socket of the engine that this server starts itself."""
         return self.engine_address or f"unix:{self.data_dir.absolute() / 'engine.sock'}"
@@ -243,6 +264,11 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "model": parse_path,
     "demo": parse_flag,
     "engine_address": parse_text,
+    "replicas": whole(1, 64),
+    "fleet": one_of("static", "leases"),
+    "replica_id": parse_text,
+    "advertise": parse_text,
+    "drain_grace_s": seconds(0, 86400),
     "admin_key": parse_text,
     "pepper": parse_text,
     "engine_token": parse_token,
@@ -268,6 +294,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "public_prompts": parse_path,
     "public_grammars": parse_path,
     "kv_dir": parse_path,
+    "shared_kv_dir": parse_path,
     "max_batch_tokens": whole(1),
     "max_running": whole(1),
     "target_itl_ms": parse_milliseconds,

@@ -21,6 +21,7 @@ ROOMS = (
     "platform/answers",
     "platform/quotas",
     "platform/gateways",
+    "platform/replicas",
     "platform/tenancy",
     "platform/modes",
     "engine/core",
@@ -49,6 +50,7 @@ ROOMS = (
     "engine/loop.py",
     "engine/build",
     "engine/rpc",
+    "engine/fleet",
     "adapters/format",
     "adapters/inspection",
     "adapters/registry",
@@ -129,7 +131,6 @@ FOREIGN_PRIVATES = {
     "_get_local_constants": "of Hypothesis, which has no setting for what it does",
     "_local_constants": "of Hypothesis, which has no setting for what it does",
 }
-"""Names with an underscore that tests may use, and why; none is ours."""
 ENVIRONMENT_READERS = ("platform/settings.py", "api/sdk/*", "api/cli/*")
 
 
@@ -348,8 +349,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     ],
 )
 def test_a_process_loads_only_what_it_needs(statement: str, unwanted: tuple[str, ...]) -> None:
-    """The gateway loads no torch, the SDK no server, the scheduler neither, and an engine no kernels before it knows
-    its device."""
+    """The gateway loads no torch, the SDK no server, the scheduler neither, and an engine no kernels at first."""
     loaded = output_of(f"import sys; {statement}", f"print([name for name in {unwanted} if name in sys.modules])")
 
     assert loaded == "[]"

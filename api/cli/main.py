@@ -6,7 +6,7 @@ success, 1 after a failure, 2 for wrong usage, and 75 for an engine that lost it
 
 import typer
 
-from graftwork.api.cli.commands import adapters, bench, keys, modes, quotas, sessions, tenants
+from graftwork.api.cli.commands import adapters, bench, keys, modes, quotas, replicas, sessions, tenants
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.demo import demo
 from graftwork.api.cli.commands.server import engine, gateway, serve
@@ -32,8 +32,9 @@ def build_app() -> typer.Typer:
         app.command(rich_help_panel=SERVER)(command)
     app.add_typer(database.app, name="db", rich_help_panel=SERVER)
     app.add_typer(bench.app, name="bench", rich_help_panel=SERVER)
-    for name, group in (("tenants", tenants.app), ("keys", keys.app), ("quotas", quotas.app), ("modes", modes.app)):
-        app.add_typer(group, name=name, rich_help_panel=ADMIN)
+    admin = {"tenants": tenants, "keys": keys, "quotas": quotas, "modes": modes, "replicas": replicas}
+    for name, group in admin.items():
+        app.add_typer(group.app, name=name, rich_help_panel=ADMIN)
     app.command(rich_help_panel=ADMIN)(audit)
     app.add_typer(adapters.app, name="adapters", rich_help_panel=TENANT)
     app.add_typer(sessions.app, name="sessions", rich_help_panel=TENANT)

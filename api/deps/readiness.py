@@ -16,6 +16,7 @@ from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.errors import CapacityContended, GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
+from graftwork.platform.modes.modes import ModeSwitch
 
 _FRESH_S = 1.0
 _ANSWER_WITHIN_S = 10.0
@@ -25,8 +26,9 @@ _ISOLATION = IsolationDomain(b"graftwork readiness")
 class Readiness:
     """Checks whether the database and the engine work, and keeps the latest result for one second."""
 
-    def __init__(self, resources: ServerResources) -> None:
+    def __init__(self, resources: ServerResources, modes: ModeSwitch) -> None:
         self._resources = resources
+        self._modes = modes
         self._head = resources.database.head_revision()
         self._checking = asyncio.Lock()
         self._problems: dict[str, str] = {}
@@ -45,6 +47,10 @@ class Readiness:
                 self._problems = {part: answer for part, answer in zip(parts, answers, strict=True) if answer}
                 self._checked_at = self._resources.clock.monotonic()
             return self._problems
+
+    def degraded_modes(self) -> list[str]:
+        """Returns the degraded modes that this gateway applies, such as `refuse_flex`."""
+        return self._modes.current.in_force()
 
     async def _database(self) -> str | None:
         try:

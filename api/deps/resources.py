@@ -24,6 +24,7 @@ from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.api.schemas.base import MixturePart
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.stats import EngineDescription
+from graftwork.engine.fleet.replicas import ReplicaDirectory
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InternalFailure, InvalidRequest
@@ -215,6 +216,7 @@ class AdminResources:
     meter: UsageMeter
     registry: AdapterRegistry
     engine: EngineClient
+    replicas: ReplicaDirectory
     description: EngineDescription
     erasure: TenantErasure
     modes: ModeSwitch

@@ -173,7 +173,7 @@ async def start_inference(
     quota = await accounting.quota_of(principal.tenant_id)
     charge = Charge(inference.request_id, principal, inference.resolved)
     requests = [
-        resources.generator.degraded(request)
+        resources.generator.prepared(request)
         for request in inference.generation_requests(principal.isolation(resources.pepper), kv_limits(quota))
     ]
     account = await accounting.open(charge, quota, inference.estimated_tokens, inference.num_answers)

@@ -57,7 +57,7 @@ REQUESTS: dict[str, Json] = {
 
 ANSWERS: dict[str, Json] = {
     "get_health": {"status": "ok"},
-    "get_readiness": {"status": "ready"},
+    "get_readiness": {"status": "ready", "degraded": []},
     "get_version": {"version": __version__},
     "list_models": list_of(MODEL),
     "get_model": MODEL,
@@ -221,11 +221,13 @@ ANSWERS: dict[str, Json] = {
         }
     ),
     "drain_replica": {
-        "id": "engine-0",
+        "id": "engine-1",
         "object": "replica",
-        "address": "unix:/var/lib/graftwork/engine.sock",
-        "status": "absent",
-        "reason": "It is drained.",
+        "address": "10.0.0.5:9000",
+        "epoch": 3,
+        "status": "draining",
+        "running_requests": 1,
+        "waiting_requests": 0,
     },
 }
 """An example answer in JSON for each operation."""

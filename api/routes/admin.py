@@ -17,13 +17,13 @@ from graftwork.api.schemas.admin import (
     erasure_answer,
     key_answer,
     modes_answer,
+    replica_answer,
     tenant_answer,
 )
 from graftwork.api.schemas.usage import TimeText, span, usage_answer
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
-from graftwork.platform.errors import Conflict, NotFound, Unavailable
 from graftwork.platform.ids import KeyId, TenantId
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.metering import UsageGroup
@@ -77,9 +77,6 @@ async def set_tenant_quota(tenant_id: str, body: QuotaBody, resources: ForAdmin,
 reports_router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=AdminRoute)
 
 
-ONLY_REPLICA = "engine-0"
-
-
 @reports_router.get("/usage")
 async def get_tenants_usage(
     resources: ForAdmin,
@@ -125,38 +122,17 @@ async def set_modes(body: ModesBody, resources: ForAdmin, admin: Admin) -> answe
 @reports_router.get("/replicas")
 async def list_replicas(resources: ForAdmin, _: Admin) -> Page[answers.Replica]:
     """List the engines with figures of their load, such as the numbers of running and waiting requests."""
-    return list_answer([await _only_replica(resources)])
-
-
-async def _only_replica(resources: AdminResources) -> answers.Replica:
-    address = resources.settings.resolved_engine_address
-    try:
-        stats = await resources.engine.stats()
-    except Unavailable as error:
-        return answers.Replica(id=ONLY_REPLICA, address=address, status="absent", reason=error.message)
-    return answers.Replica(
-        id=ONLY_REPLICA,
-        address=address,
-        status="ready",
-        running_requests=stats.running_requests,
-        waiting_requests=stats.waiting_requests,
-        device_pages=answers.DevicePages(free=stats.free_pages, cached=stats.cached_pages, active=stats.active_pages),
-        host_pages=answers.HostPages(free=stats.host_free_pages, cached=stats.host_cached_pages),
-        disk_pages=stats.disk_pages,
-        preemptions=stats.preemptions,
-        resident_adapters=tuple(stats.resident_adapters),
-        max_adapters_in_a_step=stats.max_adapters_in_a_step,
-        generated_tokens=stats.generated_tokens,
-        steps=stats.steps,
-    )
+    return list_answer([replica_answer(reading) for reading in await resources.replicas.list()])
 
 
 @reports_router.post("/replicas/{replica_id}/drain")
-async def drain_replica(replica_id: str, _: Admin) -> answers.Replica:
-    """Drain an engine. It finishes its requests and gets no new ones. The server cannot drain its only engine."""
-    if replica_id != ONLY_REPLICA:
-        raise NotFound("The replica does not exist: GET /v1/admin/replicas lists them.", code="replica_not_found")
-    raise Conflict("This is the only engine, nothing could take over from it: stop the server.", code="only_replica")
+async def drain_replica(replica_id: str, resources: ForAdmin, _: Admin) -> answers.Replica:
+    """Drain an engine: it gets no new requests, and its running ones end there or go on at another engine.
+
+    The answer comes at once, with the status `draining`. An engine that `serve` has started is then started again; one
+    with a lease ends. The server cannot drain its only engine.
+    """
+    return replica_answer(await resources.replicas.drain(replica_id))
 
 
 tenants_router = APIRouter(prefix="/v1/admin/tenants", tags=["admin"], route_class=AdminRoute)

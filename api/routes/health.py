@@ -22,14 +22,14 @@ async def get_health() -> Health:
 async def get_readiness(request: Request) -> JSONResponse:
     """Check that the database has the current schema and can store a row, and that the engine generates a token.
 
-    If a check fails, the answer is a 503 with the reasons.
+    If a check fails, the answer is a 503 with the reasons. Otherwise it names the degraded modes that are set.
     """
     readiness = request.app.state.readiness
     assert isinstance(readiness, Readiness)
     problems = await readiness.problems()
     if problems:
         return JSONResponse(NotReady(problems=problems).body(), status_code=503)
-    return JSONResponse(Ready().body())
+    return JSONResponse(Ready(degraded=readiness.degraded_modes()).body())
 
 
 @router.get("/docs", include_in_schema=False)

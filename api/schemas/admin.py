@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from graftwork.api.schemas.base import NativeBody, with_integers
 from graftwork.api.schemas.shapes import DocumentedAs
+from graftwork.engine.fleet.replicas import ReplicaReading
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.modes.modes import DegradedModes
 from graftwork.platform.quotas.quota import Quota
@@ -83,6 +84,33 @@ class ModesBody(NativeBody):
 def modes_answer(modes: DegradedModes) -> answers.Modes:
     """Converts the degraded modes to the body of an answer."""
     return answers.Modes(**asdict(modes))
+
+
+def replica_answer(reading: ReplicaReading) -> answers.Replica:
+    """Converts an engine and its figures to the body of an answer."""
+    present: dict[str, Any] = {
+        "id": reading.replica_id,
+        "address": reading.address,
+        "epoch": reading.epoch,
+        "status": reading.status,
+        "reason": reading.problem,
+    }
+    stats = reading.stats
+    if stats is None:
+        return answers.Replica(**present)
+    return answers.Replica(
+        **present,
+        running_requests=stats.running_requests,
+        waiting_requests=stats.waiting_requests,
+        device_pages=answers.DevicePages(free=stats.free_pages, cached=stats.cached_pages, active=stats.active_pages),
+        host_pages=answers.HostPages(free=stats.host_free_pages, cached=stats.host_cached_pages),
+        disk_pages=stats.disk_pages,
+        preemptions=stats.preemptions,
+        resident_adapters=tuple(stats.resident_adapters),
+        max_adapters_in_a_step=stats.max_adapters_in_a_step,
+        generated_tokens=stats.generated_tokens,
+        steps=stats.steps,
+    )
 
 
 QuotaBody = Annotated[

@@ -177,3 +177,9 @@ class Admin(Resource[R]):
     def replicas(self) -> Steps[Page[Replica]]:
         """Lists the engines (replicas) with figures of their load, such as the number of waiting requests."""
         return (yield from self._page(Replica, Call("GET", "/v1/admin/replicas", admin=True)))
+
+    @operation
+    def drain_replica(self, replica_id: str) -> Steps[Replica]:
+        """Begins to drain an engine: it gets no new requests, and its running ones end there or go on elsewhere."""
+        path = f"/v1/admin/replicas/{path_segment(replica_id)}/drain"
+        return (yield from self._read(Replica, Call("POST", path, admin=True)))

@@ -140,4 +140,4 @@ def operation_id(route: APIRoute) -> str:
 
 def _attach(app: FastAPI, resources: Resources) -> None:
     app.state.resources = resources
-    app.state.readiness = Readiness(resources.server)
+    app.state.readiness = Readiness(resources.server, resources.admin.modes)

@@ -13,6 +13,7 @@ import sys
 import threading
 from dataclasses import fields
 from functools import partial
+from typing import TYPE_CHECKING
 
 from graftwork.api.server.served_model import model_dtype, model_folder, model_name
 from graftwork.engine.core.config import EngineConfig
@@ -21,6 +22,9 @@ from graftwork.engine.rpc.engine_pb2 import Failed
 from graftwork.platform.errors import DEVICE_LOST, GraftworkError
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from graftwork.engine.rpc.server import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +45,8 @@ _SIZES = (
     "target_itl_ms",
 )
 """The settings that the engine chooses itself if they are None."""
-_DISK_KV_BYTES = 2 * 2**30
+DISK_KV_BYTES = 2 * 2**30
+"""Bytes of KV files of one engine, if the settings name none."""
 _GRACE_S = 10.0
 """The seconds that an engine may take to end after its parent has ended."""
 _FORMER_KERNEL_SETTINGS = ("lora_kernels", "row_kernels", "attention_backend")
@@ -49,11 +54,11 @@ _UNTOLD = frozenset({"admin_key", "pepper", "database_url", "redis_url", "deadli
 """The settings that are not sent to the engine: secrets, and what only the gateway uses."""
 
 
-def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False) -> None:
+def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False, epoch: int | None = None) -> None:
     """Serves the model at the gRPC address `listen` until SIGTERM or SIGINT. Blocks the caller until then.
 
     Without a supervisor, ends the process with a status of its own (STUCK_STATUS) if the loop is stuck for longer than
-    `step_timeout_s`.
+    `step_timeout_s`. `epoch` is the epoch that the supervisor has given this engine.
     Raises InvalidRequest for wrong settings and for a model that cannot be served.
     """
     configure_logging(settings.log_level)
@@ -84,8 +89,9 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False)
         kv_price=settings.kv_price,
         public_grammars=settings.public_grammars,
         max_draft_tokens=settings.max_draft_tokens,
-        disk_kv_bytes=_DISK_KV_BYTES if settings.disk_kv_bytes is None else settings.disk_kv_bytes,
+        disk_kv_bytes=DISK_KV_BYTES if settings.disk_kv_bytes is None else settings.disk_kv_bytes,
         kv_folder=settings.kv_dir or settings.data_dir / KV_FOLDER,
+        shared_kv_folder=settings.shared_kv_dir,
         **sizes,
     )
     serve_engine(
@@ -94,7 +100,19 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False)
         listen,
         settings.engine_token,
         step_limit_s=None if has_supervisor else settings.step_timeout_s,
+        membership=_membership(settings, listen, epoch, has_supervisor=has_supervisor),
     )
+
+
+def _membership(settings: Settings, listen: str, epoch: int | None, *, has_supervisor: bool) -> "Membership | None":
+    """Returns what makes the engine known to gateways: its supervisor's epoch, a lease of its own, or nothing."""
+    from graftwork.api.server.engine_lease import leased, with_epoch
+
+    if epoch is not None:
+        return with_epoch(epoch)
+    if settings.fleet == "leases" and not has_supervisor:
+        return leased(settings, listen)
+    return None
 
 
 def warn_of_former_settings(settings: Settings) -> None:
@@ -108,14 +126,14 @@ def child_command() -> list[str]:
     return [sys.executable, "-m", "graftwork.api.server.engine_process"]
 
 
-def child_orders(settings: Settings, listen: str) -> bytes:
+def child_orders(settings: Settings, listen: str, epoch: int | None = None) -> bytes:
     """Returns the line of JSON that the parent sends to its child.
 
-    The line has the address at which the child listens, and the child's settings without secrets.
+    The line has the address at which the child listens, its epoch, and the child's settings without secrets.
     """
     values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     told = {name: value for name, value in values.items() if name not in _UNTOLD and value is not None}
-    return json.dumps({"listen": listen, "settings": told}, default=str).encode() + b"\n"
+    return json.dumps({"listen": listen, "epoch": epoch, "settings": told}, default=str).encode() + b"\n"
 
 
 def main() -> None:
@@ -131,7 +149,8 @@ def main() -> None:
     orders = json.loads(_read_line(lifeline))
     watch_parent(lifeline)
     try:
-        run_engine(Settings.from_environment(orders["settings"]), orders["listen"], has_supervisor=True)
+        settings = Settings.from_environment(orders["settings"])
+        run_engine(settings, orders["listen"], has_supervisor=True, epoch=orders["epoch"])
     except GraftworkError as error:
         logger.debug("engine_failed", exc_info=True)
         os.write(report, error_to_wire(error).SerializeToString())

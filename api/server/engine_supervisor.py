@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from graftwork.api.server.engine_process import child_command, child_orders, read_report
@@ -54,11 +54,15 @@ class EngineChild:
         command: Sequence[str] | None = None,
         backoff_s: float = _FIRST_BACKOFF_S,
         look_every_s: float = _LOOK_EVERY_S,
+        next_epoch: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         """`command` replaces the engine's command. `backoff_s` is the wait before the first restart, in seconds, and
-        `look_every_s` the time between two questions to the child whether it advances.
+        `look_every_s` the time between two questions to the child whether it advances. `next_epoch` is called before
+        each start, and returns the epoch of the child; None gives it none.
         """
-        self._orders = child_orders(settings, listen)
+        self._settings, self._listen = settings, listen
+        self._next_epoch = next_epoch
+        self._must_restart = False
         self._limits = FreezeLimits(settings.engine_silence_s, settings.step_timeout_s)
         self._clock = clock
         self._command = command or child_command()
@@ -94,6 +98,12 @@ class EngineChild:
             await self._end(self._process)
         await self._last_error()
 
+    async def restart(self) -> None:
+        """Ends the child in good order. It is then started again, as after each end."""
+        if self._process is not None and self._process.returncode is None:
+            self._must_restart = True
+            await self._end(self._process)
+
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -106,6 +116,7 @@ class EngineChild:
 
     async def _spawn(self) -> None:
         # A process group of its own, so that Ctrl-C reaches only this process, which first lets running requests end.
+        epoch = None if self._next_epoch is None else await self._next_epoch()
         report, childs_report = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -121,7 +132,7 @@ class EngineChild:
         finally:
             os.close(childs_report)
         assert process.stdin is not None
-        process.stdin.write(self._orders)
+        process.stdin.write(child_orders(self._settings, self._listen, epoch))
         with suppress(ConnectionError):  # it has died already; the code that waits for it notices
             await process.stdin.drain()
         self._process, self._report = process, report
@@ -163,11 +174,13 @@ class EngineChild:
             if lived_s > _HEALTHY_AFTER_S:
                 backoff_s = self._first_backoff_s
             error = await self._last_error()
-            logger.error(
+            logger.log(
+                logging.INFO if self._must_restart else logging.ERROR,
                 "engine %s; restarting it in %.1f s",
                 ending if error is None else f"ended: {error.message}",
                 backoff_s,
             )
+            self._must_restart = False
             backoff_s = await self._respawn(backoff_s)
 
     async def _respawn(self, backoff_s: float) -> float:

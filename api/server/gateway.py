@@ -17,13 +17,16 @@ from rich.table import Table
 from graftwork.api.deps.resources import Resources, repeating
 from graftwork.api.server.app import create_app, create_metrics_app
 from graftwork.api.server.demo_seed import DemoTenant, seed_demo
+from graftwork.api.server.fleets import connect_engine
 from graftwork.api.server.http_connection import ConnectionLimits
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.tls import TlsFiles
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, new_event_loop, url_of
-from graftwork.api.server.wiring import connect_engine, open_resources
+from graftwork.api.server.wiring import open_resources
+from graftwork.engine.core.client import EngineClient
 from graftwork.engine.rpc.client import TOKEN_REFUSED
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
+from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
 from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_rare
 from graftwork.platform.settings import Settings
@@ -51,8 +54,11 @@ def run_gateway(settings: Settings) -> None:
     Raises a GraftworkError if the gateway cannot start.
     """
     model_folder(settings)  # fails at once if a setting is missing
-    if settings.engine_address is None:
-        raise InvalidRequest("A gateway needs an engine: name it with --engine-address, or use `graftwork serve`.")
+    if settings.engine_address is None and settings.fleet == "static":
+        raise InvalidRequest(
+            "A gateway needs an engine: name it with --engine-address, find those in the database with --fleet leases, or "
+            "use `graftwork serve`."
+        )
     run_until_signalled(settings, _gateway)
 
 
@@ -85,12 +91,18 @@ def _console() -> Console:
     return Console(width=max(found.width, _LEAST_WIDTH))
 
 
-async def serve_gateway(settings: Settings, listening: socket.socket, console: Console, signals: SignalWatch) -> None:
+async def serve_gateway(
+    settings: Settings,
+    listening: socket.socket,
+    console: Console,
+    signals: SignalWatch,
+    engine: EngineClient | None = None,
+) -> None:
     """Opens the services and serves at the socket `listening`, until the last connection ends.
 
-    The engine must already answer.
+    The engine must already answer. By default it is the one at the settings' address. This function closes `engine`.
     """
-    async with open_resources(settings) as resources:
+    async with open_resources(settings, engine=engine) as resources:
         tenants = await seed_demo(resources.admin) if settings.demo else ()
         tls = TlsFiles.of(settings)
         url = url_of(listening, "http" if tls is None else "https")
@@ -163,7 +175,10 @@ async def _gateway(settings: Settings, console: Console, signals: SignalWatch) -
 
 async def _wait_for_engine(settings: Settings, console: Console) -> None:
     """Waits until the engine answers. There is no time limit, because the operator decides how long to wait."""
-    probe = connect_engine(settings)
+    database = Database(settings.resolved_database_url, settings.lease_s)
+    if settings.fleet == "leases":
+        await database.upgrade_to_head()
+    probe = connect_engine(settings, database)
     polls = 0
     try:
         while True:
@@ -180,6 +195,7 @@ async def _wait_for_engine(settings: Settings, console: Console) -> None:
                 return
     finally:
         await probe.close()
+        await database.close()
 
 
 def show_ready(console: Console, url: str, model: str, settings: Settings) -> None:
@@ -201,6 +217,7 @@ def show_demo(console: Console, url: str, base: str, tenants: Sequence[DemoTenan
         "model": first.adapter or base,
         "messages": [{"role": "user", "content": "Where is my parcel?"}],
         "max_tokens": 64,
+        "temperature": 0,
     }
     console.print("Try it:", soft_wrap=True)
     console.out(f"curl {url}/v1/chat/completions \\")

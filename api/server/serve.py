@@ -1,10 +1,11 @@
-"""Runs `graftwork serve`: a gateway, and one engine as its child process.
+"""Runs `graftwork serve`: a gateway, and one engine or several as its child processes.
 
 If the settings have the address of an engine, starts no child. Never serves requests itself: `gateway.py` does.
 
 bind the port ─► lock the data folder ─► start the engine ─► open the resources ─► serve ─► … ─► close all in reverse
 """
 
+import asyncio
 import secrets
 import tempfile
 from collections.abc import AsyncGenerator
@@ -15,13 +16,17 @@ from pathlib import Path
 from rich.console import Console
 
 from graftwork.api.server.engine_supervisor import EngineChild
+from graftwork.api.server.fleets import engine_connection
 from graftwork.api.server.gateway import listen, run_until_signalled, serve_gateway
+from graftwork.api.server.local_fleet import LocalFleet, local_fleet_client
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import SignalWatch
-from graftwork.api.server.wiring import connect_engine
+from graftwork.engine.fleet.client import FleetClient
 from graftwork.engine.model.config import read_model_config
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.data_folder import locked_data_folder
+from graftwork.platform.database import Database
+from graftwork.platform.replicas.lease import ReplicaLeases
 from graftwork.platform.settings import Settings
 from graftwork.sessions.text.model_files import ModelFolder
 
@@ -46,7 +51,12 @@ async def _serve(settings: Settings, console: Console, signals: SignalWatch) -> 
         if settings.engine_address is None:
             stack.enter_context(locked_data_folder(settings.data_dir))
             token = settings.engine_token or secrets.token_urlsafe(32)
-            settings = replace(settings, engine_address=_private_address(settings, stack), engine_token=token)
+            settings = replace(settings, engine_token=token)
+            if settings.replicas > 1:
+                fleet = await stack.enter_async_context(_running_fleet(settings, console, stack))
+                await serve_gateway(settings, listening, console, signals, fleet)
+                return
+            settings = replace(settings, engine_address=f"unix:{_private_socket(settings, stack)}")
             await stack.enter_async_context(_running_engine(settings, console))
         await serve_gateway(settings, listening, console, signals)
 
@@ -55,7 +65,7 @@ async def _serve(settings: Settings, console: Console, signals: SignalWatch) -> 
 async def _running_engine(settings: Settings, console: Console) -> AsyncGenerator[None, None]:
     """Starts the engine child, waits until it answers, and stops it at the end of the block."""
     child = EngineChild(settings, settings.resolved_engine_address, SystemClock())
-    probe = connect_engine(settings)
+    probe = engine_connection(settings)(settings.resolved_engine_address)
     console.print(f"Starting the engine with {model_folder(settings)} …", soft_wrap=True)
     try:
         await child.start(probe, lambda waited_s: console.print(f"  … {waited_s:.0f} s"))
@@ -65,10 +75,37 @@ async def _running_engine(settings: Settings, console: Console) -> AsyncGenerato
         await child.stop()
 
 
-def _private_address(settings: Settings, stack: AsyncExitStack) -> str:
-    """Returns the address of a socket in the data folder, or in a temporary folder if the path would be too long."""
-    path = settings.data_dir.absolute() / "engine.sock"
-    if len(str(path).encode()) > _MAX_SOCKET_PATH:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="graftwork-"))
-        path = Path(folder) / "engine.sock"
-    return f"unix:{path}"
+@asynccontextmanager
+async def _running_fleet(
+    settings: Settings, console: Console, stack: AsyncExitStack
+) -> AsyncGenerator[FleetClient, None]:
+    """Starts `settings.replicas` engines, waits until all answer, and stops them at the end of the block.
+
+    Yields a client of all of them.
+    """
+    database, clock = Database(settings.resolved_database_url, settings.lease_s), SystemClock()
+    await database.upgrade_to_head()
+    sockets = [_private_socket(settings, stack, f"engine-{number}.sock") for number in range(settings.replicas)]
+    connect = engine_connection(settings)
+    probes = {f"unix:{path}": connect(f"unix:{path}") for path in sockets}
+    local = LocalFleet(settings, sockets, ReplicaLeases(database, settings.lease_s), clock)
+    fleet = local_fleet_client(local, connect, clock, settings.drain_grace_s)
+    console.print(f"Starting {settings.replicas} engines with {model_folder(settings)} …", soft_wrap=True)
+    try:
+        await local.start(probes, lambda waited_s: console.print(f"  … {waited_s:.0f} s"))
+        await fleet.describe()
+        async with local.leased(fleet, settings.lease_s):
+            yield fleet
+    finally:
+        await fleet.close()
+        await asyncio.gather(*(probe.close() for probe in probes.values()))
+        await local.stop()
+        await database.close()
+
+
+def _private_socket(settings: Settings, stack: AsyncExitStack, name: str = "engine.sock") -> Path:
+    """Returns the path of a socket in the data folder, or in a temporary folder if the path would be too long."""
+    path = settings.data_dir.absolute() / name
+    if len(str(path).encode()) <= _MAX_SOCKET_PATH:
+        return path
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graftwork-"))) / name

@@ -24,9 +24,9 @@ from graftwork.api.deps.resources import (
     repeating,
 )
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
+from graftwork.api.server.fleets import connect_engine, replica_directory
 from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
-from graftwork.engine.core.progress import FreezeLimits
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
@@ -103,7 +103,7 @@ async def open_resources(
         stack.push_async_callback(database.close)
         await database.upgrade_to_head()
         telemetry = Telemetry(ObjectiveMeter(settings.objectives, clock))
-        engine = engine or connect_engine(settings)
+        engine = engine or connect_engine(settings, database)
         stack.push_async_callback(engine.close)
         if inspector is None:
             inspector = AdapterInspector()
@@ -263,6 +263,7 @@ def _admin_resources(
         meter=tenants.meter,
         registry=inference.registry,
         engine=base.engine,
+        replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         description=inference.description,
         erasure=_tenant_erasure(inference, base.database, base.engine, sessions),
         modes=tenants.modes,
@@ -375,14 +376,6 @@ async def _served_model(
         public_prefixes=public_prefixes,
     )
     return _ServedModel(generator, folder, prompts, planner)
-
-
-def connect_engine(settings: Settings) -> EngineClient:
-    """Returns a client of the engine at the settings' address."""
-    from graftwork.engine.rpc.client import GrpcEngineClient
-
-    limits = FreezeLimits(settings.engine_silence_s, settings.step_timeout_s)
-    return GrpcEngineClient(settings.resolved_engine_address, limits, settings.engine_token)
 
 
 async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:

@@ -102,6 +102,7 @@ class SimulatedEngine:
             vocab_size=VOCABULARY,
             eos_token_ids=frozenset(),
             max_waiting_tokens=1 << 40,
+            target_itl_s=machine.target_itl_s,
         )
         self.order = make_order(clock, self.kv_cache)
         self.scheduler = Scheduler(
@@ -111,7 +112,6 @@ class SimulatedEngine:
             AdaptersAlwaysReady(),
             scopes,
             clock=clock,
-            seeds=Random("simulated seeds"),
             order=self.order,
         )
         self.work = Work()

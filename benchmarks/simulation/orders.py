@@ -4,14 +4,18 @@ Owns no order: they are the engine's own. The bound is on the difference of the 
 in which both are backlogged, in input tokens, divided by the weight (see meter.py).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.simulation.engine import VOCABULARY as TOKEN_IDS
 from benchmarks.simulation.engine import AdaptersAlwaysReady, MakeOrder
 from benchmarks.simulation.meter import INPUT_PRICE, OUTPUT_PRICE
 
 from graftwork.engine.kv.manager import KvCacheManager
-from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder, DeficitSettings, VirtualTokenCounter
+from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder, VirtualTokenCounter
 from graftwork.engine.scheduler.locality import DeviceLocality
+from graftwork.engine.scheduler.request_rank import DeficitSettings
+from graftwork.engine.scheduler.request_state import RequestState
 from graftwork.engine.scheduler.waiting_order import FirstComeFirstServed, WaitingOrder
 from graftwork.platform.clock import Clock
 
@@ -49,13 +53,35 @@ def deficit_order(quantum: float, *, programs_first: bool = True) -> MakeOrder:
     return make
 
 
+class ByBeginning(FirstComeFirstServed):
+    """Serves all requests with one first token, one after the other, then those with the next: an oracle of locality.
+
+    In a scene whose prompts have common beginnings, no order finds more of them cached. It is not fair.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = 0
+
+    def candidates(self) -> Iterator[RequestState]:
+        def order(state: RequestState) -> tuple[int, float]:
+            return (state.token_ids[0] - self._last) % TOKEN_IDS, state.arrived_at
+
+        return iter(sorted(self, key=order))
+
+    def start(self, state: RequestState) -> None:
+        self._last = state.token_ids[0]
+        self.remove(state)
+
+
 QUANTUM = 4 * 2048.0
 """As the engine's default: the prompt tokens of four steps."""
 WIDE_QUANTUM = 32 * 2048.0
 FCFS = Policy("fcfs", lambda clock, kv_cache: FirstComeFirstServed(), is_fair=False)
 VTC = Policy("vtc", lambda clock, kv_cache: VirtualTokenCounter(clock))
+BY_BEGINNING = Policy("by-beginning", lambda clock, kv_cache: ByBeginning(), is_fair=False)
 DLPM = Policy("dlpm", deficit_order(QUANTUM), quantum=QUANTUM)
 DLPM_WIDE = Policy("dlpm-wide", deficit_order(WIDE_QUANTUM), quantum=WIDE_QUANTUM)
 DLPM_ANY_PROGRAM = Policy("dlpm-any-program", deficit_order(QUANTUM, programs_first=False), quantum=QUANTUM)
 """Without the rule that turns of running agent programs go before new programs."""
-POLICIES = {policy.name: policy for policy in (FCFS, VTC, DLPM, DLPM_WIDE, DLPM_ANY_PROGRAM)}
+POLICIES = {policy.name: policy for policy in (FCFS, VTC, DLPM, DLPM_WIDE, DLPM_ANY_PROGRAM, BY_BEGINNING)}

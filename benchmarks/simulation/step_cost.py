@@ -6,7 +6,7 @@ The figures are arithmetic over published rates, not measurements: H100 SXM 3.35
 400 TFLOP/s in bf16 prefill, as `hardware.py` has them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.simulation.hardware import Hardware
 
@@ -52,6 +52,8 @@ class Machine:
     max_batch_tokens: int = 2048
     max_waiting: int = 256
     """As the default of the setting of this name."""
+    target_itl_s: float | None = None
+    """The target of inter-token time, in seconds; None sets no target."""
 
     @property
     def kv_tokens(self) -> int:
@@ -84,5 +86,12 @@ def machine_of(name: str, parameters: float, layers: int, width: int, kv_heads: 
 
 LLAMA_8B = machine_of("Llama 3.1 8B on one H100", 8.0e9, 32, 4096, 8)
 """A floor of 7.6 ms, 40 us a prompt token, 46 ns a token of context, and KV for 427,000 tokens."""
+DEVICE_ONLY_8B = replace(
+    LLAMA_8B,
+    name="Llama 3.1 8B on one H100, without host and disk tiers",
+    hardware=replace(LLAMA_8B.hardware, host_kv_bytes=0.0, disk_kv_bytes=0.0),
+)
+STEADY_8B = replace(LLAMA_8B, target_itl_s=0.05)
+"""With the default of the setting `target_itl_ms` on a GPU."""
 QWEN_7B = machine_of("Qwen2.5 7B 1M on one H100", 7.6e9, 28, 3584, 4, page_tokens=256)
 """For contexts of agents: KV for 990,000 tokens."""

@@ -76,12 +76,12 @@ class Blocks:
 def decode_blocks(shape: AttentionShape) -> Blocks:
     """Returns the blocks for decoding: the smallest matrix product, and two blocks of keys and values in flight.
 
-    In fp32 one block is in flight. Its products take many registers, because matrix units do not compute them, and with
-    two blocks a thread on Blackwell needs more registers than there are.
+    In fp32 one block of at most 32 keys is in flight. Its products take many registers, because matrix units do not
+    compute them, and with more keys a thread needs more registers than there are.
     """
-    keys = max(min(64, 16 * 1024 // shape.row_bytes), 16)
-    num_stages = 3 if shape.dtype == torch.float32 else 5
-    return Blocks(max(_power_of_two(shape.group), 16), keys, num_warps=4, num_stages=num_stages)
+    is_fp32 = shape.dtype == torch.float32
+    keys = max(min(32 if is_fp32 else 64, 16 * 1024 // shape.row_bytes), 16)
+    return Blocks(max(_power_of_two(shape.group), 16), keys, num_warps=4, num_stages=3 if is_fp32 else 5)
 
 
 def chunk_blocks(shape: AttentionShape) -> Blocks:

@@ -15,7 +15,7 @@ from graftwork.engine.core.prefix_keys import child_key, pages_for, root_key
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan, StepResult
 from graftwork.engine.core.tiers import PageId
-from graftwork.engine.kv.disk.store import DiskStore
+from graftwork.engine.kv.disk.shared import TierStore
 from graftwork.engine.kv.index.cost_model import (
     LoadCost,
     PrefillCost,
@@ -82,7 +82,7 @@ def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCo
     return fit_transfer([TransferSample(count, _fastest(load, count)) for count in counts])
 
 
-def measure_disk(disk: DiskStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
+def measure_disk(disk: TierStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
     """Measures the seconds for loading 1 to 16 KV pages from disk to the device.
 
     The result is the time of reading from disk plus `host`, the cost of copying from host to device. Writes pages to

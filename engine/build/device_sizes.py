@@ -8,7 +8,7 @@ The memory of a device is divided so:
               |<-------------------- memory_share of what is free after the weights ------------->|
 
 What is left free serves CUDA graphs, fragments of the allocator, and other processes. It is never less than the graphs
-are estimated to take.
+take, by what the warm-up measured.
 """
 
 import math
@@ -36,7 +36,7 @@ class MeasuredDevice:
     copies_bytes: int
     """The most memory that the LoRA backend takes for copies of adapters."""
     graphs_bytes: int = 0
-    """An estimate of what the CUDA graphs will take. They are captured later, in what is left free."""
+    """What the CUDA graphs will take, by a few that were captured. All are captured later, in what is left free."""
 
     def budget(self, share: float) -> int:
         """Returns the bytes for all frames, if steps, copies and frames together take `share` of the free memory, or

@@ -6,11 +6,11 @@ Never serves a request. EngineLoop does that.
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from random import Random
 from typing import NamedTuple
 
 import torch
 
+import graftwork
 from graftwork.engine.build.calibration import measure
 from graftwork.engine.build.devices import (
     choose_device,
@@ -95,14 +95,13 @@ def build_engine(
     source_for: SourceFor,
     clock: Clock | None = None,
     costs: CostTracker | None = None,
-    seeds: Random | None = None,
     start_worker: StartWorker = start_process,
 ) -> Engine:
     """Loads the model, allocates memory for KV and adapters, and connects all parts of the engine.
 
-    `source_for` returns the source from which adapters of this model are read. `seeds` draws a seed for each request
-    that has none. `start_worker` starts the workers of an engine with tensor parallelism. If `costs` is None, the engine
-    measures two times on this device: the time to load KV pages from host or disk, and the time of a prefill.
+    `source_for` returns the source from which adapters of this model are read. `start_worker` starts the workers of an
+    engine with tensor parallelism. If `costs` is None, the engine measures two times on this device: the time to load KV
+    pages from host or disk, and the time of a prefill.
 
     Raises InvalidRequest if the model is not supported, or if the configured sizes do not fit it.
     """
@@ -127,10 +126,10 @@ def build_engine(
         tracker.start_from(measure(storage, all_ranks.run, limits))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
-    speculator, seeds = _speculator(config, grammars, clock), seeds or Random()
+    speculator = _speculator(config, grammars, clock)
     order = build_order(config, limits, kv_cache, adapters, tracker, clock)
     needs = limits, kv_cache, sessions, adapters, scopes
-    scheduler = Scheduler(*needs, clock=clock, seeds=seeds, grammars=grammars, speculator=speculator, order=order)
+    scheduler = Scheduler(*needs, clock=clock, grammars=grammars, speculator=speculator, order=order)
     if costs is None:
         scheduler.step_times.costs.start_from(tracker.cost.prefill)
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
@@ -251,4 +250,5 @@ def _describe(settings: RankSettings, limits: SchedulerLimits, device_pages: int
         device_pages=device_pages,
         max_requests=limits.max_running + limits.queue.requests,
         max_domain_requests=limits.max_running + limits.queue.domain_requests,
+        version=graftwork.__version__,
     )

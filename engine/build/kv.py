@@ -15,6 +15,7 @@ from graftwork.engine.build.device_sizes import FrameSizer
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.kv.disk.file_format import file_bytes
+from graftwork.engine.kv.disk.shared import TierStore, take_slot
 from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.engine.kv.transfer.copier import PageCopier
@@ -37,7 +38,7 @@ class KvStorage:
     cache: KvCache
     """The KV cache: a view of `device_memory` as pages."""
     host: HostMemory
-    disk: DiskStore | None
+    disk: TierStore | None
 
 
 _CPU_DEVICE_BYTES = 768 * 2**20
@@ -77,6 +78,7 @@ def check_sizes(config: EngineConfig, sizer: FrameSizer, device: torch.device) -
         )
     _check_adapters(config, sizer)
     _check_lower_tiers(config, sizer.wanted)
+    _check_shared_folder(config)
     _check_memory(config, device)
 
 
@@ -122,9 +124,14 @@ def overlaps_loads(config: EngineConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.overlap_loads is None else config.overlap_loads
 
 
-def _open_disk(config: EngineConfig, layout: str) -> DiskStore | None:
+def _open_disk(config: EngineConfig, layout: str) -> TierStore | None:
     if not config.disk_kv_bytes:
         return None
+    if config.shared_kv_folder is not None:
+        digest = hashlib.sha256(layout.encode()).digest()
+        shared = take_slot(config.shared_kv_folder, config.disk_kv_bytes, digest, config.kv_reserve_share)
+        shared.start()
+        return shared
     if config.kv_folder is None:
         raise InvalidRequest("disk_kv_bytes needs kv_folder: name the folder for KV files.", param="kv_folder")
     digest = hashlib.sha256(layout.encode()).digest()
@@ -153,6 +160,21 @@ def _check_lower_tiers(config: EngineConfig, sizes: KvSizes) -> None:
             raise InvalidRequest(
                 f"{flag} {given} holds no page: give at least {least} bytes, or 0 for none.", param=setting
             )
+
+
+def _check_shared_folder(config: EngineConfig) -> None:
+    """Raises InvalidRequest if KV files are to be shared and cannot be."""
+    if config.shared_kv_folder is None:
+        return
+    if config.tensor_parallel > 1:
+        raise InvalidRequest(
+            "--shared-kv-dir does not work with --tensor-parallel: each rank keeps a part of each page. Leave one out.",
+            param="shared_kv_dir",
+        )
+    if not config.disk_kv_bytes:
+        raise InvalidRequest(
+            "--shared-kv-dir needs a disk tier: give --disk-kv-bytes above 0, or leave it out.", param="shared_kv_dir"
+        )
 
 
 def _check_memory(config: EngineConfig, device: torch.device) -> None:

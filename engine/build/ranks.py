@@ -295,5 +295,9 @@ def orders_of(settings: RankSettings, folder: Path) -> dict[str, Any]:
 def config_from(orders: Mapping[str, Any]) -> EngineConfig:
     """Returns the engine's settings from a worker's orders."""
     values = dict(orders["config"])
-    paths = {name: Path(values[name]) for name in ("model", "kv_folder", "public_grammars") if values[name] is not None}
+    paths = {
+        name: Path(values[name])
+        for name in ("model", "kv_folder", "shared_kv_folder", "public_grammars")
+        if values[name] is not None
+    }
     return EngineConfig(**values | paths)

@@ -17,6 +17,8 @@ import torch
 from graftwork.engine.attention.backend import AttentionBackend
 from graftwork.engine.attention.torch_attention import TorchAttention
 from graftwork.engine.build.attention import build_attention
+from graftwork.engine.build.device_meter import CudaMeter, DeviceMeter
+from graftwork.engine.build.graphs import GraphBuild, cuda_graphs, wants_decode_graphs
 from graftwork.engine.build.kv import KvStorage
 from graftwork.engine.build.row_ops import build_row_ops
 from graftwork.engine.build.sampler import build_sampler
@@ -36,17 +38,15 @@ from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner
 from graftwork.engine.runner.prompt_scorer import PromptScorer
 from graftwork.engine.runner.row_ops import RowOps, TorchRowOps
+from graftwork.engine.sampling.sampler import Sampler
 from graftwork.engine.sampling.torch_sampler import TorchSampler
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.platform.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from graftwork.engine.runner.decode_graphs import DecodeGraphs
-    from graftwork.engine.runner.packed_forward import PackedForward
+    from graftwork.engine.runner.packed_forward import PackedForward, PackedParts
 
 _log = logging.getLogger(__name__)
-
-_GRAPH_CHOICES = ("auto", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +75,28 @@ class RunnerParts:
         With graphs, captures the CUDA graphs for decoding, if the device and the kernels can. No page may be in use.
         Raises InvalidRequest if the configuration names kernels that do not work on this machine.
         """
-        memory, finder = storage.device_memory, SegmentFinder(adapters)
+        device, finder = storage.device_memory.device, SegmentFinder(adapters)
         own = self._step_parts(storage)
-        forward = _forward(own, finder, self.spread)
-        wanted = self.config.kernels_for("sampler")
-        sampler = build_sampler(self.model.vocab_size, self.limits.max_running, memory.device, wanted)
-        reads_logits_at_once = not isinstance(
-            sampler, TorchSampler
-        )  # a graph's logits are overwritten by the next step
-        wants_graphs = wants_decode_graphs(self.config, memory.device) and with_graphs
-        if wants_graphs and reads_logits_at_once and not isinstance(forward, PlainForward):
-            forward.graphs = _graphs(forward, storage, self.limits)
-        has_graphs = not isinstance(forward, PlainForward) and forward.graphs is not None
-        forward.paths = own.fallbacks(self.config, memory.device)
+        packed, sampler = _packed_parts(own), self._sampler(device)
+        wants_graphs = wants_decode_graphs(self.config, device) and with_graphs
+        build = self._graph_build(packed, sampler, storage) if wants_graphs else None
+        graphs = None if build is None else build.capture(cuda_graphs(device), CudaMeter(device))
+        forward = _forward(own, packed, graphs, finder, self.spread)
+        forward.paths = own.fallbacks(self.config, device)
         forward.paths.fallback_sampler = int(
-            memory.device.type == "cuda" and wanted == "auto" and not reads_logits_at_once
+            device.type == "cuda" and self.config.kernels_for("sampler") == "auto" and isinstance(sampler, TorchSampler)
         )
-        forward.paths.fallback_graphs = int(wants_graphs and not has_graphs)
+        forward.paths.fallback_graphs = int(wants_graphs and graphs is None)
         scorer = PromptScorer(own.decoder, self.lora, own.builder.rules, finder.mix)
-        return ModelRunner(forward, sampler, scorer, memory.device)
+        return ModelRunner(forward, sampler, scorer, device)
+
+    def graphs_bytes(self, storage: KvStorage, meter: DeviceMeter) -> int:
+        """Captures some CUDA graphs over `storage`, and returns the bytes that all graphs of the engine will take.
+
+        0 if it will have none. The captured graphs are gone when the method returns.
+        """
+        build = self._graph_build(_packed_parts(self._step_parts(storage)), self._sampler(meter.device), storage)
+        return 0 if build is None else build.measure(cuda_graphs(meter.device), meter)
 
     def follower(self, storage: KvStorage, adapters: ResidentAdapters) -> PlainForward:
         """Returns the forward pass of a rank above 0, which reads and writes KV in `storage`."""
@@ -109,6 +112,18 @@ class RunnerParts:
         if self.samples:
             return self.runner(storage, adapters, with_graphs=False).run
         return self.follower(storage, adapters).follow
+
+    def _sampler(self, device: torch.device) -> Sampler:
+        return build_sampler(self.model.vocab_size, self.limits.max_running, device, self.config.kernels_for("sampler"))
+
+    def _graph_build(self, packed: "PackedParts | None", sampler: Sampler, storage: KvStorage) -> GraphBuild | None:
+        """Returns what graphs can be captured from. None if torch computes a part of the step that graphs need.
+
+        A graph's logits are overwritten by the next step, and torch's sampler may read them later.
+        """
+        if packed is None or isinstance(sampler, TorchSampler):
+            return None
+        return GraphBuild(packed, storage.cache.gates, self.limits)
 
     def _step_parts(self, storage: KvStorage) -> "_StepParts":
         memory, rules = storage.device_memory, BatchInvariance.of(self.dtype)
@@ -147,62 +162,40 @@ class _StepParts:
         return PlainForward(self.decoder, self.attention, self.builder, self.lora, finder, spread)
 
 
-def wants_decode_graphs(config: EngineConfig, device: torch.device) -> bool:
-    """Returns whether an engine on this device captures CUDA graphs, if all its kernels work.
-
-    Raises InvalidRequest if `decode_graphs` is unknown.
-    """
-    if config.decode_graphs not in _GRAPH_CHOICES:
-        raise InvalidRequest(
-            f"decode_graphs {config.decode_graphs!r} is not known: choose one of {', '.join(_GRAPH_CHOICES)}.",
-            param="decode_graphs",
-        )
-    return config.decode_graphs == "auto" and device.type == "cuda" and config.tensor_parallel == 1
-
-
-def _forward(
-    own: _StepParts, finder: SegmentFinder, spread: Callable[[torch.Tensor], None]
-) -> "PlainForward | PackedForward":
-    """Returns the packed forward pass if all its parts are Triton's and there is one rank, else the plain one."""
-    decoder, attention, builder, lora = own.decoder, own.attention, own.builder, own.lora
-    plain = own.plain(finder, spread)
+def _packed_parts(own: _StepParts) -> "PackedParts | None":
+    """Returns the parts whose numbers travel together, if all of them are Triton's; else None."""
     if find_spec("triton") is None:
-        return plain
+        return None
     from graftwork.engine.attention.triton_attention import TritonAttention
     from graftwork.engine.lora.triton.backend import TritonLora
-    from graftwork.engine.runner.packed_forward import PackedForward, PackedParts
+    from graftwork.engine.runner.packed_forward import PackedParts
     from graftwork.engine.runner.triton_row_ops import TritonRowOps
 
+    decoder, attention, builder, lora = own.decoder, own.attention, own.builder, own.lora
     if (
         isinstance(attention, TritonAttention)
         and isinstance(lora, TritonLora)
         and isinstance(decoder.rows, TritonRowOps)
     ):
-        parts = PackedParts(decoder, attention, builder, lora)
-        return PackedForward(parts, finder, PinnedMemory(builder.device))
+        return PackedParts(decoder, attention, builder, lora)
     if builder.device.type == "cuda":
         loss = "each step waits for several copies to the device"
         _log.warning("packed_inputs_unavailable", extra={"device": str(builder.device), "loss": loss})
-    return plain
+    return None
 
 
-def _graphs(forward: "PackedForward", storage: KvStorage, limits: SchedulerLimits) -> "DecodeGraphs | None":
-    """Captures the CUDA graphs for decoding. If that fails, logs a warning with the reason, and returns None."""
-    from graftwork.engine.runner.decode_graphs import CudaGraphs, DecodeGraphs, GraphLimits
-    from graftwork.engine.runner.graph_keys import GraphKeys
+def _forward(
+    own: _StepParts,
+    packed: "PackedParts | None",
+    graphs: "DecodeGraphs | None",
+    finder: SegmentFinder,
+    spread: Callable[[torch.Tensor], None],
+) -> "PlainForward | PackedForward":
+    """Returns the packed forward pass where there are parts for it, else the plain one."""
+    if packed is None:
+        return own.plain(finder, spread)
+    from graftwork.engine.runner.packed_forward import PackedForward
 
-    device = storage.device_memory.device
-    keys = GraphKeys(limits.max_running, forward.parts.lora.max_rank, forward.parts.builder.rules.min_rows)
-    sizes = GraphLimits(keys, limits.context_tokens, limits.page_tokens)
-    graphs = DecodeGraphs(forward.parts, storage.cache.gates, PinnedMemory(device), sizes)
-    try:
-        with torch.cuda.device(device):
-            free_before = torch.cuda.mem_get_info()[0]
-            graphs.capture(CudaGraphs())
-            taken = free_before - torch.cuda.mem_get_info()[0]
-    except Exception as error:  # noqa: BLE001 - drivers and libraries each fail in a way of their own
-        loss = "each decoding step launches its kernels one by one"
-        _log.warning("decode_graphs_unavailable", exc_info=error, extra={"device": str(device), "loss": loss})
-        return None
-    _log.info("decode_graphs", extra={"device": str(device), "graphs": sum(1 for _ in keys), "bytes": taken})
-    return graphs
+    forward = PackedForward(packed, finder, PinnedMemory(own.builder.device))
+    forward.graphs = graphs
+    return forward

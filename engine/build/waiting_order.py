@@ -6,12 +6,12 @@ Owns the prices of the engine: the price of memory follows from the measured spe
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.manager import KvCacheManager
-from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder, DeficitSettings, VirtualTokenCounter
+from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder, VirtualTokenCounter
 from graftwork.engine.scheduler.locality import DeviceLocality
+from graftwork.engine.scheduler.request_rank import DeficitSettings
 from graftwork.engine.scheduler.resources import AdapterProvider
-from graftwork.engine.scheduler.service_cost import ServicePrices
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import FirstComeFirstServed, WaitingOrder
+from graftwork.engine.scheduler.waiting_order import FirstComeFirstServed, ServicePrices, WaitingOrder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InvalidRequest
 

@@ -1,24 +1,23 @@
-"""Measures how much device memory a step at the largest batch takes, by running one.
+"""Measures how much device memory an engine takes besides its weights and KV: its largest step, and its CUDA graphs.
 
 The warm-up runs when the device has the weights and nothing else, with just enough memory for the KV of its own steps.
 It also loads the kernels, which take device memory too. When it ends, only the weights are left on the device.
 """
 
-import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 
+from graftwork.engine.build.device_meter import CudaMeter, DeviceMeter
 from graftwork.engine.build.device_sizes import MeasuredDevice
+from graftwork.engine.build.graphs import wants_decode_graphs
 from graftwork.engine.build.kv import KvStorage, device_bytes_of, frame_sizer
 from graftwork.engine.build.lora import PACK_BYTES
-from graftwork.engine.build.runner import RunnerParts, wants_decode_graphs
+from graftwork.engine.build.runner import RunnerParts
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.requests import MAX_MIXTURE, AdapterUse
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS, SamplingParams
@@ -30,7 +29,6 @@ from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, SliceDelta
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.projections import GROUPS, GroupShape
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
@@ -41,12 +39,6 @@ _log = logging.getLogger(__name__)
 _WARM_UP_MIXTURE = tuple(AdapterUse(f"warm-up {number}", 0.5) for number in range(MAX_MIXTURE))
 _SAMPLING = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, logprobs=MAX_TOP_LOGPROBS)
 """Sampling that needs much memory: all probabilities of a row are computed, and its log probabilities are reported."""
-
-
-_DESCRIPTION_BYTES = 4 * 2**20
-"""What the driver keeps for one graph of some six hundred kernels. An estimate: the log line `decode_graphs` of an engine
-on a GPU has the bytes that all its graphs took.
-"""
 
 
 class WarmUpAdapters:
@@ -93,48 +85,6 @@ class WarmUpAdapters:
                 lora.forget(digest)
 
 
-class DeviceMeter(Protocol):
-    """Measures the memory of one device. CudaMeter implements it."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def peak_of(self, act: Callable[[], None]) -> int:
-        """Calls `act`. Returns the most bytes that it took at a time, besides those that were taken before.
-
-        Raises torch.OutOfMemoryError if `act` does.
-        """
-        ...
-
-    def free_bytes(self) -> int:
-        """Returns the free memory of the device in bytes, after memory that nothing uses was given back."""
-        ...
-
-
-class CudaMeter:
-    """Measures the memory of a CUDA device, as the driver and torch's allocator see it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def peak_of(self, act: Callable[[], None]) -> int:
-        self._give_back()
-        before = torch.cuda.memory_reserved(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        act()
-        torch.cuda.synchronize(self.device)
-        return int(torch.cuda.max_memory_reserved(self.device)) - before
-
-    def free_bytes(self) -> int:
-        self._give_back()
-        return int(torch.cuda.mem_get_info(self.device)[0])
-
-    def _give_back(self) -> None:
-        gc.collect()
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
-
-
 def choose_sizes(parts: RunnerParts, device: torch.device) -> KvSizes:
     """Returns the sizes of an engine's KV memory. On CUDA, they follow from what the weights leave on the device.
 
@@ -154,7 +104,7 @@ def choose_sizes(parts: RunnerParts, device: torch.device) -> KvSizes:
 
 
 def measure_device(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> MeasuredDevice:
-    """Runs the largest steps that `parts.limits` allow, and returns what they need and what is left.
+    """Runs the largest steps that `parts.limits` allow, captures some graphs, and returns what they need and what is left.
 
     `wanted` has the sizes of KV pages. Raises InvalidRequest if such a step does not fit beside the weights. The error
     names a smaller batch, which was tried and fits.
@@ -162,40 +112,21 @@ def measure_device(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> M
     step_bytes = _peak(parts, wanted, meter)
     if step_bytes is None:
         raise _too_large(parts, wanted, meter)
-    graphs = graphs_bytes(parts, meter.device, step_bytes)
+    graphs = 0
+    if wants_decode_graphs(parts.config, meter.device):
+        graphs = parts.graphs_bytes(_small_storage(parts, wanted, 1, meter.device), meter)
     return MeasuredDevice(str(meter.device), meter.free_bytes(), step_bytes, PACK_BYTES, graphs)
-
-
-def graphs_bytes(parts: RunnerParts, device: torch.device, step_bytes: int) -> int:
-    """Estimates how many bytes the CUDA graphs of an engine take on `device`; 0 if it captures none.
-
-    They share one set of activations, which are those of a step with `max_running` tokens, and one block of logits. The
-    driver keeps a description of each graph besides. `step_bytes` is what a step at the largest batch takes.
-    """
-    if not wants_decode_graphs(parts.config, device) or find_spec("triton") is None:
-        return 0
-    from graftwork.engine.runner.graph_keys import GraphKeys
-
-    limits, model = parts.limits, parts.model
-    keys = GraphKeys(limits.max_running, parts.config.max_lora_rank, BatchInvariance.of(parts.dtype).min_rows)
-    logits = keys.row_counts[-1] * model.vocab_size * parts.dtype.itemsize
-    activations = step_bytes * limits.max_running // limits.max_batch_tokens
-    return logits + activations + sum(1 for _ in keys) * _DESCRIPTION_BYTES
 
 
 def _peak(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> int | None:
     """Returns the most bytes that the largest steps take besides weights and KV; None if they do not fit."""
     plans = largest_steps(parts.limits, parts.config.max_draft_tokens)
     pages = 1 + max(page for plan in plans for piece in plan.slices for page in piece.pages)
-    sizes = replace(wanted, device_pages=pages, host_pages=0)
 
     def run_all() -> None:
-        memory = DeviceMemory(pages, sizes.page_bytes, meter.device)
-        cache = KvCache(parts.model, memory, sizes.page_tokens, parts.dtype)
-        host = HostMemory(0, cache.page_shape, parts.dtype)
         adapters = WarmUpAdapters(parts.model, parts.lora_rank, parts.dtype, meter.device)
         with adapters.placed_in(parts.lora):
-            run = parts.trial(KvStorage(sizes, memory, cache, host, disk=None), adapters)
+            run = parts.trial(_small_storage(parts, wanted, pages, meter.device), adapters)
             for plan in plans:
                 run(plan)
 
@@ -203,6 +134,14 @@ def _peak(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> int | None
         return meter.peak_of(run_all)
     except torch.OutOfMemoryError:
         return None
+
+
+def _small_storage(parts: RunnerParts, wanted: KvSizes, num_pages: int, device: torch.device) -> KvStorage:
+    """Returns KV memory of a few pages."""
+    memory = DeviceMemory(num_pages, wanted.page_bytes, device)
+    cache = KvCache(parts.model, memory, wanted.page_tokens, parts.dtype)
+    sizes = replace(wanted, device_pages=num_pages, host_pages=0)
+    return KvStorage(sizes, memory, cache, HostMemory(0, cache.page_shape, parts.dtype), disk=None)
 
 
 def _too_large(parts: RunnerParts, wanted: KvSizes, meter: DeviceMeter) -> InvalidRequest:

@@ -13,6 +13,9 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.platform.ids import IsolationDomain
 
+ENGINE_UNAVAILABLE = "engine_unavailable"
+"""The code of the error for a lost or absent engine: its process or its loop is gone, and its requests with it."""
+
 
 class EngineClient(Protocol):
     """A gateway's connection to one engine process."""

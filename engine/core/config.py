@@ -50,7 +50,11 @@ class EngineConfig:
     disk_kv_bytes: int = 0
     """Bytes of KV in `kv_folder`, which survive a restart; 0 turns this tier off."""
     kv_folder: Path | None = None
-    """The folder of KV files; required if `disk_kv_bytes` is not 0."""
+    """The folder of KV files, of this engine alone; required if `disk_kv_bytes` is not 0 and `shared_kv_folder` is None."""
+    shared_kv_folder: Path | None = None
+    """A folder of KV files that engines share, in place of `kv_folder`: each keeps `disk_kv_bytes` there and reads what
+    the others of the same model, dtype and page size have written. None shares nothing.
+    """
     overlap_loads: bool | None = None
     """Whether a step starts while its KV is still loaded from the host, layer by layer. None means on CUDA only."""
     overlap_steps: bool | None = None

@@ -1,4 +1,4 @@
-"""Defines how an engine shows other threads and processes that its loop advances.
+"""Defines how an engine shows other threads and processes that its loop advances, and what load it has.
 
 `LoopProgress` belongs to the engine: the loop's thread writes it, and any thread may read it. `FreezeLimits` says how
 long an engine may stay silent or stand still before others count it as frozen. Never ends a request or a process.
@@ -6,7 +6,10 @@ long an engine may stay silent or stand still before others count it as frozen. 
 
 from dataclasses import dataclass
 
+from graftwork.engine.core.load import NO_LOAD, EngineLoad
 from graftwork.platform.clock import Clock
+
+_LOAD_EVERY_S = 0.1
 
 
 class LoopProgress:
@@ -20,6 +23,8 @@ class LoopProgress:
         self._clock = clock
         self._advanced_at: float | None = None
         """When the loop last advanced, on the monotonic clock; None while the loop waits for a message."""
+        self._load_at = float("-inf")
+        self._load = NO_LOAD
 
     def advance(self) -> None:
         """Records that the loop works, and has just advanced. Only the loop's thread calls this."""
@@ -28,6 +33,21 @@ class LoopProgress:
     def rest(self) -> None:
         """Records that the loop waits for a message. Only the loop's thread calls this."""
         self._advanced_at = None
+
+    @property
+    def load(self) -> EngineLoad:
+        """The latest load that the loop has published."""
+        return self._load
+
+    @property
+    def wants_load(self) -> bool:
+        """Whether the published load is old. Only the loop's thread asks this, after `advance`."""
+        return self._advanced_at is not None and self._advanced_at - self._load_at >= _LOAD_EVERY_S
+
+    def publish(self, load: EngineLoad) -> None:
+        """Publishes the load of this moment. Only the loop's thread calls this."""
+        self._load = load
+        self._load_at = self._advanced_at or self._load_at
 
     @property
     def stalled_s(self) -> float:

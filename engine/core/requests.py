@@ -124,6 +124,10 @@ class EngineRequest:
     prediction_token_ids: tuple[int, ...] = ()
     """The expected answer, in whole or in parts. Drafts are taken from it. The prediction does not change the answer.
     """
+    emitted_token_ids: tuple[int, ...] = ()
+    """Tokens of the answer that an earlier run of this request has generated. The engine goes on after them and does not
+    report them again.
+    """
     public_tokens: int = 0
     """Tokens at the start of the prompt that the operator declares public: all isolation domains share their pages."""
 

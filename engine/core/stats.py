@@ -38,6 +38,10 @@ class EngineDescription:
     """The most requests that may run or wait in the engine at one time; None if the engine does not say."""
     max_domain_requests: int | None = None
     """The most of these requests that one isolation domain (usually one tenant) may have; None as above."""
+    version: str = ""
+    """The version of Graftwork that the engine runs; empty if the engine does not say."""
+    epoch: int | None = None
+    """Counts the starts of engines under one replica id (see platform/replicas/lease.py). None without a lease."""
 
 
 def _pages(tier: str, state: str) -> dict[str, Any]:

@@ -104,14 +104,17 @@ class GrammarManager:
 
     # ---- while it runs ----------------------------------------------------------------------------------------
 
-    def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
+    def open(
+        self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]
+    ) -> GraftworkError | None:
         """Makes the cursor (position in the grammar) of a request that starts to run, and moves it past the tokens
         generated so far.
 
-        The grammar must be ready. Does nothing for a request without a grammar.
+        The grammar must be ready. Does nothing for a request without a grammar. Returns InvalidRequest if the grammar
+        does not allow the generated tokens: an earlier run on another engine cannot have generated them.
         """
         if request.grammar is None:
-            return
+            return None
         assert self._compiler is not None
         compiled = self._compiler.get(self._key(request))
         assert compiled is not None
@@ -123,13 +126,14 @@ class GrammarManager:
             max_fill_s=self._limits.fill_seconds,
             clock=self._clock,
         )
-        cursor.accept_all(generated)
+        num_allowed = cursor.accept_all(generated)
         self._cursors[request.request_id] = cursor
         guess = None if compiled.guessed_from is None else compiled.guessed_from.matcher()
         drafts = self._drafts[request.request_id] = GrammarDrafts(cursor, guess, self._compiler.speller)
         for token_id in generated:
             drafts.follow(token_id)
         del self._keys[request.request_id]
+        return None if num_allowed == len(generated) else _not_allowed(num_allowed, generated[num_allowed])
 
     def close(self, request_id: RequestId) -> None:
         """Drops the cursor (position in the grammar) of a request that no longer runs. Does nothing if there is
@@ -186,3 +190,11 @@ class GrammarManager:
         assert self._cursors.keys() <= set(running)
         if self._compiler is not None:
             self._compiler.check_integrity()
+
+
+def _not_allowed(index: int, token_id: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"Token {token_id} at index {index} of emitted_token_ids is not allowed by the request's grammar there. Send what "
+        "the earlier run has generated, with the same grammar.",
+        param="emitted_token_ids",
+    )

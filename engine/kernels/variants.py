@@ -14,7 +14,6 @@ from graftwork.engine.kernels.launch import Launch
 from graftwork.engine.kernels.norm import add_norm_launch
 from graftwork.engine.kernels.rotary import HeadNorm, RowPlaces, rotate_and_store_launch
 from graftwork.engine.kernels.take_tokens import take_tokens_launch
-from graftwork.engine.kernels.token_mask import token_mask_launch
 
 _NUM_TOKENS, _NUM_FRAMES, _CONTEXT = 32, 64, 4096
 """Sizes that no variant depends on."""
@@ -63,9 +62,6 @@ def row_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:
     gate_up, inner = _gates_of(shape)
     yield "gelu", activate_launch(gate_up, inner, "gelu")
     yield "gelu_tanh", activate_launch(gate_up, inner, "gelu_tanh")
-    words = _meta(_NUM_TOKENS, -(-shape.vocab // 32), dtype=torch.int32)
-    mask_rows, num_masks = _meta(_NUM_TOKENS, dtype=torch.int32), _meta(1, dtype=torch.int32)
-    yield "", token_mask_launch(_meta(_NUM_TOKENS, shape.vocab, dtype=torch.float32), words, mask_rows, num_masks)
 
 
 def served_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:

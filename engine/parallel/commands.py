@@ -10,7 +10,7 @@ they are the same on all ranks.
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.tiers import PageId
+from graftwork.engine.kv.disk.shared import TierStore
 from graftwork.engine.kv.index.radix_tree import Node
 from graftwork.engine.kv.transfer.plan import PageMove, TransferKind, TransferPlan
 from graftwork.platform.ids import RequestId
@@ -147,3 +148,29 @@ def _chain(path: Sequence[str], domain: bytes) -> Node | None:
 def _node(parent: Node | None, key: PageKey, domain: bytes) -> Node:
     depth = 0 if parent is None else parent.depth + 1
     return Node(parent, CacheScope(b""), (), key, depth, domain, last_used=0)
+
+
+# ---- reports --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DiskReport:
+    """What a rank says about its own part of the disk tier. The fields are those of DiskStore and DiskCounters."""
+
+    bytes_used: int = 0
+    corrupt: int = 0
+    foreign: int = 0
+    failed: int = 0
+
+
+def disk_report(disk: TierStore | None) -> dict[str, Any]:
+    """Returns the values with which a report tells about a rank's disk; none without a disk."""
+    if disk is None:
+        return {}
+    counters = disk.counters
+    return {"disk": asdict(DiskReport(disk.bytes_used, counters.corrupt, counters.foreign, counters.failed))}
+
+
+def disk_report_of(values: dict[str, Any]) -> DiskReport:
+    """Returns what a report tells about a rank's disk."""
+    return DiskReport(**values.get("disk", {}))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.kv.disk.store import DiskStore
+from graftwork.engine.kv.disk.shared import TierStore
 from graftwork.engine.kv.transfer.copier import PageCopier
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache
 from graftwork.engine.kv.transfer.host_memory import HostMemory
@@ -20,7 +20,7 @@ from graftwork.engine.kv.transfer.plan import LayerGate, LoadReadable, TransferD
 from graftwork.engine.lora.backend import LoraBackend
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.parallel.adapters import open_part
-from graftwork.engine.parallel.commands import Envelope, step_of, transfer_of
+from graftwork.engine.parallel.commands import Envelope, disk_report, step_of, transfer_of
 from graftwork.engine.runner.forward import PlainForward
 from graftwork.platform.clock import Clock
 
@@ -32,7 +32,7 @@ class RankMemory:
     device: DeviceMemory
     cache: KvCache
     host: HostMemory
-    disk: DiskStore | None
+    disk: TierStore | None
 
 
 class Follower:
@@ -171,4 +171,5 @@ class FollowerPages:
             del self._running[number]
             self._gates.pop(message.plan, None)
             self._changed.notify_all()
-        self._send_report(Envelope("transferred", {"number": number, "num_good": message.num_good}))
+        values = {"number": number, "num_good": message.num_good}
+        self._send_report(Envelope("transferred", values | disk_report(self._memory.disk)))

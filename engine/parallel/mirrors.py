@@ -11,7 +11,7 @@ from threading import Lock
 
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.kv.disk.index import DiskCounters
-from graftwork.engine.kv.disk.store import DiskStore
+from graftwork.engine.kv.disk.shared import TierStore
 from graftwork.engine.kv.transfer.copier import PageCopier
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
 from graftwork.engine.kv.transfer.plan import LoadReadable, Report, TransferDone, TransferPlan
@@ -19,7 +19,7 @@ from graftwork.engine.lora.backend import LoraBackend, StepLora
 from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.lora.torch_backend import LoraRows, Segment
 from graftwork.engine.parallel.adapters import SharedParts
-from graftwork.engine.parallel.commands import Envelope, transfer_command
+from graftwork.engine.parallel.commands import DiskReport, Envelope, transfer_command
 from graftwork.engine.parallel.ranks import Rank
 from graftwork.engine.parallel.workers import Workers
 
@@ -82,7 +82,7 @@ class MirroredDisk:
     computed again.
     """
 
-    def __init__(self, own: DiskStore, workers: Workers) -> None:
+    def __init__(self, own: TierStore, workers: Workers) -> None:
         self._own = own
         self._workers = workers
 
@@ -92,12 +92,19 @@ class MirroredDisk:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of rank 0's part alone."""
-        return self._own.bytes_used
+        """Bytes of all ranks' parts. Those of other ranks are as of their last transfers."""
+        return self._own.bytes_used + sum(one.bytes_used for one in self._others())
 
     @property
     def counters(self) -> DiskCounters:
-        return self._own.counters
+        """The troubles of all ranks' disks. The pages are counted as rank 0 has them: they are the same on all ranks."""
+        own, others = self._own.counters, self._others()
+        return replace(
+            own,
+            corrupt=own.corrupt + sum(one.corrupt for one in others),
+            foreign=own.foreign + sum(one.foreign for one in others),
+            failed=own.failed + sum(one.failed for one in others),
+        )
 
     def holds(self, key: PageKey) -> bool:
         return self._own.holds(key)
@@ -109,6 +116,9 @@ class MirroredDisk:
     def forget_domain(self, domain: bytes) -> int:
         self._workers.send(Envelope("forget_domain", {"domain": domain.hex()}))
         return self._own.forget_domain(domain)
+
+    def _others(self) -> list[DiskReport]:
+        return list(self._workers.disks.values())
 
 
 @dataclass(slots=True)

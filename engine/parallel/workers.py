@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import IO, Any
 
-from graftwork.engine.parallel.commands import Envelope, receive
+from graftwork.engine.parallel.commands import DiskReport, Envelope, disk_report_of, receive
 from graftwork.platform.errors import InternalFailure, InvalidRequest
 
 _log = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ class Workers:
         """Called on a reading thread when a worker has ended a transfer: its number, and how many pages are good."""
         self.on_lost: Callable[[str], None] = lambda cause: None
         """Called once, on a reading thread, if a worker ends before `close`."""
+        self.disks: dict[int, DiskReport] = {}
+        """By rank: what the worker said about its disk at the end of its last transfer."""
 
     @property
     def num_workers(self) -> int:
@@ -152,6 +154,7 @@ class Workers:
     def _read(self, rank: int, link: WorkerLink) -> None:
         while (report := receive(link.reports)) is not None and report.kind != "failed":
             assert report.kind == "transferred", f"a worker reports {report.kind!r}"
+            self.disks[rank] = disk_report_of(report.values)
             self.on_transfer(report.values["number"], report.values["num_good"])
         how = link.wait() if report is None else f"failed: {report.values['cause']}"
         with self._lock:

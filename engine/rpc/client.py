@@ -15,7 +15,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from graftwork.engine.core.client import ENGINE_UNAVAILABLE
 from graftwork.engine.core.events import EngineEvent, RequestFinished
+from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS, FreezeLimits
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
@@ -93,6 +95,10 @@ class GrpcEngineClient:
         else:
             self._stalled_s = progress.stalled_s
         return self._stalled_s
+
+    async def read_load(self, within_s: float) -> EngineLoad:
+        """Returns the latest load of the engine. Raises Unavailable if it does not answer in `within_s` seconds."""
+        return codec.load_from_wire(await self._ask(self._stub.ReadProgress, wire.ProgressRequest(), within_s))
 
     async def forget_adapter(self, digest: str) -> None:
         await self._ask(self._stub.ForgetAdapter, wire.ForgetAdapterRequest(digest=digest))
@@ -341,7 +347,7 @@ def _stuck() -> Unavailable:
     """Returns the error for clients when the engine's process lives, and its loop does nothing."""
     return Unavailable(
         "The engine has made no progress for a long time. It may be restarted: try again shortly.",
-        code="engine_unavailable",
+        code=ENGINE_UNAVAILABLE,
         retry_after_s=_RETRY_AFTER_S,
     )
 
@@ -359,6 +365,6 @@ def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = loggi
     _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
     return Unavailable(
         "No engine answers at present. It may be starting or restarting: try again shortly.",
-        code="engine_unavailable",
+        code=ENGINE_UNAVAILABLE,
         retry_after_s=_RETRY_AFTER_S,
     )

@@ -26,6 +26,7 @@ from graftwork.engine.core.events import (
     TokenLogprobs,
     TokensGenerated,
 )
+from graftwork.engine.core.load import NO_LOAD, EngineLoad
 from graftwork.engine.core.requests import (
     AdapterUse,
     EngineRequest,
@@ -64,6 +65,7 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         no_lookups=not request.uses_lookups,
         grammar=_grammar_to_wire(request.grammar),
         prediction_token_ids=request.prediction_token_ids,
+        emitted_token_ids=request.emitted_token_ids,
     )
 
 
@@ -88,6 +90,7 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         uses_lookups=not submit.no_lookups,
         grammar=_grammar_from_wire(submit.grammar) if submit.HasField("grammar") else None,
         prediction_token_ids=tuple(submit.prediction_token_ids),
+        emitted_token_ids=tuple(submit.emitted_token_ids),
     )
 
 
@@ -221,6 +224,8 @@ def description_from_wire(message: wire.Description) -> EngineDescription:
         device_pages=message.device_pages,
         max_requests=message.max_requests if message.HasField("max_requests") else None,
         max_domain_requests=message.max_domain_requests if message.HasField("max_domain_requests") else None,
+        version=message.version,
+        epoch=message.epoch if message.HasField("epoch") else None,
     )
 
 
@@ -230,9 +235,21 @@ def stats_to_wire(stats: EngineStats) -> wire.Stats:
 
 def stats_from_wire(message: wire.Stats) -> EngineStats:
     """Reads the counters and gauges of an engine. Drops those that this version of the gateway does not know."""
-    known = {field.name for field in fields(EngineStats)}
-    found = json.loads(message.fields_json)
-    return from_json(EngineStats, {name: value for name, value in found.items() if name in known})
+    return _known_from_json(EngineStats, message.fields_json)
+
+
+def progress_to_wire(stalled_s: float, load: EngineLoad) -> wire.Progress:
+    return wire.Progress(stalled_s=stalled_s, load_json=to_json(load))
+
+
+def load_from_wire(message: wire.Progress) -> EngineLoad:
+    """Reads the load of an engine. Drops figures that this version of the gateway does not know."""
+    return _known_from_json(EngineLoad, message.load_json) if message.load_json else NO_LOAD
+
+
+def _known_from_json(kind: type[T], text: str) -> T:
+    known = {field.name for field in fields(kind)}
+    return from_json(kind, {name: value for name, value in json.loads(text).items() if name in known})
 
 
 def command_to_wire(command: SessionCommand) -> wire.Tending:

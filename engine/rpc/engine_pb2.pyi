@@ -15,7 +15,7 @@ class GatewayMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling_json", "isolation", "adapters", "tier", "weight", "session", "kv_limits", "public_tokens", "cache_ttl_s", "deadline_s", "no_lookups", "grammar", "prediction_token_ids")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_json", "isolation", "adapters", "tier", "weight", "session", "kv_limits", "public_tokens", "cache_ttl_s", "deadline_s", "no_lookups", "grammar", "prediction_token_ids", "emitted_token_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Submit(_message.Message):
     NO_LOOKUPS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling_json: str
@@ -46,7 +47,8 @@ class Submit(_message.Message):
     no_lookups: bool
     grammar: Grammar
     prediction_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_json: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., weight: _Optional[float] = ..., session: _Optional[_Union[SessionUse, _Mapping]] = ..., kv_limits: _Optional[_Union[KvLimits, _Mapping]] = ..., public_tokens: _Optional[int] = ..., cache_ttl_s: _Optional[float] = ..., deadline_s: _Optional[float] = ..., no_lookups: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    emitted_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_json: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., weight: _Optional[float] = ..., session: _Optional[_Union[SessionUse, _Mapping]] = ..., kv_limits: _Optional[_Union[KvLimits, _Mapping]] = ..., public_tokens: _Optional[int] = ..., cache_ttl_s: _Optional[float] = ..., deadline_s: _Optional[float] = ..., no_lookups: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text", "strict")
@@ -203,7 +205,7 @@ class TargetShape(_message.Message):
     def __init__(self, target: _Optional[str] = ..., out_features: _Optional[int] = ..., in_features: _Optional[int] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("model_name", "fingerprint", "vocab_size", "context_tokens", "eos_token_ids", "num_layers", "target_shapes", "max_lora_rank", "page_tokens", "device_pages", "hidden_size", "biased_targets", "max_requests", "max_domain_requests")
+    __slots__ = ("model_name", "fingerprint", "vocab_size", "context_tokens", "eos_token_ids", "num_layers", "target_shapes", "max_lora_rank", "page_tokens", "device_pages", "hidden_size", "biased_targets", "max_requests", "max_domain_requests", "version", "epoch")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +220,8 @@ class Description(_message.Message):
     BIASED_TARGETS_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_DOMAIN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     fingerprint: str
     vocab_size: int
@@ -232,7 +236,9 @@ class Description(_message.Message):
     biased_targets: _containers.RepeatedScalarFieldContainer[str]
     max_requests: int
     max_domain_requests: int
-    def __init__(self, model_name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_layers: _Optional[int] = ..., target_shapes: _Optional[_Iterable[_Union[TargetShape, _Mapping]]] = ..., max_lora_rank: _Optional[int] = ..., page_tokens: _Optional[int] = ..., device_pages: _Optional[int] = ..., hidden_size: _Optional[int] = ..., biased_targets: _Optional[_Iterable[str]] = ..., max_requests: _Optional[int] = ..., max_domain_requests: _Optional[int] = ...) -> None: ...
+    version: str
+    epoch: int
+    def __init__(self, model_name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_layers: _Optional[int] = ..., target_shapes: _Optional[_Iterable[_Union[TargetShape, _Mapping]]] = ..., max_lora_rank: _Optional[int] = ..., page_tokens: _Optional[int] = ..., device_pages: _Optional[int] = ..., hidden_size: _Optional[int] = ..., biased_targets: _Optional[_Iterable[str]] = ..., max_requests: _Optional[int] = ..., max_domain_requests: _Optional[int] = ..., version: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
@@ -249,10 +255,12 @@ class ProgressRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("stalled_s",)
+    __slots__ = ("stalled_s", "load_json")
     STALLED_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_JSON_FIELD_NUMBER: _ClassVar[int]
     stalled_s: float
-    def __init__(self, stalled_s: _Optional[float] = ...) -> None: ...
+    load_json: str
+    def __init__(self, stalled_s: _Optional[float] = ..., load_json: _Optional[str] = ...) -> None: ...
 
 class ForgetAdapterRequest(_message.Message):
     __slots__ = ("digest",)

@@ -11,7 +11,9 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -21,8 +23,9 @@ from graftwork.engine.build.devices import keep_freed_memory
 from graftwork.engine.build.engine import Engine, SourceFor, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import RequestOutput
+from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.session_commands import SessionMemory
-from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.messages import (
     CancelRequest,
     CancelSink,
@@ -70,6 +73,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self._progress = engine.loop.progress
         self._memory = engine.memory
         self._description = engine.description
+        self.epoch: int | None = None
 
     async def Converse(  # noqa: N802 - gRPC's name
         self, messages: AsyncIterator[wire.GatewayMessage], context: Context
@@ -110,7 +114,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             self._inbox.put(SubmitRequest(request, sink))
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.Description:  # noqa: N802
-        return codec.description_to_wire(self._description)
+        return codec.description_to_wire(replace(self._description, epoch=self.epoch))
 
     async def ReadStats(self, request: wire.StatsRequest, context: Context) -> wire.Stats:  # noqa: N802
         event_loop = asyncio.get_running_loop()
@@ -123,7 +127,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         return codec.stats_to_wire(await asyncio.to_thread(self._memory.complete, await answer))
 
     async def ReadProgress(self, request: wire.ProgressRequest, context: Context) -> wire.Progress:  # noqa: N802
-        return wire.Progress(stalled_s=self._progress.stalled_s)
+        return codec.progress_to_wire(self._progress.stalled_s, replace(self._progress.load, epoch=self.epoch))
 
     async def ProbeAdapter(  # noqa: N802
         self, request: wire.ProbeAdapterRequest, context: Context
@@ -180,8 +184,8 @@ class EngineServer:
         checks = () if token is None else (TokenCheck(token),)
         self._server = grpc.aio.server(options=_OPTIONS, interceptors=checks)
         self._listen, self._listener = listen, OutputListener()
-        servicer = EngineServicer(engine, self._listener)
-        engine_pb2_grpc.add_EngineServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        self._servicer = EngineServicer(engine, self._listener)
+        engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
         try:
             self.port = self._server.add_insecure_port(listen)
         except RuntimeError as error:
@@ -193,8 +197,29 @@ class EngineServer:
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self.has_died = asyncio.Event()
         """An event that is set when the loop has ended by an error. After that no request is served."""
-        self.death: InternalFailure | None = None
+        self.death: GraftworkError | None = None
         """The error with which the engine's process must end; None while the loop lives."""
+        self.must_end = asyncio.Event()
+        """An event that is set when the process must end in good order: by a signal, or because the engine has drained.
+"""
+
+    @property
+    def description(self) -> EngineDescription:
+        return self._engine.description
+
+    @property
+    def load(self) -> EngineLoad:
+        """The latest load of the engine, at most a moment old while it works."""
+        return self._engine.loop.progress.load
+
+    def fail(self, error: GraftworkError) -> None:
+        """Ends the process with an error, because no gateway may use the engine."""
+        self.death = error
+        self.has_died.set()
+
+    def join(self, epoch: int) -> None:
+        """Tells gateways from now on that the engine has this epoch."""
+        self._servicer.epoch = epoch
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()
@@ -233,17 +258,22 @@ class EngineServer:
         await asyncio.to_thread(self._thread.join)
 
 
+Membership = Callable[[EngineServer], AbstractAsyncContextManager[None]]
+"""Makes an engine known to gateways for the time of an `async with` block, and tells the engine its epoch."""
+
+
 def serve_engine(
     config: EngineConfig,
     source_for: SourceFor,
     listen: str,
     token: str | None = None,
     step_limit_s: float | None = None,
+    membership: "Membership | None" = None,
 ) -> None:
     """Builds an engine and serves it at the address `listen`, until the process gets SIGTERM or SIGINT.
 
     `source_for` makes the source from which the engine loads adapters. If there is a `token`, the engine obeys only
-    gateways that send it. `step_limit_s` is that of `run_server`.
+    gateways that send it. `step_limit_s` and `membership` are those of `run_server`.
 
     Raises InvalidRequest if other machines can reach the address and there is no token.
     """
@@ -254,18 +284,24 @@ def serve_engine(
             param="engine_token",
         )
     keep_freed_memory()
-    asyncio.run(run_server(build_engine(config, source_for), listen, token, step_limit_s))
+    asyncio.run(run_server(build_engine(config, source_for), listen, token, step_limit_s, membership))
 
 
-async def run_server(engine: Engine, listen: str, token: str | None, step_limit_s: float | None) -> None:
+async def run_server(
+    engine: Engine,
+    listen: str,
+    token: str | None,
+    step_limit_s: float | None,
+    membership: "Membership | None" = None,
+) -> None:
     """Serves an engine until the process gets SIGTERM or SIGINT.
 
     If the loop works for more than `step_limit_s` seconds without advancing, ends the process with STUCK_STATUS, so that
-    whoever started it can start it again. If it is None, another process has this duty. Raises InternalFailure if the
-    loop ends by an error.
+    whoever started it can start it again. If it is None, another process has this duty. `membership` is open while the
+    engine serves. Raises InternalFailure if the loop ends by an error.
     """
     server = EngineServer(engine, listen, token)
-    stopping = asyncio.Event()
+    stopping = server.must_end
     watch = None if step_limit_s is None else _watch(engine, step_limit_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -273,11 +309,12 @@ async def run_server(engine: Engine, listen: str, token: str | None, step_limit_
     make_full_collections_rare()
     if watch is not None:
         watch.start()
-    _log.info("engine_ready", extra={"listen": listen, "model": engine.description.model_name})
-    waits = [asyncio.create_task(event.wait()) for event in (stopping, server.has_died)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
+    async with nullcontext() if membership is None else membership(server):
+        _log.info("engine_ready", extra={"listen": listen, "model": engine.description.model_name})
+        waits = [asyncio.create_task(event.wait()) for event in (stopping, server.has_died)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
     if watch is not None:
         await watch.close()
     if server.death is not None:

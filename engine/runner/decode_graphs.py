@@ -8,7 +8,7 @@ through tables of addresses. Unused rows write their KV to a scrap page.
 Invariant: a graph holds no number of a step. Two steps of one key use the same addresses and grids.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,15 +49,18 @@ class GraphRecorder(Protocol):
 class CudaGraphs:
     """Captures CUDA graphs. All of them share one pool of memory, because they never run at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None]) -> CapturedGraph:
-        work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # The outer `stream` restores the stream of the caller; torch's `graph` does not if it cannot end the capture.
+        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
             work()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                work()
         return graph
 
 
@@ -109,10 +112,15 @@ class DecodeGraphs:
         self._inputs = StepInputs(num_words + num_pages + _PASSENGER_WORDS, self._builder.device, host)
 
     @torch.inference_mode()
-    def capture(self, recorder: GraphRecorder) -> None:
-        """Captures all graphs. Must be called before the first step, when no page is in use."""
-        for key in self._limits.keys:
+    def capture(self, recorder: GraphRecorder, keys: Iterable[GraphKey] | None = None) -> None:
+        """Captures the graphs of some keys; of all keys by default. Must be called when no page is in use."""
+        for key in self._limits.keys if keys is None else keys:
             self._passes[key] = self._capture(key, recorder)
+
+    @property
+    def keys(self) -> GraphKeys:
+        """The keys of all graphs."""
+        return self._limits.keys
 
     def work_of(self, key: GraphKey) -> Callable[[], None]:
         """Returns what the graph of a key has captured. Calling it launches the same kernels one by one."""

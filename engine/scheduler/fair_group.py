@@ -129,6 +129,10 @@ class Source(Protocol):
         """Returns the next request, and the cost (divided by the weight) that its admission would add."""
         ...
 
+    def take_oldest(self) -> tuple[RequestState, float]:
+        """As `take`, but the oldest request that is left, whatever its rank."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Turn:
@@ -174,17 +178,16 @@ class GroupWalk:
     def take(self) -> tuple[RequestState, float]:
         """Returns the next request, and the cost that its admission would add. `best` must have returned a rank."""
         turn = heappop(self._ready)[-1]
-        return self._charged(turn)
-
-    def take_from(self, key: Hashable) -> tuple[RequestState, float]:
-        """Returns the next request of one member, whatever its counter and its rank."""
-        return self._charged(self._turn(self._group.member(key)), is_filed=True)
-
-    def _charged(self, turn: Turn, *, is_filed: bool = False) -> tuple[RequestState, float]:
         state, cost = turn.source.take()
         turn.counter += cost
-        if not is_filed:
-            self._file(turn)
+        self._file(turn)
+        return state, cost
+
+    def take_from(self, key: Hashable) -> tuple[RequestState, float]:
+        """Returns the oldest request of one member, whatever its counter and its rank."""
+        turn = self._turn(self._group.member(key))
+        state, cost = turn.source.take_oldest()
+        turn.counter += cost
         return state, cost
 
     def _turn(self, member: Member) -> Turn:

@@ -1,31 +1,32 @@
 """Estimates when a new request would get its first token, and refuses requests whose deadlines cannot be met.
 
-    StepRates            what was measured: the seconds of a step by its tokens, and how often a running request ends
     Backlog              what is ahead of one new request, as numbers
-    estimate_first_token the estimate: from these two
-    Correction           how much longer than estimated requests have waited, and their prompts have taken
+    estimate_first_token the estimate: from the backlog, the step times (step_time.py) and the rate of ends
+    Correction           how much longer than estimated first tokens have taken
     DeadlineAdmission    refuses on arrival, and finds the waiting requests whose deadlines have passed
 
-Never refuses on evidence that it lacks: without measured steps there is no estimate, and no request is refused. An
-estimate counts what is here now. Requests of a higher tier that arrive later may still come first.
+Owns the deadlines of waiting requests. Never refuses on evidence that it lacks: without measured steps there is no
+estimate, and no request is refused. An estimate counts what is here now in the order in which it is served, and the part
+of the service that goes to requests which arrive later and come first: of higher tiers, and of domains (usually, one
+domain is one tenant) below their share.
 Source: admission by estimated time to first token, as in "early rejection" of Mooncake (arXiv 2407.00079).
 """
 
 import heapq
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.step import StepPlan
-from graftwork.engine.core.step_timer import StepTimer
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.request_state import FirstTokenEstimate, RequestState
+from graftwork.engine.scheduler.service_rates import EndRate, ServedShares, Shares
+from graftwork.engine.scheduler.step_time import PromptWork, StepTimes
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, in_step_order
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import WaitingOrder
+from graftwork.engine.scheduler.waiting_order import TIER_PRIORITY, RequestTables
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import CapacityContended, DeadlineExceeded, GraftworkError, Unavailable
 from graftwork.platform.ids import RequestId
@@ -33,73 +34,21 @@ from graftwork.platform.quotas.in_flight import ThroughputEstimate
 
 DEADLINE_UNREACHABLE = "deadline_unreachable"
 """The code of the error for a request that would get its first token after its deadline."""
-_KEPT = 0.98
-"""What a measurement still counts after each further step: the last 50 steps or so decide."""
-_QUANTILE = 0.9
+_LONG = 4
+"""From this length on an estimate is long: from 15 steps on, because its binary logarithm is taken."""
+_SHORT_QUANTILE, _LONG_QUANTILE = 0.9, 0.99
 _LEARNING_RATE = 0.1
+_NUM_LENGTHS = 8
 _LEAST_FACTOR, _LARGEST_FACTOR = 0.5, 8.0
-
-
-class StepRates:
-    """Learns from the latest steps how long a step takes, and how often a running request ends."""
-
-    def __init__(self) -> None:
-        self._weight = self._tokens = self._seconds = self._tokens_squared = self._tokens_seconds = 0.0
-        self._request_seconds = self._ended = 0.0
-
-    def record(self, num_tokens: int, seconds: float, num_requests: int) -> None:
-        """Records a step that has computed `num_tokens` tokens of `num_requests` requests in `seconds`."""
-        self._weight = self._weight * _KEPT + 1
-        self._tokens = self._tokens * _KEPT + num_tokens
-        self._seconds = self._seconds * _KEPT + seconds
-        self._tokens_squared = self._tokens_squared * _KEPT + num_tokens**2
-        self._tokens_seconds = self._tokens_seconds * _KEPT + num_tokens * seconds
-        self._request_seconds = self._request_seconds * _KEPT + num_requests * seconds
-        self._ended *= _KEPT
-
-    def record_finished(self) -> None:
-        """Records that one request has ended with its last step."""
-        self._ended += 1
-
-    @property
-    def mean_step_s(self) -> float | None:
-        """The mean seconds of the latest steps; None before the first step."""
-        return self._seconds / self._weight if self._weight else None
-
-    @property
-    def ends_per_second(self) -> float:
-        """How many times a second one running request ends, in the mean. 0 if none has ended."""
-        return self._ended / self._request_seconds if self._request_seconds else 0.0
-
-    def step_s(self, num_tokens: float) -> float | None:
-        """Estimates the seconds of a step of `num_tokens` tokens by a line through the latest steps, fitted by least
-        squares. None before the first step.
-
-        If all steps had the same number of tokens, each step counts as long as those: a larger one may take longer, but
-        that was not seen.
-        """
-        mean_s = self.mean_step_s
-        if mean_s is None:
-            return None
-        mean_tokens = self._tokens / self._weight
-        variance = self._tokens_squared / self._weight - mean_tokens**2
-        if variance <= 1e-9 * mean_tokens**2:
-            return mean_s
-        per_token = max((self._tokens_seconds / self._weight - mean_tokens * mean_s) / variance, 0.0)
-        floor_s = mean_s - per_token * mean_tokens
-        if floor_s < 0.0:  # noise has tilted the line: the best line through 0
-            return num_tokens * self._tokens_seconds / self._tokens_squared
-        return floor_s + per_token * num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """What is ahead of a request under the order in which requests are served."""
 
-    own_tokens: int
-    """Prompt tokens of the request that must be computed. At least 1."""
-    tokens_ahead: int = 0
-    """Prompt tokens of others that will be computed before them."""
+    own: PromptWork
+    ahead: PromptWork = field(default_factory=PromptWork)
+    """Prompts of others that will be computed before its own."""
     decoding: int = 0
     """Requests that get one token in each step meanwhile."""
     ends_needed: int = 0
@@ -108,119 +57,110 @@ class Backlog:
     """Requests that run and may end."""
     most_steps: int = 0
     """The number of steps after which `ends_needed` requests have ended for certain, because of their limits."""
+    passing: Shares = field(default_factory=Shares)
+    """The parts of the service that go to requests which arrive later and come first all the same."""
 
 
-def estimate_first_token(backlog: Backlog, rates: StepRates, max_batch_tokens: int) -> FirstTokenEstimate | None:
+def estimate_first_token(backlog: Backlog, times: StepTimes, ends: EndRate) -> FirstTokenEstimate | None:
     """Estimates when the first token of a request with this backlog comes. None if nothing was measured yet.
 
     The request waits for a place, and for the prompts ahead of it. Both go on at the same time, and its own prompt is
-    computed after them.
+    computed after them. Requests that will arrive and pass it lengthen both.
     """
-    mean_step_s = rates.mean_step_s
-    if mean_step_s is None:
+    if not times.costs.is_known:
         return None
-    computing = _Computing(rates, max_batch_tokens, backlog.decoding)
-    wait_s = 0.0
+    places_s = 0.0
     if backlog.ends_needed:
-        wait_s = backlog.most_steps * mean_step_s
-        ends_per_second = rates.ends_per_second * backlog.running
-        if ends_per_second:
-            wait_s = min(wait_s, backlog.ends_needed / ends_per_second)
-    own_s = computing.seconds(backlog.own_tokens)
-    ahead_s = computing.seconds(backlog.tokens_ahead + backlog.own_tokens) - own_s
-    return FirstTokenEstimate(max(wait_s, ahead_s), own_s)
+        places_s = backlog.most_steps * times.mean_s
+        if ends_per_second := ends.per_second * backlog.running:
+            places_s = min(places_s, backlog.ends_needed / ends_per_second)
+    own_s = times.seconds_of_prompts(backlog.own, backlog.decoding)
+    ahead_s = times.seconds_of_prompts(backlog.ahead.plus(backlog.own), backlog.decoding) - own_s
+    wait_s = max(places_s / (1 - backlog.passing.requests), ahead_s / (1 - backlog.passing.tokens))
+    return FirstTokenEstimate(wait_s, own_s)
 
 
 class Correction:
-    """Learns how much longer something takes than estimated, for example because requests of a higher tier arrive later.
+    """Learns how much longer first tokens take than estimated, for example because answers become longer.
 
-    `factor` is the 90th percentile of the times divided by their estimates: 9 of 10 times are shorter than the estimate
-    times the factor. So it rises nine times as fast after a longer time as it falls after a shorter one.
+    `factor` is a high percentile of the times divided by their estimates: so many times are shorter than the estimate
+    times the factor. It rises after a longer time much more than it falls after a shorter one. An estimate of few steps
+    is off by a step or two, which is a large part of it, and one of many steps only by a small part. So there is a factor
+    for each length, in powers of two of the mean step. Long estimates can be held to a higher percentile, because it
+    refuses few more; in an overload, those that are admitted are mostly those that just meet their deadlines.
     Source: stochastic approximation of a quantile (Robbins and Monro 1951).
     """
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self._factors = [1.0] * _NUM_LENGTHS
 
-    def record(self, estimated_s: float, took_s: float) -> None:
-        """Records a time in seconds, and its estimate."""
-        change = _QUANTILE if took_s > estimated_s * self.factor else _QUANTILE - 1
-        self.factor = min(max(self.factor * (1 + _LEARNING_RATE * change), _LEAST_FACTOR), _LARGEST_FACTOR)
+    def factor(self, estimated_s: float, mean_step_s: float) -> float:
+        """Returns the factor for an estimate, both in seconds."""
+        return self._factors[_length_of(estimated_s, mean_step_s)]
+
+    def record(self, estimated_s: float, took_s: float, mean_step_s: float) -> None:
+        """Records a time and its estimate, in seconds."""
+        length = _length_of(estimated_s, mean_step_s)
+        factor = self._factors[length]
+        quantile = _SHORT_QUANTILE if length < _LONG else _LONG_QUANTILE
+        change = quantile if took_s > estimated_s * factor else quantile - 1
+        self._factors[length] = min(max(factor * (1 + _LEARNING_RATE * change), _LEAST_FACTOR), _LARGEST_FACTOR)
 
 
-@dataclass(frozen=True, slots=True)
-class _Computing:
-    """How long prompts take beside `decoding` other requests."""
-
-    rates: StepRates
-    max_batch_tokens: int
-    decoding: int
-
-    def seconds(self, num_tokens: int) -> float:
-        chunk = max(self.max_batch_tokens - self.decoding, 1)
-        whole, rest = divmod(num_tokens, chunk)
-        full_s = (self.rates.step_s(chunk + self.decoding) or 0.0) * whole
-        return full_s + ((self.rates.step_s(rest + self.decoding) or 0.0) if rest else 0.0)
+def _length_of(seconds: float, mean_step_s: float) -> int:
+    """Returns the binary logarithm of a time in mean steps, between 0 and the largest that is told apart."""
+    if mean_step_s <= 0:
+        return 0
+    return min(int(math.log2(1 + seconds / mean_step_s)), _NUM_LENGTHS - 1)
 
 
 class DeadlineAdmission:
     """Refuses requests whose deadlines cannot be met, and finds those whose deadlines have passed while they waited.
 
-    The scheduler tells it of each step and of each request that ends.
+    The scheduler tells it of each step, and of each request that starts or ends.
     """
 
     def __init__(
-        self,
-        limits: SchedulerLimits,
-        running: Mapping[RequestId, RequestState],
-        waiting: WaitingOrder,
-        by_id: Mapping[RequestId, RequestState],
-        kv_cache: KvCacheManager,
-        clock: Clock,
+        self, limits: SchedulerLimits, requests: RequestTables, kv_cache: KvCacheManager, times: StepTimes, clock: Clock
     ) -> None:
-        """`by_id` are all requests that wait or run."""
-        self._by_id = by_id
         self._limits = limits
-        self._running = running
-        self._waiting = waiting
+        self._requests = requests
+        self._running = requests.running
+        self._waiting = requests.waiting
         self._kv_cache = kv_cache
+        self._times = times
         self._clock = clock
-        self._timer = StepTimer(clock)
         self._throughput = ThroughputEstimate(clock)
-        self.rates = StepRates()
-        self.wait_correction, self.own_correction = Correction(), Correction()
+        self._ends = EndRate()
+        self._served = ServedShares()
+        self.correction = Correction()
         self._due: list[tuple[float, int, RequestState]] = []
         """A heap of the waiting requests with deadlines, by the time at which they must start to meet them. Some may wait
         no more. Each has a number, so that no two entries are equal.
         """
         self._numbers = count()
 
-    def step_begins(self) -> None:
-        """Starts to measure a step. Each step must be ended by `step_ended`, in the same order."""
-        self._timer.begin()
-
-    def step_ended(self, plan: StepPlan) -> None:
-        """Learns how long the oldest step took that has not ended."""
-        seconds, now = self._timer.end(), self._clock.monotonic()
-        self.rates.record(plan.num_tokens, seconds, len(plan.slices))
+    def step_ended(self, plan: StepPlan, seconds: float) -> None:
+        """Learns from the oldest step that had not ended, which took so many seconds."""
+        now = self._clock.monotonic()
+        self._ends.record_step(seconds, len(plan.slices))
         for piece in plan.slices:
             state = self._running.get(piece.request_id)
-            if state is not None and state.expected is not None:
-                if state.started_at is None:
-                    state.started_at = now - seconds
-                if piece.samples:
-                    self._learn(state, state.expected, state.started_at, now)
-                    state.expected = None
+            if state is not None and state.expected is not None and piece.samples:
+                self._learn(state.expected, now - state.arrived_at)
+                state.expected = None
 
-    def _learn(self, state: RequestState, expected: FirstTokenEstimate, started_at: float, now: float) -> None:
-        """Learns from a request with a deadline, which has got its first token now."""
-        self.own_correction.record(expected.own_s, now - started_at)
-        if expected.wait_s > expected.own_s:  # a shorter wait is mostly the end of the step that ran on arrival
-            self.wait_correction.record(expected.wait_s, started_at - state.arrived_at)
+    def _learn(self, expected: FirstTokenEstimate, took_s: float) -> None:
+        """Learns from a request that has got its first token, or none by its deadline, after so many seconds."""
+        self.correction.record(expected.total_s, took_s, self._times.mean_s)
+
+    def record_start(self, state: RequestState) -> None:
+        """Records that a waiting request gets a place and pages."""
+        self._served.record_start(state)
 
     def record_finished(self) -> None:
         """Records that a request ends at the time of this call."""
-        self.rates.record_finished()
+        self._ends.record_finished()
         self._throughput.record_finished()
 
     def retry_after_s(self) -> float:
@@ -239,16 +179,15 @@ class DeadlineAdmission:
         deadline_s, due_at = state.request.deadline_s, state.due_at
         if deadline_s is None or due_at is None:
             return
-        backlog, most_tokens = self.backlog(state), self._limits.max_batch_tokens
-        state.expected = expected = estimate_first_token(backlog, self.rates, most_tokens)
-        own_s = 0.0
+        backlog = self.backlog(state)
+        state.expected = expected = estimate_first_token(backlog, self._times, self._ends)
+        alone_s = 0.0
         if expected is not None:
-            own_s = expected.own_s * self.own_correction.factor
-            estimate_s = expected.wait_s * self.wait_correction.factor + own_s
+            alone_s = self._times.seconds_of_prompts(backlog.own, 0)
+            estimate_s = expected.total_s * self.correction.factor(expected.total_s, self._times.mean_s)
             if estimate_s > deadline_s:
-                alone = estimate_first_token(Backlog(backlog.own_tokens), self.rates, most_tokens)
-                raise _unreachable(deadline_s, estimate_s, alone.own_s if alone else 0.0)
-        heapq.heappush(self._due, (due_at - own_s, next(self._numbers), state))
+                raise _unreachable(deadline_s, estimate_s, alone_s)
+        heapq.heappush(self._due, (due_at - alone_s, next(self._numbers), state))
 
     def backlog(self, state: RequestState) -> Backlog:
         """Returns what would be ahead of a new request, if it were queued now."""
@@ -259,19 +198,49 @@ class DeadlineAdmission:
             self._waiting.remove(state)
         running = list(self._running.values())
         shares = BatchShares(self._limits.max_running, running, order)
-        ahead = order[: next(place for place, one in enumerate(order) if one is state)]
+        place = next(place for place, one in enumerate(order) if one is state)
+        ahead = order[:place]
         in_turn = in_step_order([*running, *ahead, state], self._waiting, self._limits.max_running)
         before = in_turn[: next(place for place, one in enumerate(in_turn) if one is state)]
+        prompts = [self._work(one) for one in before if one.num_uncomputed > 1]
+        decoding = sum(one.num_uncomputed <= 1 for one in running) + len(prompts) // 2
         ends_needed = self._ends_needed(state, ahead, shares)
         most_steps = sorted(_most_steps(one) for one in running)
         return Backlog(
-            own_tokens=self._uncached(state),
-            tokens_ahead=sum(self._uncached(one) for one in before if one.num_uncomputed > 1),
-            decoding=sum(one.num_uncomputed <= 1 for one in running),
+            own=self._work(state),
+            ahead=sum(prompts, PromptWork()),
+            decoding=min(decoding, self._limits.max_running - 1),
             ends_needed=ends_needed,
             running=len(running),
             most_steps=_sum_of_rounds(most_steps, ends_needed),
+            passing=self._passing(state, order[place + 1 :]),
         )
+
+    def _passing(self, state: RequestState, behind: list[RequestState]) -> Shares:
+        """Returns which parts of the service go to requests that arrive while `state` waits, and pass it.
+
+        These are requests of higher tiers, and those of other domains (usually, one domain is one tenant) that have got
+        less service lately for their weight, and of which nothing waits behind. What a domain has got, it will get.
+        """
+        tier, own = state.request.tier, state.domain
+        late = {(one.request.tier, one.domain) for one in behind}
+        weights = {one.domain: one.request.weight for one in (*behind, *self._waiting, *self._running.values(), state)}
+        fair = weights[own] / sum(weights.values())
+        served = self._served.of()
+        own_tokens = served.get((tier, own), Shares()).tokens / weights[own]
+        requests = tokens = 0.0
+        for (other_tier, domain), share in served.items():
+            is_higher = TIER_PRIORITY[other_tier] < TIER_PRIORITY[tier]
+            has_less = share.tokens / weights.get(domain, 1.0) < own_tokens
+            is_lighter = other_tier is tier and has_less and (tier, domain) not in late
+            if is_higher or is_lighter:
+                requests, tokens = requests + share.requests, tokens + share.tokens
+        return Shares(requests, tokens).at_most(1 - min(fair, 0.5))
+
+    def _work(self, state: RequestState) -> PromptWork:
+        """Returns what must be computed of a request before its first token."""
+        tokens = self._uncached(state)
+        return PromptWork.of(len(state.token_ids) - tokens, tokens)
 
     def _ends_needed(self, state: RequestState, ahead: list[RequestState], shares: BatchShares) -> int:
         """Returns how many running requests must end before `state` has a place and pages, if those `ahead` come first."""
@@ -288,6 +257,18 @@ class DeadlineAdmission:
         if missing <= 0 or shares.victims_for(state, self._waiting.priority(state)):
             return 0
         return missing
+
+    def queued_tokens(self) -> int:
+        """Returns how many prompt tokens of waiting and running requests must still be computed."""
+        return sum(self._uncached(one) for one in self._requests.by_id.values() if one.num_uncomputed > 1)
+
+    @property
+    def prefill_token_s(self) -> float | None:
+        """The seconds for each prompt token of the largest step, as the latest steps suggest; None before any was measured."""
+        if not self._times.costs.is_known:
+            return None
+        most = self._limits.max_batch_tokens
+        return self._times.seconds_of_prompts(PromptWork.of(0, most), 0) / most
 
     def _uncached(self, state: RequestState) -> int:
         """Returns how many known tokens of a request must still be computed, at least 1. Looks up a waiting request in
@@ -311,6 +292,8 @@ class DeadlineAdmission:
             state = heapq.heappop(self._due)[2]
             if self._waits(state):
                 expired.append(state.request_id)
+                if state.expected is not None:
+                    self._learn(state.expected, now - state.arrived_at)
         return expired
 
     def seconds_to_next(self) -> float | None:
@@ -321,7 +304,9 @@ class DeadlineAdmission:
 
     def _waits(self, state: RequestState) -> bool:
         request_id = state.request_id
-        return self._by_id.get(request_id) is state and request_id not in self._running and not state.is_admitted
+        return (
+            self._requests.by_id.get(request_id) is state and request_id not in self._running and not state.is_admitted
+        )
 
 
 def deadline_passed() -> DeadlineExceeded:

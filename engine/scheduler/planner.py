@@ -10,10 +10,13 @@ A step may be planned ahead: while the step before is in flight (see steps_in_fl
 from collections.abc import Mapping
 
 from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.scheduler.preemption import PageGrower
+from graftwork.engine.scheduler.prefill_first import PrefillFirst
 from graftwork.engine.scheduler.request_state import RequestState
 from graftwork.engine.scheduler.resources import GrammarProvider
+from graftwork.engine.scheduler.service_meter import FLEX_STEP_SHARE, FlexHoldback
 from graftwork.engine.scheduler.speculator import Speculator
 from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
@@ -36,6 +39,7 @@ class StepPlanner:
         step_builder: "StepBuilder",
         speculator: Speculator,
         step_times: StepTimes,
+        flex: FlexHoldback,
     ) -> None:
         self._limits = limits
         self._running = running
@@ -45,6 +49,8 @@ class StepPlanner:
         self._step_builder = step_builder
         self._speculator = speculator
         self._step_times = step_times
+        self._flex = flex
+        self._prefill_first = PrefillFirst(step_times, limits.max_running)
 
     def must_land(self) -> bool:
         """Returns whether all steps in flight must land before the next step is planned.
@@ -87,10 +93,10 @@ class StepPlanner:
         self._step_times.begin(plan, is_typical=is_typical)
         return plan
 
-    def step_ended(self) -> None:
-        """Records that the oldest step in flight has ended or failed, so that its duration is learned."""
+    def step_ended(self) -> float:
+        """Records that the oldest step in flight has ended or failed. Learns its duration, and returns it in seconds."""
         self._speculator.step_ended()
-        self._step_times.end()
+        return self._step_times.end()
 
     def _chunks(self) -> list[tuple[RequestState, int]]:
         """Returns how many tokens of each request the next step computes, without drafts. All of them have pages.
@@ -100,13 +106,19 @@ class StepPlanner:
         budget = self._limits.max_batch_tokens
         chunks: list[tuple[RequestState, int]] = []
         planned: set[RequestId] = set()
-        room = self._step_times.room(sum(state.num_uncomputed == 1 for state in self._running.values()))
-        for state in in_step_order(self._running.values(), self._waiting, self._limits.max_running):
+        running = self._prefill_first.choose(self._running.values())
+        rows = sum(state.num_uncomputed == 1 for state in running)
+        room = self._step_times.room(rows)
+        flex_room = self._step_times.room_for_share(rows, FLEX_STEP_SHARE) if self._flex.is_active else None
+        for state in in_step_order(running, self._waiting, self._limits.max_running):
             if budget == 0:
                 break
             num_tokens = min(state.num_uncomputed, budget)
-            if room is not None and state.num_uncomputed > 1 and not state.pending_loads:
-                num_tokens = room.take(state.num_scheduled, num_tokens)
+            if state.num_uncomputed > 1 and not state.pending_loads:
+                if flex_room is not None and state.request.tier is ServiceTier.FLEX:
+                    num_tokens = flex_room.take(state.num_scheduled, num_tokens)
+                if room is not None and num_tokens:
+                    num_tokens = room.take(state.num_scheduled, num_tokens)
             if num_tokens == 0 or state.request_id not in self._running:
                 continue
             if self._page_grower.grow(state, num_tokens, planned):

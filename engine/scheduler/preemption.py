@@ -51,7 +51,7 @@ class PageGrower:
         if self._running and not self._kv_cache.has_room(match, len(state.token_ids), len(self._running)):
             return False
         session = state.request.session
-        reason = self._kv_cache.miss_reason(path, match, session)
+        reason = self._kv_cache.miss_reason(state.path(min(state.num_reusable, state.num_prompt - 1)), match, session)
         allocation = self._kv_cache.allocate_path(path, match, len(state.token_ids), session)
         if allocation is None:
             return False

@@ -4,6 +4,9 @@ Owns a request's tokens, the number of tokens that have been computed, the list 
 loads into these pages. Never allocates or releases a page, which the scheduler does, and never starts a load, which
 the KV cache does at admission. Invariant: the pages of a request have room for at least `num_computed` tokens.
 
+The tokens that an earlier run of the request has generated, on another engine, are tokens of its answer from the start.
+So a request with such tokens is in the state of a request that was preempted after them.
+
 A request can be computed once all its pending loads have ended. Pages that a load could not read are computed again.
 
 While a step in flight computes a request, `num_computed` and `token_ids` are as they were before the step.
@@ -14,7 +17,14 @@ these.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from graftwork.engine.core.events import CacheReport, FinishReason, MissReason
+from graftwork.engine.core.events import (
+    CacheReport,
+    FinishReason,
+    MissReason,
+    PromptAdmitted,
+    RequestFinished,
+    RequestOutput,
+)
 from graftwork.engine.core.prefix_keys import PrefixScope, TokenHistory
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.step import RequestSlice, ScoreSpec, StepPlan
@@ -33,6 +43,10 @@ class FirstTokenEstimate:
 
     wait_s: float
     own_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.wait_s + self.own_s
 
 
 def history_for(request: EngineRequest) -> TokenHistory | None:
@@ -74,8 +88,6 @@ class RequestState:
     """The priority at admission; 0 is the highest. See WaitingOrder.priority."""
     expected: FirstTokenEstimate | None = None
     """When the first token was expected at the arrival of a request with a deadline; None without one."""
-    started_at: float | None = None
-    """When the first step began that computed the request, if it has a deadline and no token yet; None otherwise."""
     uncached_tokens: int | None = None
     """How many prompt tokens had to be computed when that was last asked, while the request waited for its first run; None
     if nobody has asked.
@@ -107,12 +119,26 @@ class RequestState:
 
     @property
     def due_at(self) -> float | None:
-        """The time at which the first token must be there, on the scheduler's clock; None without a deadline."""
-        return None if self.request.deadline_s is None else self.arrived_at + self.request.deadline_s
+        """The time at which the first token must be there, on the scheduler's clock; None without a deadline, or if an
+        earlier run has generated it.
+        """
+        if self.request.deadline_s is None or self.request.emitted_token_ids:
+            return None
+        return self.arrived_at + self.request.deadline_s
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the request has had a place in a batch: of this engine, or of the one with the earlier run."""
+        return self.is_admitted or bool(self.request.emitted_token_ids)
 
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def num_submitted(self) -> int:
+        """The number of tokens that were known when the request arrived: those of the prompt and of an earlier run."""
+        return self.num_prompt + len(self.request.emitted_token_ids)
 
     @property
     def num_generated(self) -> int:
@@ -205,7 +231,9 @@ class RequestState:
 
     def cache_report(self, page_tokens: int) -> CacheReport:
         """Returns how many prompt tokens had cached KV on each tier, and why the other prompt tokens were not cached."""
-        found = {tier: self.tiers.count(tier) * page_tokens for tier in Tier}
+        found = dict.fromkeys(Tier, 0)
+        for index, tier in enumerate(self.tiers):
+            found[tier] += min(page_tokens, max(self.num_prompt - index * page_tokens, 0))
         return CacheReport(
             device_tokens=found[Tier.DEVICE],
             host_tokens=found[Tier.HOST],
@@ -251,6 +279,17 @@ class RequestState:
         if self.history is not None:
             self.history.extend(self.token_ids[self.num_prompt + self.history.num_generated_tokens :])
         return self.history
+
+    def outputs_if_over(self, page_tokens: int) -> list[RequestOutput]:
+        """Returns all outputs of a request whose answer has ended with its earlier run; [] if the answer goes on.
+
+        None of its KV was looked up, so its whole prompt counts as recomputed.
+        """
+        reason = self.finish_reason() if self.request.emitted_token_ids else None
+        if reason is None:
+            return []
+        admitted, finished = PromptAdmitted(self.cache_report(page_tokens)), RequestFinished(reason, self.num_generated)
+        return [RequestOutput(self.request_id, admitted), RequestOutput(self.request_id, finished)]
 
     def finish_reason(self) -> FinishReason | None:
         """Returns why the request's last token ends the answer; None if the answer continues."""

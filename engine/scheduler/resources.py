@@ -56,10 +56,13 @@ class GrammarProvider(Protocol):
         """Returns the error if the grammar of `request` cannot be used; None if it can, or if that is not known yet."""
         ...
 
-    def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
+    def open(
+        self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]
+    ) -> GraftworkError | None:
         """Starts to track how far a request's answer has come in its grammar.
 
-        `generated` are the answer's tokens so far: a request that was preempted has some, a new request has none.
+        `generated` are the answer's tokens so far. A new request has none, unless it had an earlier run. Returns an
+        error, which ends the request, if the grammar does not allow these tokens; otherwise None.
         """
         ...
 
@@ -99,8 +102,10 @@ class NoGrammars:
             return None
         return InvalidRequest("This engine serves no grammars.", param="grammar")
 
-    def open(self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]) -> None:
-        """Does nothing, because no running request has a grammar."""
+    def open(
+        self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]
+    ) -> GraftworkError | None:
+        return None
 
     def close(self, request_id: RequestId) -> None:
         """Does nothing, because no running request has a grammar."""

@@ -12,7 +12,6 @@ Invariant: nothing is admitted while a running request lacks a page, so running 
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from random import Random
 
 from graftwork.engine.core.events import (
     FinishReason,
@@ -36,14 +35,13 @@ from graftwork.engine.scheduler.planner import StepBuilder, StepPlanner
 from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
-from graftwork.engine.scheduler.service_cost import ServiceUse
 from graftwork.engine.scheduler.service_meter import FlexHoldback, ServiceMeter
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
 from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import WaitingOrder, first_candidates
+from graftwork.engine.scheduler.waiting_order import RequestTables, ServiceUse, WaitingOrder, first_candidates
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
@@ -65,7 +63,6 @@ class Scheduler:
         scopes: CacheScopes,
         *,
         clock: Clock,
-        seeds: Random,
         grammars: GrammarProvider = _NO_GRAMMARS,
         speculator: Speculator | None = None,
         order: WaitingOrder | None = None,
@@ -76,23 +73,23 @@ class Scheduler:
         self.session_cache = session_cache
         self._adapters = adapters
         self._grammars = grammars
-        self._validator = RequestValidator(limits, scopes, clock, seeds)
+        self._validator = RequestValidator(limits, scopes, clock)
         self._waiting = VirtualTokenCounter(clock) if order is None else order
         self._flex = FlexHoldback(clock, limits.max_running, kv_cache.page_store.sizes.device_pages)
         self._meter = ServiceMeter(clock, self._waiting, self._flex)
         self._queue_bounds = QueueBounds(limits.queue, self._waiting)
-        self._running: dict[RequestId, RequestState] = {}
-        self._by_id: dict[RequestId, RequestState] = {}
+        self.requests = RequestTables(self._waiting)
+        self._running, self._by_id = self.requests.running, self.requests.by_id
         self._steps = StepsInFlight(kv_cache.release, adapters.unpin)
         self._page_grower = PageGrower(
             kv_cache, self._running, limits.page_tokens, limits.max_running, self._preempt_if_landed
         )
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
-        self.deadlines = DeadlineAdmission(limits, self._running, self._waiting, self._by_id, kv_cache, clock)
+        self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens, limits.max_batch_tokens)
+        self.deadlines = DeadlineAdmission(limits, self.requests, kv_cache, self.step_times, clock)
         self.speculator = speculator or no_drafts(clock)
-        self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens)
         builder = StepBuilder(limits.page_tokens, grammars)
-        parts = (self._steps, self._page_grower, builder, self.speculator, self.step_times)
+        parts = (self._steps, self._page_grower, builder, self.speculator, self.step_times, self._flex)
         self._planner = StepPlanner(limits, self._running, self._waiting, *parts)
         self.counters = EngineCounters()
 
@@ -109,22 +106,19 @@ class Scheduler:
         """The ids of the running requests. A running request has pages and is in the batch."""
         return self._running.keys()
 
-    def running_adapters(self) -> set[str]:
-        return {digest for state in self._running.values() for digest in state.request.adapter_digests}
-
-    def waiting_adapters(self) -> set[str]:
-        return {digest for state in self._waiting for digest in state.request.adapter_digests}
-
     # ---- submit and cancel ------------------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest) -> list[RequestOutput]:
         """Queues a request. If it cannot be served or may not wait, raises a GraftworkError and changes nothing.
-        Returns the errors of the waiting requests of other domains (usually, one domain is one tenant) that made room for it.
+        Returns the errors of the waiting requests of other domains (usually, one domain is one tenant) that made room for
+        it, or its own outputs if an earlier run has ended its answer: then it is not queued.
         """
         if request.request_id in self._by_id:
             raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
         self._validator.check(request)
         state = self._validator.new_state(request)
+        if ended := state.outputs_if_over(self._limits.page_tokens):
+            return ended
         self.deadlines.check(state)
         free_places, retry_after_s = self._limits.max_running - len(self._running), self.deadlines.retry_after_s()
         displaced = self._queue_bounds.displaced_by(state, free_places, retry_after_s)
@@ -152,9 +146,7 @@ class Scheduler:
         return self.fail([one.request_id for one in self._waiting if digest in one.request.adapter_digests], error)
 
     def fail(self, request_ids: Iterable[RequestId], error: GraftworkError) -> list[RequestOutput]:
-        """Ends requests with `error`, and returns one output with it for each id, even for a request that has ended already.
-        Their computed KV is not added to the cache.
-        """
+        """Ends requests with `error`. Returns one output with it for each id, even of a request that has ended already."""
         outputs = [RequestOutput(request_id, error) for request_id in request_ids]
         for output in outputs:
             self.cancel(output.request_id)
@@ -165,8 +157,9 @@ class Scheduler:
     def admit(self) -> list[RequestOutput]:
         """Admits waiting requests, best first in their WaitingOrder, until pages or places in the batch run out.
 
-        Skips a request whose adapter is still loading or whose grammar is still compiling. Stops at a request that
-        lacks pages, so that small requests cannot starve a large one.
+        Skips a request whose adapter is still loading, whose grammar is still compiling, or that lacks only a place:
+        one behind it may take a place by its share. Stops at a request that lacks pages, so that small requests cannot
+        starve a large one.
         """
         outputs, ready = self._ready_candidates()
         settled_since = self.counters.steps - max(self._limits.min_run_steps, 1)  # who starts here runs a step
@@ -176,9 +169,11 @@ class Scheduler:
                 continue
             while not (self._has_place() and self._page_grower.allocate(state)):
                 if not self._preempt_for(state, shares):
-                    return outputs
-            outputs += self._start(state)
-            shares.started(state)
+                    if self._has_place() or self._page_grower.starved:
+                        return outputs
+                    break
+            else:
+                outputs += self._start(state, shares)
         return outputs
 
     def _ready_candidates(self) -> tuple[list[RequestOutput], list[RequestState]]:
@@ -220,14 +215,18 @@ class Scheduler:
         shares.preempted(victim)
         return True
 
-    def _start(self, state: RequestState) -> list[RequestOutput]:
+    def _start(self, state: RequestState, shares: BatchShares) -> list[RequestOutput]:
         state.priority, state.started_at_step = self._waiting.priority(state), self.counters.steps
         self._waiting.start(state)
         for digest in state.request.adapter_digests:
             self._adapters.pin(digest)
-        self._grammars.open(state.request, state.stop_token_ids, state.token_ids[state.num_prompt :])
         self._running[state.request_id] = state
         self._meter.start(state)
+        error = self._grammars.open(state.request, state.stop_token_ids, state.token_ids[state.num_prompt :])
+        if error is not None:
+            return self.fail([state.request_id], error)
+        shares.started(state)
+        self.deadlines.record_start(state)
         return [] if state.pending_loads else self._report_admitted(state)
 
     def _report_admitted(self, state: RequestState) -> list[RequestOutput]:
@@ -266,15 +265,11 @@ class Scheduler:
         return self._planner.must_land()
 
     def plan(self) -> StepPlan | None:
-        """Returns the next step, which is in flight until `land` is called; None if nothing can run.
-
-        The step is planned ahead if the step before it has not landed.
-        """
+        """Returns the next step, which is in flight until `land` is called; None if nothing can run."""
         self._kv_cache.start_background_copies()
         plan = self._planner.plan()
         if plan is not None:
             self._steps.begin(plan, self._running)
-            self.deadlines.step_begins()
         return plan
 
     def _preempt_if_landed(self, state: RequestState) -> bool:
@@ -301,8 +296,7 @@ class Scheduler:
         Returns the part of the plan that is still of use: a request that was cancelled, failed or finished since the
         step was planned needs no result.
         """
-        self._planner.step_ended()
-        self.deadlines.step_ended(plan)
+        self.deadlines.step_ended(plan, self._planner.step_ended())
         return self._steps.land(plan, self._running)
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
@@ -314,7 +308,7 @@ class Scheduler:
         for piece in plan.slices:
             state = self._running[piece.request_id]
             state.num_computed = piece.known_end
-            if piece.start < state.num_prompt <= piece.known_end:
+            if piece.start < state.num_submitted <= piece.known_end:
                 self._cache_pages(state)
             if logprobs := result.prompt_logprobs.get(piece.request_id):
                 state.num_scored += len(logprobs)
@@ -328,10 +322,7 @@ class Scheduler:
         return outputs
 
     def _append(self, state: RequestState, piece: RequestSlice, result: StepResult) -> list[RequestOutput]:
-        """Appends the accepted tokens of one request.
-
-        All but the last were drafted, so their KV is computed already. The penalties of the next step include them.
-        """
+        """Appends the accepted tokens of one request. All but the last were drafted, so their KV is computed already."""
         ends = result.ends.get(piece.request_id, {})
         accepted = accepted_prefix(piece.draft_token_ids, result.token_ids[piece.request_id])
         ended_at = next((row for row in range(len(accepted)) if row in ends), None)
@@ -359,7 +350,7 @@ class Scheduler:
         return [self._finish(state, FinishReason.STOP)] if error is None else self.fail([state.request_id], error)
 
     def _cache_pages(self, state: RequestState) -> None:
-        """Inserts the computed pages of a request into the prefix cache. The request then uses the shared copies."""
+        """Inserts a request's computed pages into the prefix cache. The request then uses the shared copies."""
         nodes = self._kv_cache.insert(state.path(state.num_computed), state.pages, state.request.session)
         self._kv_cache.prompt_leases.lease(state.request, nodes)
         state.pages, replaced = self._kv_cache.deduplicate(nodes, state.pages)
@@ -389,12 +380,12 @@ class Scheduler:
         self._steps.release((), state.request.adapter_digests)
 
     def check_integrity(self) -> None:
-        """Checks that only the prefix tree, the requests that use it and the steps in flight hold each device page."""
+        """Checks that only the prefix tree, requests and steps in flight hold each device page."""
         self._kv_cache.check_integrity()
         self._steps.check_integrity(self._running.values())
         device, tree = self._kv_cache.page_store.device, self._kv_cache.page_store.tree
         held = sum(len(state.pages) for state in self._running.values()) + len(self._steps.kept_pages)
         in_tree = tree.num_copies(Tier.DEVICE)
         assert held + in_tree == device.num_holders, f"{held} + {in_tree} holds expected, {device.num_holders} counted"
-        assert len(self._by_id) == len(self._running) + len(self._waiting)
+        self.requests.check_integrity()
         assert self._page_grower.starved <= self._running.keys()

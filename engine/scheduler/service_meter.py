@@ -1,7 +1,7 @@
 """Measures what running requests take of the engine, and holds back requests of the flex tier.
 
     ServiceMeter   charges each request for tokens, rejected drafts, and the pages that it holds
-    FlexHoldback   keeps places and pages free for higher tiers while requests of higher tiers come
+    FlexHoldback   keeps places and pages free for higher tiers, and steps short, while requests of higher tiers come
 
 Owns the times up to which requests were charged. Never admits, orders or ends a request.
 Invariant: a held page is charged from its request's start to its end, each second once.
@@ -11,8 +11,7 @@ from collections.abc import Collection
 
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.service_cost import ServiceUse
-from graftwork.engine.scheduler.waiting_order import WaitingOrder
+from graftwork.engine.scheduler.waiting_order import ServiceUse, WaitingOrder
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import RequestId
 
@@ -20,6 +19,10 @@ CHARGE_EVERY_S = 0.25
 """Pages are charged at most so often, in seconds, and at the end of a request."""
 FLEX_SHARE = 0.75
 """The fraction of places and of device pages that flex requests may take while higher tiers are active."""
+FLEX_STEP_SHARE = 0.4
+"""The time that prompts of flex requests may add to a step while higher tiers are active, as a fraction of the time of
+its decoding rows. A request of a higher tier waits for the step that runs when it comes.
+"""
 ACTIVE_FOR_S = 60.0
 """A higher tier is active for so many seconds after its last request started."""
 
@@ -91,9 +94,14 @@ class FlexHoldback:
         """Records that a running request has given up its place."""
         self._running.pop(state.request_id, None)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether requests of higher tiers come, so that flex requests are held back."""
+        return self._clock.monotonic() < self._active_until
+
     def holds(self, state: RequestState) -> bool:
         """Returns whether a waiting request must not start now."""
-        if state.request.tier is not ServiceTier.FLEX or self._clock.monotonic() >= self._active_until:
+        if state.request.tier is not ServiceTier.FLEX or not self.is_active:
             return False
         flex = self._running.values()
         return bool(flex) and (len(flex) >= self._places or sum(len(one.pages) for one in flex) >= self._pages)

@@ -146,7 +146,7 @@ class Speculator:
         token_ids, expected = state.token_ids, state.request.prediction_token_ids
         if not state.request.uses_lookups:
             return RequestDrafts(token_ids, state.stop_token_ids, AcceptanceRates(self._rates), lookups=())
-        prediction = PredictionFollower(token_ids, expected) if expected else None
+        prediction = PredictionFollower(token_ids, expected, state.num_prompt) if expected else None
         lookups: list[Drafter] = [] if prediction is None else [prediction]
         lookups += [PromptLookup(token_ids), AnswerLookup(token_ids, state.scope.own, self._cache)]
         return RequestDrafts(

@@ -52,6 +52,25 @@ class StepLoad:
         return scaled[0], scaled[1], scaled[2], scaled[3]
 
 
+@dataclass(frozen=True, slots=True)
+class PromptWork:
+    """What must be computed of one prompt or of several, as far as its duration depends on it."""
+
+    tokens: int = 0
+    attended: float = 0.0
+    """Pairs of a token and a position that it attends to."""
+
+    @classmethod
+    def of(cls, start: int, tokens: int) -> "PromptWork":
+        """Returns the work of `tokens` tokens from position `start` on."""
+        return cls(tokens, tokens * (start + tokens / 2))
+
+    def plus(self, other: "PromptWork") -> "PromptWork":
+        return PromptWork(self.tokens + other.tokens, self.attended + other.attended)
+
+    __add__ = plus
+
+
 _FADING = 0.98
 """The factor by which the weight of a step fades with each later step: about the last 50 steps count."""
 _PACE_DEVIATION = 1.5
@@ -221,23 +240,58 @@ class PromptRoom:
 
 
 class StepTimes:
-    """Measures the steps in flight, and says how many prompt tokens the next one may compute beside decoding requests."""
+    """Measures the steps in flight, and knows how long steps take: what they cost, their mean, and how long prompts take
+    beside decoding requests. The planner, the estimate of first tokens and the prices of service all ask it.
+    """
 
-    def __init__(self, clock: Clock, target_s: float | None, page_tokens: int) -> None:
+    def __init__(self, clock: Clock, target_s: float | None, page_tokens: int, max_batch_tokens: int) -> None:
         """`target_s` is the longest duration of a step with decoding requests, in seconds; None sets no limit."""
         self.costs = StepCosts()
         self._target_s = target_s
         self._page_tokens = page_tokens
+        self._max_batch_tokens = max_batch_tokens
         self._timer = StepTimer(clock)
         self._loads: deque[StepLoad | None] = deque()
         """The load of each step that has not ended, the oldest first; None if nothing is learned from it."""
         self._follows = False
+        self._weight = self._seconds = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """The mean duration of the latest steps, in seconds; 0 before the first."""
+        return self._seconds / self._weight if self._weight else 0.0
+
+    def seconds_of_prompts(self, work: PromptWork, rows: int) -> float:
+        """Returns the expected duration of the steps that compute `work` beside `rows` decoding rows, in seconds: as many
+        steps as the token budget and the target of inter-token time make of it.
+        """
+        step_s = self.costs.seconds(StepLoad(rows))
+        work_s = self.costs.token_s * work.tokens + self.costs.attended_s * work.attended
+        steps = work.tokens / max(self._max_batch_tokens - rows, 1)
+        if self._target_s is not None and rows:
+            room_s = max(self._target_s - step_s, _PROMPT_SHARE * step_s)
+            by_room = work_s / room_s if room_s else 0.0
+            steps = max(steps, min(by_room, work.tokens / self._page_tokens))
+        return math.ceil(steps) * step_s + work_s
 
     def room(self, rows: int) -> PromptRoom | None:
         """Returns the room for prompts in a step with `rows` decoding rows; None if there is no limit."""
         if self._target_s is None or not rows or not self.costs.is_known:
             return None
         return PromptRoom(self.costs, rows, self._target_s, self._page_tokens)
+
+    def room_for_share(self, rows: int, share: float) -> PromptRoom | None:
+        """Returns the room for prompts that take at most a `share` of the time of a step with `rows` decoding rows; None if
+        no step was measured yet. Shares below a quarter are as a quarter.
+        """
+        if not self.costs.is_known:
+            return None
+        decoding_s = self.costs.seconds(StepLoad(rows))
+        return PromptRoom(self.costs, rows, (1 + share) * decoding_s, self._page_tokens)
+
+    def allows_between_tokens(self, seconds: float) -> bool:
+        """Returns whether decoding requests may wait so long for their next token."""
+        return self._target_s is None or seconds <= self._target_s
 
     def begin(self, plan: StepPlan, *, is_typical: bool) -> None:
         """Starts to measure a step. Each step must be ended by `end`, in the same order.
@@ -253,11 +307,14 @@ class StepTimes:
         """Records that no step could be planned, so the time until the next step says nothing."""
         self._follows = False
 
-    def end(self) -> None:
-        """Learns the duration of the oldest step that has not ended."""
+    def end(self) -> float:
+        """Learns the duration of the oldest step that has not ended, and returns it in seconds."""
         seconds, load = self._timer.end(), self._loads.popleft()
+        self._weight = self._weight * _FADING + 1
+        self._seconds = self._seconds * _FADING + seconds
         if load is not None:
             self.costs.record(load, seconds)
+        return seconds
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:

@@ -44,16 +44,19 @@ class BatchShares:
         total = sum(weights.values())
         self._fair = {domain: max(1, int(max_running * weight / total)) for domain, weight in weights.items()}
         self._held = Counter(state.domain for state in self._running)
+        self._without_victims: set[tuple[IsolationDomain, int]] = set()
 
     def started(self, state: RequestState) -> None:
         """Records that a request has got a place in the batch."""
         self._running.append(state)
         self._held[state.domain] += 1
+        self._without_victims.clear()
 
     def preempted(self, state: RequestState) -> None:
         """Records that a request has given up its place in the batch."""
         self._running.remove(state)
         self._held[state.domain] -= 1
+        self._without_victims.clear()
 
     def victims_for(self, state: RequestState, priority: int) -> list[RequestState]:
         """Returns the running requests that may have to give their places to a waiting request.
@@ -62,13 +65,18 @@ class BatchShares:
         fair number, these are the requests of domains above their own fair number, whatever the priorities. Otherwise
         they are requests of lower priority: of the same domain, or of a domain above its fair number.
         """
+        rank = (state.domain, priority)
+        if rank in self._without_victims:
+            return []
         movable = [one for one in self._running if not one.pending_loads and one.started_at_step <= self._settled_since]
         is_below = self.excess(state) < 0
-        over = [one for one in movable if is_below and self._is_above(one)]
-        if over:
-            return over
-        lower = [one for one in movable if one.priority > priority]
-        return [one for one in lower if is_below or one.domain == state.domain or self._is_above(one)]
+        victims = [one for one in movable if is_below and self._is_above(one)]
+        if not victims:
+            lower = [one for one in movable if one.priority > priority]
+            victims = [one for one in lower if is_below or one.domain == state.domain or self._is_above(one)]
+        if not victims:
+            self._without_victims.add(rank)
+        return victims
 
     def excess(self, state: RequestState) -> int:
         """Returns how many places the request's domain (usually one tenant) has above its fair number.
@@ -76,6 +84,10 @@ class BatchShares:
         The number is negative if the domain has fewer places.
         """
         return self._held[state.domain] - self._fair[state.domain]
+
+    def has_few_places(self, state: RequestState) -> bool:
+        """Returns whether the request's domain (usually one tenant) has at most half its fair number of places."""
+        return 2 * self._held[state.domain] <= self._fair[state.domain]
 
     def preemption_order(self, state: RequestState) -> tuple[int, int]:
         """Returns a sort key: the running request with the largest key is preempted first.
@@ -136,8 +148,11 @@ class QueueBounds:
         """Returns the waiting requests that must end to make room for the new request `state`. Usually there are none.
 
         `free_places` is the number of free places in the batch: so many more requests may wait. Raises
-        CapacityContended, with `retry_after_s`, if the new request may not wait.
+        CapacityContended, with `retry_after_s`, if the new request may not wait. A request with an earlier run may always
+        wait: its client has a part of the answer.
         """
+        if state.has_run:
+            return []
         limits, own = self._limits, self._waiting.size_of(state.domain)
         own_room = QueueSize(limits.domain_requests + free_places, limits.domain_tokens)
         if own.requests and not own.plus(state).fits(own_room):
@@ -158,7 +173,7 @@ class QueueBounds:
 
         Leaves out the requests in `gone` and requests that have run before. Returns None if no request is left.
         """
-        movable = [one for one in self._waiting if not one.is_admitted and one not in gone]
+        movable = [one for one in self._waiting if not one.has_run and one not in gone]
         sizes = {domain: self._left(domain, gone) for domain in {one.domain for one in movable}}
 
         def order(one: RequestState) -> tuple[int, int, float]:

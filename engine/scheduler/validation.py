@@ -3,18 +3,19 @@
 Owns the checks of a single request. Never checks whether memory is free now: the scheduler does.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from random import Random
 
 from graftwork.engine.core.requests import MAX_CACHE_TTL_S, MAX_MIXTURE, MAX_MIXTURE_WEIGHT, EngineRequest
-from graftwork.engine.core.sampling import MAX_PROMPT_LOGPROBS
+from graftwork.engine.core.sampling import MAX_PROMPT_LOGPROBS, SamplingParams
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.scheduler.request_state import RequestState, history_for
 from graftwork.engine.scheduler.tenant_bounds import QueueLimits
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
+from graftwork.platform.ids import RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,13 @@ class SchedulerLimits:
 class RequestValidator:
     """Checks requests before they are queued, and creates their RequestState.
 
-    Draws a random seed for a request without one. Has no other side effect.
+    Has no side effect.
     """
 
-    def __init__(self, limits: SchedulerLimits, scopes: CacheScopes, clock: Clock, seeds: Random) -> None:
+    def __init__(self, limits: SchedulerLimits, scopes: CacheScopes, clock: Clock) -> None:
         self._limits = limits
         self._scopes = scopes
         self._clock = clock
-        self._seeds = seeds
 
     def check(self, request: EngineRequest) -> None:
         """Raises InvalidRequest or ContextLengthExceeded for a request that this engine can never serve."""
@@ -77,21 +77,60 @@ class RequestValidator:
         check_prompt_logprobs(request)
         check_vocabulary(request, limits.vocab_size)
         request.sampling.check()
+        _check_emitted(request, self._stop_token_ids(request.sampling), limits.context_tokens)
 
     def new_state(self, request: EngineRequest) -> RequestState:
         """Returns the initial RequestState of a request that `check` has accepted."""
         request = replace(request, adapters=tuple(sorted(request.adapters)))  # one order, so that mixtures share KV
         sampling = request.sampling
-        eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
         return RequestState(
             request=request,
             scope=self._scopes.for_request(request, self._limits.page_tokens),
-            seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
+            seed=_seed_from_id(request.request_id) if sampling.seed is None else sampling.seed,
             arrived_at=self._clock.monotonic(),
-            stop_token_ids=eos | frozenset(sampling.stop_token_ids),
+            stop_token_ids=self._stop_token_ids(sampling),
             max_total_tokens=min(len(request.prompt_token_ids) + sampling.max_tokens, self._limits.context_tokens),
-            token_ids=list(request.prompt_token_ids),
+            token_ids=[*request.prompt_token_ids, *request.emitted_token_ids],
+            num_scored=len(request.prompt_token_ids) - 1 if request.emitted_token_ids else 0,
             history=history_for(request),
+        )
+
+    def _stop_token_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        """Returns the tokens that end an answer."""
+        eos = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
+        return eos | frozenset(sampling.stop_token_ids)
+
+
+def _seed_from_id(request_id: RequestId) -> int:
+    """Returns the seed of a request without one, from 0 to 2^63 - 1. Gateways send a seed with every request."""
+    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big") >> 1
+
+
+def _check_emitted(request: EngineRequest, stop_token_ids: frozenset[int], context_tokens: int) -> None:
+    """Raises InvalidRequest if no earlier run of the request can have generated its emitted tokens.
+
+    Whether the grammar allows them is checked when the grammar is compiled.
+    """
+    emitted, sampling = request.emitted_token_ids, request.sampling
+    if emitted and sampling.seed is None and not sampling.is_greedy:
+        raise InvalidRequest(
+            "A request with emitted_token_ids needs the seed of its earlier run, because its temperature is not 0.",
+            param="seed",
+        )
+    most = min(sampling.max_tokens, context_tokens - len(request.prompt_token_ids))
+    if len(emitted) > most:
+        raise InvalidRequest(
+            f"emitted_token_ids has {len(emitted)} tokens, and the answer may have {most}: max_tokens is "
+            f"{sampling.max_tokens}, and the context has {context_tokens} tokens. Send what the earlier run has generated.",
+            param="emitted_token_ids",
+        )
+    early = emitted[: max(len(emitted) - 1, sampling.min_tokens)]
+    ended_at = next((index for index, token_id in enumerate(early) if token_id in stop_token_ids), None)
+    if ended_at is not None:
+        raise InvalidRequest(
+            f"Token {emitted[ended_at]} at index {ended_at} of emitted_token_ids ends the answer, but an earlier run cannot "
+            "have generated it there. Send what the earlier run has generated.",
+            param="emitted_token_ids",
         )
 
 
@@ -147,6 +186,7 @@ def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
     sampling = request.sampling
     named: Mapping[str, Iterable[int]] = {
         "prompt": request.prompt_token_ids,
+        "emitted_token_ids": request.emitted_token_ids,
         "stop_token_ids": sampling.stop_token_ids,
         "logit_bias": (token_id for token_id, _ in sampling.logit_bias),
     }

@@ -1,21 +1,26 @@
 """Defines what the scheduler asks of an order of waiting requests, and what all orders have in common.
 
+    ServiceUse, -Prices    what a request takes of the engine, and what it costs
     WaitingOrder           the protocol: every policy that the scheduler can run with
     WaitingSizes           counts the waiting requests and their prompt tokens by domain
     FirstComeFirstServed   the order of arrival, as a baseline for the fair orders
+    RequestTables          which requests wait, which run, and all of them by id: written by the scheduler, read by its parts
 
 Owns no request. Never changes a request, and never checks whether there is room for it.
 Invariant: an order yields each waiting request once, and forgets it when it is removed.
+
+The unit of cost is the computation of one uncached prompt token. A step that generates a token reads all weights for few
+tokens, so a generated token costs more.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.service_cost import ServiceUse
+from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 TIER_PRIORITY = {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.FLEX: 2}
@@ -44,6 +49,57 @@ class QueueSize:
 
     def measure(self, *, by_tokens: bool) -> int:
         return self.tokens if by_tokens else self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUse:
+    """What a request has taken of the engine since it was charged last."""
+
+    input_tokens: int = 0
+    """Prompt tokens that were not cached, and had to be computed."""
+    output_tokens: int = 0
+    """Generated tokens."""
+    rejected_drafts: int = 0
+    """Draft tokens that a step verified and rejected."""
+    page_seconds: float = 0.0
+    """Device pages of KV, multiplied by the seconds for which the request held them."""
+    adapter_bytes: int = 0
+    """Bytes of adapter weights that were copied to the device for the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePrices:
+    """The price of each resource, in prompt tokens. None is negative."""
+
+    input_token: float = 1.0
+    output_token: float = 2.0
+    """Twice a prompt token, as in the evaluation of VTC."""
+    rejected_draft: float = 1.0
+    """A rejected draft token is a row of a step that is computed anyway, as a prompt token is."""
+    page_second: float = 0.0
+    """0 by default: how much memory is worth depends on the model and the device. With a device of P pages that
+    computes R prompt tokens a second, a price of R / P makes holding all memory as dear as using all computation.
+    """
+    adapter_megabyte: float = 0.0
+    """For 10**6 bytes of adapter weights that are copied to the device."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest if a price is negative or not finite, or if prompt or output tokens are free."""
+        for name in self.__slots__:
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidRequest(f"The price {name} must be a number of at least 0.", param=name)
+        if not (self.input_token and self.output_token):
+            raise InvalidRequest("The prices input_token and output_token must be above 0.", param="input_token")
+
+    def cost(self, use: ServiceUse) -> float:
+        """Returns the cost of `use`, in uncached prompt tokens."""
+        return (
+            self.input_token * use.input_tokens
+            + self.output_token * use.output_tokens
+            + self.rejected_draft * use.rejected_drafts
+            + self.page_second * use.page_seconds
+            + self.adapter_megabyte * use.adapter_bytes / 1e6
+        )
 
 
 class WaitingOrder(Protocol):
@@ -172,3 +228,26 @@ class FirstComeFirstServed:
 
     def charge(self, state: RequestState, use: ServiceUse) -> None:
         """Does nothing: nobody's past counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTables:
+    """The requests of one scheduler."""
+
+    waiting: WaitingOrder
+    running: dict[RequestId, RequestState] = field(default_factory=dict)
+    """The requests with a place in the batch and pages, by the time at which they got them."""
+    by_id: dict[RequestId, RequestState] = field(default_factory=dict)
+
+    def running_adapters(self) -> set[str]:
+        """Returns the digests of the adapters of running requests."""
+        return {digest for state in self.running.values() for digest in state.request.adapter_digests}
+
+    def waiting_adapters(self) -> set[str]:
+        """Returns the digests of the adapters of waiting requests."""
+        return {digest for state in self.waiting for digest in state.request.adapter_digests}
+
+    def check_integrity(self) -> None:
+        """Checks that each request waits or runs, and not both."""
+        assert len(self.by_id) == len(self.running) + len(self.waiting)
+        assert self.by_id.keys() >= self.running.keys()

@@ -20,12 +20,12 @@ two.
 class PredictionFollower:
     """Finds which position in the client's prediction one request's answer has reached, and drafts the tokens after it."""
 
-    def __init__(self, token_ids: list[int], prediction: tuple[int, ...]) -> None:
-        """`token_ids` is the request's own list, which grows; so far it holds the prompt."""
+    def __init__(self, token_ids: list[int], prediction: tuple[int, ...], num_prompt: int) -> None:
+        """`token_ids` is the request's own list, which grows. Its first `num_prompt` tokens are the prompt."""
         self.num_matched = 0
         """The number of tokens of the prediction that are part of the answer, each counted once."""
         self._token_ids = token_ids
-        self._num_prompt = self._num_seen = len(token_ids)
+        self._num_prompt = self._num_seen = num_prompt
         self._prediction = prediction
         self._cursor = 0
         self._run = 0

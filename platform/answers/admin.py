@@ -164,14 +164,16 @@ class HostPages(Answer):
 class Replica(Answer):
     """One engine and its present state.
 
-    If `status` is `ready`, the answer has the engine's figures, such as the number of running requests. If `status` is
-    `absent`, the engine does not answer, and `reason` says why.
+    If the engine answers, the answer has its figures, such as the number of running requests. If `status` is `absent`,
+    the engine gets no requests, and `reason` says why. If it is `draining`, the engine only finishes its requests.
     """
 
     id: str
     object: Literal["replica"] = "replica"
     address: str
-    status: Literal["ready", "absent"]
+    epoch: int | None = absent()
+    """Counts the starts of engines under this id; only with a lease."""
+    status: Literal["ready", "draining", "absent"]
     reason: str | None = absent()
     running_requests: int | None = absent()
     waiting_requests: int | None = absent()

@@ -56,9 +56,13 @@ class Health(Answer):
 
 
 class Ready(Answer):
-    """The answer of a server that can serve requests."""
+    """The answer of a server that can serve requests.
+
+    `degraded` names the degraded modes that the operator has set, such as `max_output_tokens=256` and `refuse_flex`.
+    """
 
     status: Literal["ready"] = "ready"
+    degraded: list[str]
 
 
 class NotReady(Answer):

@@ -35,6 +35,11 @@ class DegradedModes:
     changed_at: float | None = None
     """The time of the last change in unix seconds; None if there was none."""
 
+    def in_force(self) -> list[str]:
+        """Returns what is taken away, such as `max_output_tokens=256` and `refuse_flex`; an empty list if nothing is."""
+        cap = [] if self.max_output_tokens is None else [f"max_output_tokens={self.max_output_tokens}"]
+        return cap + [name for name in ("suspend_drafts", "refuse_flex") if getattr(self, name)]
+
     def check_tier(self, tier: str) -> None:
         """Raises Unavailable if requests of this service tier are refused."""
         if self.refuse_flex and tier == "flex":

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from random import Random, SystemRandom
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.client import EngineClient
@@ -64,6 +65,9 @@ __all__ = [
     "ToolCallFinished",
     "ToolCallStarted",
 ]
+
+_SEED_BITS = 53
+"""So many bits of a drawn seed: every JSON reader keeps such a number exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +128,22 @@ class Generator:
 
     modes: ModeSwitch | None = None
     """The operator's degraded modes; None has none."""
+    seeds: Random = field(default_factory=SystemRandom)
+    """Draws the seeds of requests without one."""
 
-    def degraded(self, request: GenerationRequest) -> GenerationRequest:
-        """Returns the request as the degraded modes allow it now. Call it before anything is reserved for the request.
+    def prepared(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns the request with a seed, and as the degraded modes allow it now. Call it before anything is reserved for
+        the request.
 
-        Raises Unavailable if they refuse its service tier.
+        A request without a seed gets a new one, so that every run of it, on any engine, has the same noise. Raises
+        Unavailable if the degraded modes refuse its service tier.
         """
+        if request.sampling.seed is None:
+            seed = self.seeds.getrandbits(_SEED_BITS)
+            request = replace(request, sampling=replace(request.sampling, seed=seed))
+        return self._degraded(request)
+
+    def _degraded(self, request: GenerationRequest) -> GenerationRequest:
         if self.modes is None:
             return request
         modes, sampling = self.modes.current, request.sampling
@@ -142,7 +156,10 @@ class Generator:
         return replace(request, sampling=capped, output_cap=most)
 
     def start(self, request: GenerationRequest) -> "Generation":
-        """Returns a new generation. The request goes to the engine when the caller first reads `Generation.events`."""
+        """Returns a new generation of a request that `prepared` has returned.
+
+        The request goes to the engine when the caller first reads `Generation.events`.
+        """
         return Generation(self, request)
 
 

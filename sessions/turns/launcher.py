@@ -163,7 +163,7 @@ class TurnLauncher:
             grammar=output.grammar,
             due_at=principal.first_token_due_at,
         )
-        request = dependencies.generator.degraded(request)
+        request = dependencies.generator.prepared(request)
         plan = TurnPlan(
             principal=principal,
             session=session,
@@ -254,10 +254,7 @@ def _charge(plan: TurnPlan) -> Charge:
 
 
 def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:
-    """Returns the weights, template, tokenizer and sampling of one turn.
-
-    With a null seed, the engine chose the seed.
-    """
+    """Returns the weights, template, tokenizer and sampling of one turn, with the seed that was drawn if none was given."""
     version = request.resolved.version
     return {
         "base": description.fingerprint,

@@ -1,48 +1,16 @@
-"""The faults: each strikes a fleet, holds for some seconds, and heals."""
+"""The faults of the database, of Redis and of the disk, beside those of the processes."""
 
 import asyncio
 import contextlib
-import signal
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
 
-from tests.chaos.fleet import Fleet, Process
-
-HOLD_S = 8.0
-"""How long a fault lasts that is not over at once: longer than `engine_silence_s`."""
+from graftwork.api.cli.bench.faults import HOLD_S, PROCESS_FAULTS, Fault, stop_for_a_while
+from tests.chaos.fleet import ServedFleet
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One kind of fault. `strike` returns when it is healed."""
-
-    name: str
-    strike: Callable[[Fleet], Awaitable[None]]
-
-
-async def _kill_engine(fleet: Fleet) -> None:
-    fleet.engine.kill()
-    fleet.engine.start()
-
-
-def _kill_gateway(number: int) -> Callable[[Fleet], Awaitable[None]]:
-    async def strike(fleet: Fleet) -> None:
-        fleet.gateways[number].kill()
-        fleet.gateways[number].start()
-
-    return strike
-
-
-async def _stop(process: Process) -> None:
-    process.signal(signal.SIGSTOP)
-    await asyncio.sleep(HOLD_S)
-    process.signal(signal.SIGCONT)
-
-
-async def _cut_connections(fleet: Fleet) -> None:
+async def _cut_connections(fleet: ServedFleet) -> None:
     """Ends every connection to the database, several times in a row."""
     for _ in range(6):
         await fleet.query(
@@ -52,7 +20,7 @@ async def _cut_connections(fleet: Fleet) -> None:
         await asyncio.sleep(0.5)
 
 
-async def _stall_database(fleet: Fleet) -> None:
+async def _stall_database(fleet: ServedFleet) -> None:
     """Holds a lock on every table, so that nothing is read or written."""
     connection = await asyncpg.connect(fleet.database_url)
     try:
@@ -65,7 +33,7 @@ async def _stall_database(fleet: Fleet) -> None:
         await connection.close()
 
 
-async def _make_read_only(fleet: Fleet) -> None:
+async def _make_read_only(fleet: ServedFleet) -> None:
     """Lets the database take no writes, as after a failover to a replica."""
     name = fleet.database_url.rsplit("/", 1)[1]
     end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1 AND pid <> pg_backend_pid()"
@@ -80,7 +48,7 @@ async def _make_read_only(fleet: Fleet) -> None:
         await server.close()
 
 
-async def _kill_redis(fleet: Fleet) -> None:
+async def _kill_redis(fleet: ServedFleet) -> None:
     """Kills Redis, which forgets everything."""
     fleet.redis.kill()
     await asyncio.sleep(2)
@@ -88,24 +56,20 @@ async def _kill_redis(fleet: Fleet) -> None:
     await fleet.redis_answers()
 
 
-FAULTS = (
-    Fault("the engine is killed", _kill_engine),
-    Fault("the first gateway is killed", _kill_gateway(0)),
-    Fault("the second gateway is killed", _kill_gateway(1)),
-    Fault("the engine is stopped for a while", lambda fleet: _stop(fleet.engine)),
-    Fault("a gateway is stopped for a while", lambda fleet: _stop(fleet.gateways[1])),
+FAULTS: tuple[Fault[ServedFleet], ...] = (
+    *PROCESS_FAULTS,
     Fault("all connections to the database are cut", _cut_connections),
     Fault("the database stalls", _stall_database),
     Fault("the database takes no writes", _make_read_only),
-    Fault("Redis stalls", lambda fleet: _stop(fleet.redis)),
+    Fault("Redis stalls", lambda fleet: stop_for_a_while(fleet.redis)),
     Fault("Redis is killed", _kill_redis),
 )
 
 
-def full_disk(folder: Path) -> Fault:
+def full_disk(folder: Path) -> Fault[ServedFleet]:
     """Returns the fault that the disk of `folder` has no room for a while."""
 
-    async def strike(fleet: Fleet) -> None:
+    async def strike(fleet: ServedFleet) -> None:
         filler = folder / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:

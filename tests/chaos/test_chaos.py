@@ -12,14 +12,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.chaos.clients import ChatClient, Client, SessionClient
-from tests.chaos.faults import FAULTS, Fault, full_disk
-from tests.chaos.fleet import Fleet, running_fleet, running_server, small_disk
+from graftwork.api.cli.bench.faults import STUCK_S, Fault, progress_after
+from graftwork.api.cli.bench.fleet_clients import ChatClient, Client, SessionClient
+from tests.chaos.faults import FAULTS, full_disk
+from tests.chaos.fleet import ServedFleet, running_fleet, running_server, small_disk
 
 pytestmark = pytest.mark.slow
 
 ROUNDS = 2
-STUCK_S = 35.0
 _POLL_S = 0.1
 
 
@@ -39,17 +39,9 @@ class Report:
         return "\n".join([str(dict(self.counts)), *(f"{seconds:6.1f} s  {name}" for name, seconds in rows)])
 
 
-async def progress_after(clients: list[Client], healed_at: float) -> float:
-    """Returns the seconds from the end of a fault until every client has got an answer."""
-    while not all(client.done_at > healed_at for client in clients):
-        if time.monotonic() - healed_at > 4 * STUCK_S:
-            waiting = Counter(type(client).__name__ for client in clients if client.done_at <= healed_at)
-            raise AssertionError(f"after {4 * STUCK_S:.0f} s no answer for {dict(waiting)}")
-        await asyncio.sleep(_POLL_S)
-    return max(client.done_at for client in clients) - healed_at
-
-
-async def strike_all(fleet: Fleet, clients: list[Client], faults: Sequence[Fault]) -> dict[str, float]:
+async def strike_all(
+    fleet: ServedFleet, clients: list[Client], faults: Sequence[Fault[ServedFleet]]
+) -> dict[str, float]:
     """Strikes the fleet with each fault in turn. Returns the seconds until all went on, by fault."""
     took: dict[str, float] = {}
     for fault in faults:
@@ -59,7 +51,7 @@ async def strike_all(fleet: Fleet, clients: list[Client], faults: Sequence[Fault
     return took
 
 
-async def check_chats(fleet: Fleet, clients: list[ChatClient]) -> None:
+async def check_chats(fleet: ServedFleet, clients: list[ChatClient]) -> None:
     """Each delivered token is billed, unless the server says that it failed; then none is."""
     rows = {row["request_id"]: row for row in await fleet.query("SELECT * FROM usage_events WHERE session_id IS NULL")}
     unbilled, overbilled = [], []
@@ -76,7 +68,7 @@ async def check_chats(fleet: Fleet, clients: list[ChatClient]) -> None:
     assert not overbilled, f"{len(overbilled)} chats are billed for what was not delivered: {overbilled[:5]}"
 
 
-async def check_sessions(fleet: Fleet, clients: list[SessionClient]) -> None:
+async def check_sessions(fleet: ServedFleet, clients: list[SessionClient]) -> None:
     """Each completed turn is stored and billed once, and no failed one is."""
     for client in clients:
         for session_id, said in client.said.items():
@@ -98,7 +90,7 @@ async def check_sessions(fleet: Fleet, clients: list[SessionClient]) -> None:
                 assert not row["prompt_tokens"] + row["completion_tokens"], dict(row)
 
 
-async def run_clients(fleet: Fleet, faults: Sequence[Fault], rounds: int, report: Report) -> None:
+async def run_clients(fleet: ServedFleet, faults: Sequence[Fault[ServedFleet]], rounds: int, report: Report) -> None:
     """Strikes the fleet while clients of two tenants talk to it, and then compares what they know with the database."""
     luck = random.Random(20261122)
     async with AsyncExitStack() as stack:
@@ -165,7 +157,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     assert report.worst_s <= STUCK_S, str(report)
 
 
-async def settled(fleet: Fleet) -> None:
+async def settled(fleet: ServedFleet) -> None:
     """Waits until no turn runs, and lets each gateway start once more, so that journals of dead ones are read."""
     deadline = time.monotonic() + STUCK_S
     while await fleet.query("SELECT id FROM turns WHERE status = 'running'"):

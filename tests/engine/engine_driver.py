@@ -1,5 +1,6 @@
 """Drives an engine's loop by hand, without threads or gRPC: submit requests, then step until all have ended."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -42,6 +43,8 @@ _LOAD_WITHIN_S = 60
 class Outcome:
     """All outputs of one request."""
 
+    num_emitted: int = 0
+    """The number of tokens of an earlier run."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -75,6 +78,7 @@ class EngineDriver:
         session: SessionUse | None = None,
         grammar: GrammarSource | None = None,
         prediction: tuple[int, ...] = (),
+        emitted: Sequence[int] = (),
         kv_limits: KvLimits = NO_KV_LIMITS,
         public_tokens: int = 0,
         **sampling: Any,
@@ -92,10 +96,11 @@ class EngineDriver:
             session=session,
             grammar=grammar,
             prediction_token_ids=prediction,
+            emitted_token_ids=tuple(emitted),
             kv_limits=kv_limits,
             public_tokens=public_tokens,
         )
-        self.outcomes[request_id] = Outcome()
+        self.outcomes[request_id] = Outcome(len(emitted))
         self.loop.take(SubmitRequest(request, self.sink))
         return self.outcomes[request_id]
 
@@ -181,7 +186,7 @@ class EngineDriver:
                     outcome.token_ids.extend(token_ids)
                     outcome.logprobs.extend(logprobs)
                 case RequestFinished(reason, completion_tokens, drafts):
-                    assert completion_tokens == len(outcome.token_ids)
+                    assert completion_tokens == outcome.num_emitted + len(outcome.token_ids)
                     outcome.finish, outcome.drafts = reason, drafts
                 case GraftworkError() as error:
                     outcome.error = error

@@ -1,5 +1,7 @@
 """Runners for tests that stand between the engine's loop and its runner, and flights that have ended already."""
 
+import threading
+
 from graftwork.engine.core.step import Flight, Runner, StepPlan, StepResult
 
 
@@ -33,3 +35,22 @@ class RunnerAround:
 
     def recover(self) -> None:
         self.inner.recover()
+
+
+class BlockedRunner(RunnerAround):
+    """A runner whose steps wait while `gate` is closed, except the first `num_free`."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self.num_free = 0
+        self.gate = threading.Event()
+        self.waits = threading.Event()
+        """Is set when a step waits."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.num_free -= 1
+        if self.num_free >= 0:
+            return super().run(plan)
+        self.waits.set()
+        assert self.gate.wait(60)
+        return super().run(plan)

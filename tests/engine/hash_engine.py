@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from random import Random
 from typing import cast
 
 from graftwork.engine.core.events import (
@@ -115,6 +114,7 @@ class Course:
     """What a request got."""
 
     token_ids: list[int] = field(default_factory=list)
+    """The tokens of an earlier run, then those that this engine has reported."""
     prompt_logprobs: list[float] = field(default_factory=list)
     end: FinishReason | str | None = None
     is_cancelled: bool = False
@@ -178,7 +178,6 @@ class HashEngine:
             self.adapters,
             SCOPES,
             clock=clock,
-            seeds=Random(0),
             grammars=grammars,
             speculator=speculator,
         )
@@ -193,7 +192,7 @@ class HashEngine:
 
     def submit(self, request: EngineRequest) -> None:
         self.requests[request.request_id] = request
-        self.courses[request.request_id] = Course()
+        self.courses[request.request_id] = Course(list(request.emitted_token_ids))
         self.loop.take(SubmitRequest(request, self.sink))
 
     def cancel(self, request_id: RequestId) -> None:
@@ -245,9 +244,9 @@ class HashEngine:
         return message is not None
 
     def check(self) -> None:
-        self.loop.check_integrity()
+        self.loop.check_integrity()  # also of the cache and the adapters
         page_store = self.cache.kv_cache.page_store
-        self.cache.check(num_held=page_store.device.num_holders - page_store.tree.num_copies(Tier.DEVICE))
+        self.cache.check_contents(num_held=page_store.device.num_holders - page_store.tree.num_copies(Tier.DEVICE))
 
     def sink(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
@@ -300,9 +299,10 @@ class HashEngine:
                 right = (got, course.end) == answer
             if not right:
                 wrong.append(f"{name} got {got} and {course.end}, not {answer}")
-            prompt = self.requests[name].prompt_token_ids
-            if self.requests[name].sampling.prompt_logprobs is not None and not (course.is_cancelled or has_failed):
+            request = self.requests[name]
+            if request.sampling.prompt_logprobs is not None and not (course.is_cancelled or has_failed):
+                unreported = () if request.emitted_token_ids else request.prompt_token_ids[1:]
                 wrong += (
-                    [] if course.prompt_logprobs == [-float(token) for token in prompt[1:]] else [f"{name}: scores"]
+                    [] if course.prompt_logprobs == [-float(token) for token in unreported] else [f"{name}: scores"]
                 )
         return wrong

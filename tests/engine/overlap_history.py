@@ -89,6 +89,8 @@ class History:
             request = replace(request, prediction_token_ids=tuple(expected))
         if session is not None and answer.end in (FinishReason.STOP, FinishReason.LENGTH):
             self._turns[owner, session] = (*prompt, *answer.token_ids)
+        if random.random() < 0.3:  # an earlier run has generated a part of the answer, or all of it
+            request = replace(request, emitted_token_ids=answer.token_ids[: random.randint(0, len(answer.token_ids))])
         self._each(lambda engine: engine.submit(request))
 
     def crowd(self, number: int) -> None:

@@ -84,8 +84,8 @@ class DeviceTags(MutableMapping[PageId, Tag | None]):
         self._frames = device_memory.frames.numpy()
 
     def __getitem__(self, page: PageId) -> Tag | None:
-        length, *rest = self._frames[page].tolist()
-        return Tag(bytes(rest[:length])) if length else None
+        content = self._frames[page].tobytes()
+        return Tag(content[1 : 1 + content[0]]) if content[0] else None
 
     def __setitem__(self, page: PageId, tag: Tag | None) -> None:
         content = b"" if tag is None else tag
@@ -305,8 +305,13 @@ class TaggedKvCache:
 
     def check(self, num_held: int = 0) -> None:
         """Checks every invariant that holds at any time. `num_held` is the number of device pages that requests hold."""
-        page_store = self.kv_cache.page_store
         self.kv_cache.check_integrity()
+        self.adapters.check_integrity()
+        self.check_contents(num_held)
+
+    def check_contents(self, num_held: int) -> None:
+        """Checks that pages and adapters are what they say. The cache and the adapters are not checked themselves."""
+        page_store = self.kv_cache.page_store
         self.device_memory.check_integrity()
         for tier in (Tier.DEVICE, Tier.HOST):
             pool = page_store.pool(tier)
@@ -324,7 +329,6 @@ class TaggedKvCache:
 
     def check_adapters(self) -> None:
         """Checks that every adapter has its content, wherever it was moved, and that the backend has the same view."""
-        self.adapters.check_integrity()
         assert self.lora.shown.keys() == set(filter(self.adapters.is_usable, self.adapters.digests))
         for digest, shown in self.lora.shown.items():
             own = adapter_of(int(digest.removeprefix("adapter-")))

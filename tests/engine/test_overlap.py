@@ -7,6 +7,7 @@ and compacted.
 from collections import Counter
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,10 @@ from tests.hypothesis_profiles import examples
 
 MOST_OFTEN = ("step", "step", "step", "submit")
 OTHERS = ("cancel", "finish_copy", "finish_load", "announce", "resume", "crowd", "command", "forget", "wait")
+PARTS = examples(1, in_search=10)
+"""How many tests the 5,000 histories of the slow suite are divided into, so that they run on all cores and each has a time
+limit of its own.
+"""
 actions = st.tuples(st.sampled_from((*MOST_OFTEN, *OTHERS)), st.integers(0, 2**20))
 setting_values = st.builds(
     Setting,
@@ -43,9 +48,10 @@ def live(setting: Setting, acts: list[tuple[str, int]]) -> History:
     return history
 
 
-@settings(max_examples=examples(100, in_search=5000))
-@given(setting_values, st.lists(actions, min_size=12, max_size=48))
-def test_answers_do_not_depend_on_overlap(setting: Setting, acts: list[tuple[str, int]]) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+@settings(max_examples=examples(100, in_search=5000 // PARTS))
+@given(setting=setting_values, acts=st.lists(actions, min_size=12, max_size=48))
+def test_answers_do_not_depend_on_overlap(part: int, setting: Setting, acts: list[tuple[str, int]]) -> None:
     """In any history of messages, with and without overlap, each request gets the answer that the model gives it alone,
     nothing in flight is touched, and nothing is held at the end."""
     live(setting, acts)

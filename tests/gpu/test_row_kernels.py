@@ -126,27 +126,6 @@ def test_activations_are_those_of_torch_within_rounding(name: str, dtype: torch.
     torch.testing.assert_close(inner, functions[name](gate) * up, rtol=2 * ROUNDING[dtype], atol=4 * ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_masks_bar_what_they_forbid(dtype: torch.dtype) -> None:
-    """With a vocabulary of 128,256 tokens and more masks than are live, the barred logits of the live rows are -inf, and
-    no other bit changes."""
-    from graftwork.engine.kernels.token_mask import token_mask_launch
-
-    vocab, live = 128_256, 5
-    logits = noise(32, vocab, dtype=dtype)
-    words = torch.randint(-(2**31), 2**31, (32, vocab // 32), generator=torch.Generator().manual_seed(1))
-    rows = torch.randperm(32, generator=torch.Generator().manual_seed(2))
-    bits = (words[:, :, None] >> torch.arange(32)) & 1
-    expected = logits.clone()
-    for number in range(live):
-        expected[int(rows[number])].masked_fill_(bits[number].flatten().eq(0).to(CUDA), float("-inf"))
-    count = torch.tensor([live], dtype=torch.int32, device=CUDA)
-
-    token_mask_launch(logits, words.int().to(CUDA), rows.int().to(CUDA), count).run()
-
-    assert torch.equal(logits, expected)
-
-
 def test_a_captured_step_can_be_replayed_with_other_rows() -> None:
     """A captured graph of all row kernels, refilled with another step of as many rows, gives the bits of that step."""
     from graftwork.engine.runner.triton_row_ops import TritonRowOps

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, inspect, text
 import graftwork.adapters.registry.tables
 import graftwork.platform.gateways.tables
 import graftwork.platform.modes.tables
+import graftwork.platform.replicas.tables
 import graftwork.platform.tenancy.tables
 import graftwork.sessions.store.tables  # noqa: F401
 from graftwork.platform.database import Base, Database
@@ -43,7 +44,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
     """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
     await empty_database.upgrade_to_head()
 
-    assert await empty_database.current_revision() == empty_database.head_revision() == "0012_degraded_modes"
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0013_replicas"
     assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
     async with empty_database.read() as session:
         connection = await session.connection()
@@ -55,6 +56,7 @@ async def test_every_step_can_be_taken_back_and_again(empty_database: Database) 
     await empty_database.upgrade_to_head()
 
     for revision in (
+        "0012_degraded_modes",
         "0011_hidden_items",
         "0010_gateways",
         "0009_erasure",

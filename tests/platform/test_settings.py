@@ -130,11 +130,19 @@ def test_sizes_that_are_none_are_refused(text: object) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(("setting", "value"), [("fleet", "ray"), ("replicas", 2)])
+@pytest.mark.parametrize(("setting", "value"), [("fleet", "ray"), ("replicas", 0), ("replicas", 65), ("autoscale", 1)])
 def test_what_is_not_served_is_no_setting(setting: str, value: object) -> None:
-    """A setting that would have no effect is not offered: who gives it is told that there is none."""
+    """A setting or a value that would have no effect is not offered: who gives it is told that there is none."""
     with pytest.raises(InvalidRequest, match=setting):
         Settings.from_environment({setting: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("engine:1", ("engine:1",)), ("a:1, b:2,unix:/c", ("a:1", "b:2", "unix:/c"))]
+)
+def test_several_engines_are_named_with_commas_between(text: str, expected: tuple[str, ...]) -> None:
+    """An engine address may name several engines."""
+    assert Settings(engine_address=text).engine_addresses == expected
 
 
 @pytest.mark.parametrize("value", ["0.5", "-1", "nan", "1e3", "30s", 3601])

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,6 @@ async def test_a_file_that_is_no_database_is_told_as_before(tmp_path: Path) -> N
     with pytest.raises(Unavailable):
         await database.read_few(tenant_ids)
     await database.close()
+    for thread in threading.enumerate():  # aiosqlite does not wait for the thread of a connection that failed to open
+        if "_connection_worker_thread" in thread.name:
+            await asyncio.to_thread(thread.join)

@@ -55,6 +55,7 @@ async def test_other_processes_turns_are_left_alone_until_their_lease_ends(proce
     process.will_say(Answer(waits=True))
     running = await process.service.start_turn(me, session.session_id, "Hi")
     await process.engine.half_way.wait()
+    await process.until_delivered(me, session.session_id)  # storing events renews the lease
     other = process.restarted("second")
 
     before = (await other.service.recover(), (await other.load(me, session.session_id)).status)

@@ -336,6 +336,18 @@ async def test_turn_keeps_its_provenance(process: SessionProcess) -> None:
     assert (noted["sampling"]["max_tokens"], noted["sampling"]["stop"]) == (sent.max_tokens, ["."])
 
 
+async def test_a_turn_keeps_the_seed_that_was_drawn(process: SessionProcess) -> None:
+    """The seed of a turn whose settings name none is the one that the engine got, and each turn has another one."""
+    me = principal()
+    session = await process.service.create(me, NewSession("graft@1"))
+
+    turns = [await (await process.service.start_turn(me, session.session_id, "Hi")).result() for _ in range(2)]
+
+    noted = [turn.made_with["sampling"]["seed"] for turn in turns if turn.made_with is not None]
+    assert noted == [sent.sampling.seed for sent in process.engine.requests]
+    assert len(set(noted)) == 2
+
+
 async def test_tokens_that_the_model_has_not_are_refused(sqlite_database: Database) -> None:
     """A bias for an id outside the vocabulary is refused with the field's name, and the session stays idle."""
     process, me = SessionProcess(sqlite_database), principal()

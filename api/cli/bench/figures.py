@@ -38,19 +38,20 @@ class TenantFigures:
     failed: int
     """Other errors, and broken connections."""
     ttft_p50: float | None
+    """A chat that got no token before the phase ended counts with the time that it had waited by then."""
     ttft_p99: float | None
     itl_p99: float | None
     tokens_per_s: float
 
 
-def tenant_figures(sent: Sequence[Sent], seconds: float) -> list[TenantFigures]:
-    """Returns the figures of each tenant, in the order of their first chats."""
+def tenant_figures(sent: Sequence[Sent], start: float, end: float) -> list[TenantFigures]:
+    """Returns the figures of each tenant in a phase from `start` to `end`, in the order of their first chats."""
     names = dict.fromkeys(one.tenant for one in sent)
-    return [_of_tenant(name, [one for one in sent if one.tenant == name], seconds) for name in names]
+    return [_of_tenant(name, [one for one in sent if one.tenant == name], start, end) for name in names]
 
 
-def _of_tenant(name: str, sent: Sequence[Sent], seconds: float) -> TenantFigures:
-    ttft = [one.ttft_s for one in sent if one.ttft_s is not None]
+def _of_tenant(name: str, sent: Sequence[Sent], start: float, end: float) -> TenantFigures:
+    ttft = [wait for one in sent if (wait := _wait_for_token(one, end)) is not None]
     gaps = [after - before for one in sent for before, after in pairwise(one.token_times)]
     ended = [one for one in sent if one.ended_at is not None]
     answered, refused = (sum(one.status in codes for one in ended) for codes in ((200,), (429, 503)))
@@ -63,8 +64,15 @@ def _of_tenant(name: str, sent: Sequence[Sent], seconds: float) -> TenantFigures
         ttft_p50=percentile(ttft, 0.5),
         ttft_p99=percentile(ttft, 0.99),
         itl_p99=percentile(gaps, 0.99),
-        tokens_per_s=sum(one.num_tokens for one in sent) / seconds,
+        tokens_per_s=sum(one.num_tokens for one in sent) / (end - start),
     )
+
+
+def _wait_for_token(one: Sent, end: float) -> float | None:
+    """Returns the time to the first token, at least the wait until `end`; None for a chat that ended without one."""
+    if one.ttft_s is None and one.ended_at is None:
+        return max(end - one.sent_at, 0.0)
+    return one.ttft_s
 
 
 def tokens_within(sent: Sequence[Sent], start: float, end: float) -> int:

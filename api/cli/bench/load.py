@@ -22,6 +22,20 @@ import httpx
 from graftwork.platform.clock import Clock
 
 _CONNECT_WITHIN_S = 10.0
+_WORDS = (
+    "harbour",
+    "ledger",
+    "seven",
+    "window",
+    "copper",
+    "before",
+    "letter",
+    "garden",
+    "under",
+    "signal",
+    "winter",
+    "answer",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,8 @@ class Target:
     """Without the `/v1`."""
     key: str
     model: str
+    deadline_ms: int | None = None
+    """Sent as `x-deadline-ms`; None sends no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +58,10 @@ class ChatShape:
     """The words of the question: a few tokens each."""
     max_tokens: int = 32
 
-    def question(self, number: int) -> str:
-        """Returns a question that no other number has."""
-        return f"Question {number}: " + " ".join(f"word{number + index}" for index in range(self.words))
+    def question(self, topic: str, number: int) -> str:
+        """Returns a question that no other topic and number have, and that begins like no other: no KV of it is cached."""
+        words = Random(f"{topic} {number}").choices(_WORDS, k=self.words)
+        return f"{number} of {topic}: " + " ".join(words)
 
 
 @dataclass(slots=True)
@@ -83,9 +100,10 @@ def arrivals(per_s: float, seconds: float, seed: str) -> list[float]:
 class Load:
     """The clients of one phase. All chats that they sent are in `sent`."""
 
-    def __init__(self, clock: Clock, on_change: Callable[["Load"], None] = lambda load: None) -> None:
-        """`on_change` is called whenever a chat is sent or has ended, to show progress."""
+    def __init__(self, clock: Clock, topic: str = "", on_change: Callable[["Load"], None] = lambda load: None) -> None:
+        """Loads of one `topic` ask the same questions. `on_change` is called whenever a chat is sent or has ended."""
         self._clock = clock
+        self._topic = topic
         self._on_change = on_change
         self.sent: list[Sent] = []
 
@@ -95,7 +113,7 @@ class Load:
         async with _client(target) as http, asyncio.TaskGroup() as chats:
             for number, at in enumerate(times):
                 await asyncio.sleep(max(began + at - self._clock.monotonic(), 0.0))
-                messages = [{"role": "user", "content": shape.question(number)}]
+                messages = [{"role": "user", "content": shape.question(f"{self._topic} {tenant}", number)}]
                 chats.create_task(self._chat(http, tenant, target, messages, shape.max_tokens))
 
     async def closed(self, tenant: str, target: Target, shape: ChatShape, outstanding: int, seconds: float) -> None:
@@ -105,7 +123,7 @@ class Load:
         async def loop(lane: int) -> None:
             number = lane
             while self._clock.monotonic() < ends_at:
-                messages = [{"role": "user", "content": shape.question(number)}]
+                messages = [{"role": "user", "content": shape.question(f"{self._topic} {tenant}", number)}]
                 _, retry_after_s = await self._chat(http, tenant, target, messages, shape.max_tokens)
                 number += outstanding
                 await asyncio.sleep(retry_after_s)
@@ -125,7 +143,7 @@ class Load:
                 for _ in range(turns):
                     if self._clock.monotonic() >= ends_at:
                         return
-                    messages.append({"role": "user", "content": shape.question(number)})
+                    messages.append({"role": "user", "content": shape.question(f"{self._topic} {tenant}", number)})
                     answer, retry_after_s = await self._chat(http, tenant, target, messages, shape.max_tokens)
                     messages.append({"role": "assistant", "content": answer or "-"})
                     number += 1
@@ -191,6 +209,8 @@ def tls_context() -> ssl.SSLContext:
 def _client(target: Target) -> httpx.AsyncClient:
     """Returns a client without a limit of connections: a queue in the client would hide the server's."""
     headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
+    if target.deadline_ms is not None:
+        headers["x-deadline-ms"] = str(target.deadline_ms)
     timeout = httpx.Timeout(None, connect=_CONNECT_WITHIN_S)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(base_url=target.url, headers=headers, timeout=timeout, limits=limits, verify=tls_context())

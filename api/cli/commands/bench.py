@@ -1,27 +1,24 @@
-"""Defines `graftwork bench`, which measures a server under load: its throughput, and what a flood does to others.
+"""Defines `graftwork bench`, which measures a server under load.
 
-Owns the choice of the server: the one at `--url`, or one of its own with the demo model. Never computes a figure.
+Owns the commands and their options. Never computes a figure.
 """
 
 import asyncio
-import sys
+import signal
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.api.cli.console.failures import require_modules
-from graftwork.api.cli.console.output import JsonFlag, show_json, show_table
-from graftwork.api.sdk.transport.errors import ConfigurationError
+from graftwork.api.cli.console.output import JsonFlag
 
 if TYPE_CHECKING:
-    from graftwork.api.cli.bench.load import Load, Target
-    from graftwork.api.cli.bench.page import Claim
-    from graftwork.api.cli.bench.runs import Phase, Progress
+    from graftwork.api.cli.bench.agents import Agents
+    from graftwork.api.cli.bench.runs import Fairness, Phase
+    from graftwork.api.cli.bench.soak import Interval
 
 app = typer.Typer(no_args_is_help=True, help="Measure a server under load.")
 
@@ -32,19 +29,15 @@ Key = Annotated[str, typer.Option(metavar="KEY", help="The API key for --url.")]
 Model = Annotated[str, typer.Option(metavar="NAME", help="The model to ask for.")]
 Seconds = Annotated[float, typer.Option(min=0.5, help="The length of each phase.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with tables and charts.")]
+Png = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE", help="Also write the charts; needs graftwork[plot].")
+]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--setting", metavar="NAME=VALUE", help="A setting of the demo server; may be repeated."),
+]
 _DEMO_MODEL = "graftwork-demo"
-_COLUMNS = (
-    "phase",
-    "tenant",
-    "sent",
-    "answered",
-    "refused",
-    "failed",
-    "TTFT p50 ms",
-    "TTFT p99 ms",
-    "ITL p99 ms",
-    "tokens/s",
-)
+_OWN_SERVER = "a demo server of its own"
 
 
 @app.command()
@@ -54,24 +47,32 @@ def throughput(
     model: Model = _DEMO_MODEL,
     seconds: Seconds = 10.0,
     most: Annotated[int, typer.Option(min=1, help="The most chats outstanding; 1, 2, 4, … up to this.")] = 32,
+    setting: Setting = None,
     html: Html = None,
+    png: Png = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure tokens a second and latencies with 1, 2, 4, … chats outstanding.
 
     Example: graftwork bench throughput --most 16 --html throughput.html
     """
+    from graftwork.api.cli.bench.progress import LiveProgress
+    from graftwork.api.cli.bench.report import phases_report
     from graftwork.api.cli.bench.runs import throughput as measure
+    from graftwork.api.cli.bench.servers import measured_server, parse_settings
     from graftwork.platform.clock import SystemClock
 
+    _check_png(png)
     levels = tuple(2**power for power in range(most.bit_length()))
 
     async def run() -> "list[Phase]":
-        async with _targets(url, key, model, ("tenant",)) as targets:
-            return await measure(targets["tenant"], levels, seconds, SystemClock(), _progress())
+        with LiveProgress() as progress:
+            async with measured_server(url, key, model, ("tenant",), parse_settings(setting or ())) as server:
+                return await measure(server.targets["tenant"], levels, seconds, SystemClock(), progress.show_load)
 
     phases = asyncio.run(run())
-    _show("Throughput", url, phases, [], html, {"phases": [asdict(phase) for phase in phases]}, as_json=as_json)
+    body = {"phases": [asdict(phase) for phase in phases]}
+    phases_report("Throughput", url or _OWN_SERVER, phases, body).publish(html, png, as_json=as_json)
 
 
 @app.command()
@@ -79,133 +80,169 @@ def fairness(
     url: Url = None,
     key: Key = "",
     model: Model = _DEMO_MODEL,
-    seconds: Seconds = 20.0,
+    seconds: Seconds = 60.0,
     outstanding: Annotated[int, typer.Option(min=1, help="Chats outstanding while the capacity is measured.")] = 32,
+    setting: Setting = None,
     html: Html = None,
+    png: Png = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what one tenant at three times the capacity does to two light tenants and one of agents.
 
     Exits with status 1 if a promise does not hold. Without --url, compares with first come first served.
 
-    Example: graftwork bench fairness --seconds 30 --html fairness.html
+    Example: graftwork bench fairness --html fairness.html
     """
-    from graftwork.api.cli.bench.runs import TENANTS, claims
+    from graftwork.api.cli.bench.progress import LiveProgress
+    from graftwork.api.cli.bench.report import phases_report
+    from graftwork.api.cli.bench.runs import SETTINGS, TENANTS, claims
     from graftwork.api.cli.bench.runs import fairness as measure
+    from graftwork.api.cli.bench.servers import measured_server, parse_settings
     from graftwork.platform.clock import SystemClock
 
-    async def run() -> Any:
-        async with _targets(url, key, model, TENANTS) as targets:
-            found = await measure(targets, seconds, outstanding, SystemClock(), _progress())
-        if url is not None:
-            return found
-        async with _targets(None, key, model, TENANTS, scheduling_policy="fcfs") as targets:
-            return await found.with_baseline(targets, SystemClock(), _progress())
+    _check_png(png)
+    settings = SETTINGS | parse_settings(setting or ())
+
+    async def run() -> "Fairness":
+        with LiveProgress() as progress:
+            show, clock = progress.show_load, SystemClock()
+            async with measured_server(url, key, model, TENANTS, settings) as server:
+                found = await measure(server.targets, seconds, outstanding, clock, show)
+            if url is not None:
+                return found
+            first_come = settings | {"scheduling_policy": "fcfs"}
+            async with measured_server(None, key, model, TENANTS, first_come) as server:
+                return await found.with_baseline(server.targets, clock, show)
 
     found = asyncio.run(run())
-    checked, body = claims(found), asdict(found)
-    body["claims"] = [asdict(claim) for claim in checked]
     phases = [*found.solo.values(), found.flood, *([found.baseline] if found.baseline else [])]
-    _show("Fairness under a flood", url, phases, checked, html, body, as_json=as_json)
-    if not all(claim.holds for claim in checked):
-        raise typer.Exit(1)
+    body = asdict(found) | {"settings": None if url else settings}
+    report = phases_report("Fairness under a flood", url or f"{_OWN_SERVER}, {settings}", phases, body, claims(found))
+    report.publish(html, png, as_json=as_json)
 
 
-# ---- the server ---------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def _targets(
-    url: str | None, key: str, model: str, names: tuple[str, ...], **settings: str
-) -> "AsyncGenerator[Mapping[str, Target]]":
-    """Yields where each tenant sends its chats. A server at `url` sees one tenant, the owner of `key`.
-
-    Without `url`, starts a demo server with these settings and a tenant for each name; both end with the block.
-    """
-    from graftwork.api.cli.bench.load import Target
-
-    if url is not None:
-        yield {name: Target(url.rstrip("/").removesuffix("/v1"), key, model) for name in names}
-        return
-    require_modules("fastapi", "torch")  # the server's process needs them
-    from graftwork.api.cli.demo.server import DemoServer, ServerFailed
-    from graftwork.api.sdk.client import AsyncGraftwork
-
-    with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as folder:
-        server = DemoServer(Path(folder), settings=settings)
-        try:
-            await server.start()
-        except ServerFailed as error:
-            raise ConfigurationError(str(error)) from error
-        try:
-            keys = {}
-            async with AsyncGraftwork(server.url, admin_key=server.admin_key()) as client:
-                for name in names:
-                    tenant = await client.admin.tenants.create(name=name)
-                    made = await client.admin.keys.create(tenant_id=tenant.id, name="bench")
-                    keys[name] = made.key or ""
-            yield {name: Target(server.url, keys[name], model) for name in names}
-        finally:
-            await server.stop()
-
-
-# ---- what is shown ------------------------------------------------------------------------------------------------
-
-
-def _progress() -> "Progress":
-    """Returns what shows one line on a terminal, and nothing elsewhere."""
-    if not sys.stderr.isatty():
-        return lambda name, load: None
-
-    def show(name: str, load: "Load") -> None:
-        ended = sum(one.ended_at is not None for one in load.sent)
-        typer.echo(f"\r\x1b[K{name}: {len(load.sent)} sent, {ended} ended", nl=False, err=True)
-
-    return show
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 1)
-
-
-def _show(
-    title: str,
-    url: str | None,
-    phases: "list[Phase]",
-    checked: "list[Claim]",
-    html: Path | None,
-    body: dict[str, Any],
-    *,
-    as_json: bool,
+@app.command()
+def sessions(
+    url: Url = None,
+    key: Key = "",
+    model: Model = _DEMO_MODEL,
+    agents: Annotated[int, typer.Option(min=1, help="Agents that run at once, of two tenants.")] = 8,
+    turns: Annotated[int, typer.Option(min=2, help="Turns of each agent and each branch.")] = 10,
+    branches: Annotated[int, typer.Option(min=1, help="Sessions in which an agent goes on after its middle.")] = 2,
+    tool_seconds: Annotated[float, typer.Option(min=0.001, help="The median time of a tool.")] = 0.5,
+    setting: Setting = None,
+    html: Html = None,
+    png: Png = None,
+    as_json: JsonFlag = False,
 ) -> None:
-    rows = [
-        (phase.name, *(one.tenant, one.sent, one.answered, one.refused, one.failed), *map(_ms, latencies), speed)
-        for phase in phases
-        for one in phase.tenants
-        for latencies, speed in [((one.ttft_p50, one.ttft_p99, one.itl_p99), round(one.tokens_per_s, 1))]
-    ]
-    if html is not None:
-        html.write_text(_page(title, url, phases, checked, rows), encoding="utf-8")
-    if as_json:
-        return show_json(body)
-    show_table(_COLUMNS, rows, "Nothing was sent.")
-    for claim in checked:
-        typer.echo(f"{'holds' if claim.holds else 'FAILS'}  {claim.text} ({claim.found})")
-    return None
+    """Measure agents in sessions: turn latency by turn number, and where the KV of their prompts was.
+
+    Only Graftwork servers have sessions.
+
+    Example: graftwork bench sessions --agents 16 --html sessions.html
+    """
+    from graftwork.api.cli.bench.agents import AgentPlan, Agents, agents_report, check_sessions
+    from graftwork.api.cli.bench.progress import LiveProgress
+    from graftwork.api.cli.bench.servers import measured_server, parse_settings
+    from graftwork.platform.clock import SystemClock
+
+    _check_png(png)
+
+    async def run() -> "Agents":
+        with LiveProgress() as progress:
+            async with measured_server(url, key, model, ("one", "two"), parse_settings(setting or ())) as server:
+                targets = list(server.targets.values())
+                await check_sessions(targets[0])
+                plan = AgentPlan(agents, turns, branches, tool_seconds)
+                found = Agents(plan, SystemClock(), lambda state: progress.update("agents", state))
+                await found.run(targets)
+                return found
+
+    agents_report(url or _OWN_SERVER, asyncio.run(run())).publish(html, png, as_json=as_json)
 
 
-def _page(title: str, url: str | None, phases: "list[Phase]", checked: "list[Claim]", rows: list[Any]) -> str:
-    from graftwork.api.cli.bench.page import Bars, page
+@app.command()
+def soak(
+    url: Url = None,
+    key: Key = "",
+    model: Model = _DEMO_MODEL,
+    hours: Annotated[float, typer.Option(min=0.0001, help="The length of the run. Ctrl-C ends it earlier.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings.")] = 10.0,
+    outstanding: Annotated[int, typer.Option(min=1, help="Chats outstanding all the time.")] = 8,
+    setting: Setting = None,
+    html: Html = None,
+    png: Png = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Keep a server under load for hours, and look for drift in memory, descriptors and latencies.
 
-    def bars(name: str, unit: str, read: Callable[[Any], float | None]) -> Bars:
-        return Bars(
-            name, unit, [(f"{one.tenant}, {phase.name}", read(one)) for phase in phases for one in phase.tenants]
-        )
+    Ends after its time or by Ctrl-C, and then reports what it has. Exits with status 1 if something drifts or fails.
 
-    charts = [
-        bars("Time to first token, p99", "ms", lambda one: _ms(one.ttft_p99)),
-        bars("Throughput", "tokens/s", lambda one: one.tokens_per_s),
-    ]
-    seconds = phases[0].seconds if phases else 0
-    note = f"Server: {url or 'a demo server of its own'}. Phases of {seconds:g} s."
-    return page(title, note, _COLUMNS, rows, charts, checked)
+    Example: graftwork bench soak --hours 8 --html soak.html
+    """
+    from graftwork.api.cli.bench.progress import LiveProgress
+    from graftwork.api.cli.bench.servers import measured_server, parse_settings
+    from graftwork.api.cli.bench.soak import soak as measure
+    from graftwork.api.cli.bench.soak import soak_report
+    from graftwork.platform.clock import SystemClock
+
+    _check_png(png)
+
+    async def run() -> "tuple[list[Interval], bool]":
+        stopped, seconds = _stop_signal(), 3600 * hours
+        with LiveProgress() as progress:
+            async with measured_server(url, key, model, ("tenant",), parse_settings(setting or ())) as server:
+                where = server.targets["tenant"], server.process_id, outstanding
+                found = await measure(*where, seconds, every, stopped, SystemClock(), progress.update)
+        return found, stopped.is_set()
+
+    intervals, was_stopped = asyncio.run(run())
+    report = soak_report(url or _OWN_SERVER, intervals, was_stopped=was_stopped)
+    report.publish(html, png, as_json=as_json)
+
+
+@app.command()
+def chaos(
+    rounds: Annotated[int, typer.Option(min=1, help="How often each fault strikes.")] = 1,
+    html: Html = None,
+    png: Png = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Kill and stop the processes of a demo fleet while clients talk to it, and check what they were told.
+
+    Starts two gateways and an engine of its own. Exits with status 1 if a client gets stuck or something is lost.
+
+    Example: graftwork bench chaos --rounds 2
+    """
+    from graftwork.api.cli.bench.chaos import Chaos, chaos_report, run_chaos
+    from graftwork.api.cli.bench.progress import LiveProgress
+    from graftwork.api.cli.bench.servers import server_failures
+    from graftwork.api.cli.console.failures import require_modules
+
+    _check_png(png)
+    require_modules("fastapi", "torch")  # the fleet's processes need them
+
+    async def run() -> "Chaos":
+        with LiveProgress() as progress, tempfile.TemporaryDirectory(prefix="graftwork-bench-") as folder:
+            return await run_chaos(Path(folder), rounds, progress.update)
+
+    with server_failures():
+        found = asyncio.run(run())
+    chaos_report(found).publish(html, png, as_json=as_json)
+
+
+def _stop_signal() -> asyncio.Event:
+    """Returns an event that SIGINT and SIGTERM set, as long as the running event loop runs."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError, RuntimeError):  # Windows, or not the main thread
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return stopped
+
+
+def _check_png(png: Path | None) -> None:
+    """Checks before a measurement that its charts can be drawn. Raises ConfigurationError."""
+    from graftwork.api.cli.bench.plot import require_plots
+
+    if png is not None:
+        require_plots()

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from graftwork.api.cli.console.flags import (
+    Advertise,
     CorsOrigin,
     DatabaseUrl,
     DataDir,
@@ -14,6 +15,7 @@ from graftwork.api.cli.console.flags import (
     DeviceBytes,
     DiskKvBytes,
     EngineAddress,
+    Fleet,
     Host,
     HostKvBytes,
     Kernels,
@@ -25,6 +27,9 @@ from graftwork.api.cli.console.flags import (
     Port,
     PublicPrompts,
     RedisUrl,
+    ReplicaId,
+    Replicas,
+    SharedKvDir,
     TensorParallel,
     TlsCert,
     TlsKey,
@@ -58,6 +63,8 @@ def serve(
     public_prompts: PublicPrompts = None,
     max_draft_tokens: MaxDraftTokens = None,
     kv_dir: KvDir = None,
+    shared_kv_dir: SharedKvDir = None,
+    replicas: Replicas = None,
 ) -> None:
     """Serve a model: a gateway and its engine in one command.
 
@@ -84,6 +91,7 @@ def gateway(
     redis_url: RedisUrl = None,
     cors_origin: CorsOrigin = None,
     tool_call_form: ToolForm = None,
+    fleet: Fleet = None,
 ) -> None:
     """Run a gateway alone, for production. Any number of gateways may share PostgreSQL and Redis.
 
@@ -113,6 +121,11 @@ def engine(
     disk_kv_bytes: DiskKvBytes = None,
     max_draft_tokens: MaxDraftTokens = None,
     kv_dir: KvDir = None,
+    shared_kv_dir: SharedKvDir = None,
+    fleet: Fleet = None,
+    database_url: DatabaseUrl = None,
+    replica_id: ReplicaId = None,
+    advertise: Advertise = None,
 ) -> None:
     """Run an engine alone, for production. Run one for each device.
 

@@ -72,6 +72,10 @@ KvDir = Annotated[
         metavar="DIR", help="Where the cache on disk lies, of one engine alone (default: kv in the data dir)."
     ),
 ]
+SharedKvDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="A folder in which engines of one model read each other's cache (default: none)."),
+]
 CorsOrigin = Annotated[
     list[str] | None,
     typer.Option(
@@ -83,5 +87,23 @@ MaxDraftTokens = Annotated[
     int | None, typer.Option(help="Tokens guessed for a request in one step; 0: no speculation (default: 16).")
 ]
 EngineAddress = Annotated[
-    str | None, typer.Option(metavar="TARGET", help="The engine's gRPC address, unix:PATH or HOST:PORT.")
+    str | None,
+    typer.Option(
+        metavar="TARGET", help="The engine's gRPC address, unix:PATH or HOST:PORT; several with commas between."
+    ),
+]
+Replicas = Annotated[int | None, typer.Option(metavar="N", help="Engines to start on this machine (default: 1).")]
+Fleet = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="static: the engines that are named or started here; leases: all that share the database (default: static).",
+    ),
+]
+ReplicaId = Annotated[
+    str | None, typer.Option(metavar="ID", help="The engine's name among the replicas (default: by its address).")
+]
+Advertise = Annotated[
+    str | None,
+    typer.Option(metavar="TARGET", help="Where gateways reach the engine (default: where it listens)."),
 ]

@@ -4,13 +4,13 @@ Owns the record of the conversation. Never checks or prints the record: `story.p
 """
 
 import json
+from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from graftwork.api.cli.demo.script import Ask, expected_answer
 from graftwork.api.sdk.session import Session
 from graftwork.api.sdk.transport.runtimes import AsyncRuntime
-from graftwork.api.sdk.transport.streams import AsyncStream
 from graftwork.api.sdk.transport.tools import ToolOutput
 from graftwork.demo.tasks import run_tool
 from graftwork.platform.answers.session_events import (
@@ -93,7 +93,7 @@ class Talk:
         self.exchanges.append(exchange)
         stream = self.session.turn(ask.text, stream=True)
         for _ in range(MAX_ROUNDS):
-            turn = await self._listen(stream)
+            turn = await listen(stream, self._clock)
             exchange.turns.append(turn)
             if not turn.calls:
                 break
@@ -115,14 +115,16 @@ class Talk:
         except KeyError:
             return False
 
-    async def _listen(self, stream: AsyncStream[SessionEvent]) -> Turn:
-        turn = Turn(self._clock.monotonic())
-        async for event in stream:
-            if isinstance(event, OutputTextDelta | ToolCallStarted) and turn.first_at is None:
-                turn.first_at = self._clock.monotonic()
-            _note(turn, event)
-        turn.ended_at = self._clock.monotonic()
-        return turn
+
+async def listen(stream: AsyncIterable[SessionEvent], clock: Clock) -> Turn:
+    """Reads the events of a turn to its end, and returns its record. The turn starts when this is called."""
+    turn = Turn(clock.monotonic())
+    async for event in stream:
+        if isinstance(event, OutputTextDelta | ToolCallStarted) and turn.first_at is None:
+            turn.first_at = clock.monotonic()
+        _note(turn, event)
+    turn.ended_at = clock.monotonic()
+    return turn
 
 
 def _note(turn: Turn, event: SessionEvent) -> None:
@@ -133,10 +135,13 @@ def _note(turn: Turn, event: SessionEvent) -> None:
             turn.text += delta
         case ToolCallDone(call_id=call_id, name=name, arguments=arguments):
             turn.calls.append(PendingCall(call_id=call_id, name=name, arguments=arguments))
-        case TurnCompleted() | TurnAwaitingTool() if event.usage is not None:
-            turn.prompt_tokens = event.usage.prompt_tokens
-            turn.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
-            turn.completion_tokens = event.usage.completion_tokens
+        case TurnCompleted() | TurnAwaitingTool():
+            if isinstance(event, TurnCompleted):
+                turn.calls.clear()  # `max_tokens` has cut the turn: nothing waits for the outputs of its calls
+            if event.usage is not None:
+                turn.prompt_tokens = event.usage.prompt_tokens
+                turn.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
+                turn.completion_tokens = event.usage.completion_tokens
         case TurnFailed(error=error):
             turn.failure = "no reason was given" if error is None else error["message"]
 

@@ -33,12 +33,17 @@ class DemoServer:
         """`settings` are settings of the server by name, in lower case."""
         self._data_dir = data_dir
         self._settings = {f"GRAFTWORK_{name.upper()}": value for name, value in (settings or {}).items()}
-        self._port = port or _free_port()
+        self._port = port or free_port()
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def process_id(self) -> int | None:
+        """The id of the server's first process; None before the first start."""
+        return None if self._process is None else self._process.pid
 
     def keys(self) -> dict[str, str]:
         """Returns the API key of each demo tenant, by the tenant's name."""
@@ -57,6 +62,7 @@ class DemoServer:
                 stdout=log,
                 stderr=log,
                 env=_plain_environment() | self._settings,
+                start_new_session=True,  # Ctrl-C stops this process, which then stops the server
             )
         try:
             await asyncio.wait_for(self._until_ready(self._process), START_WITHIN_S)
@@ -94,7 +100,8 @@ class DemoServer:
         return "\n".join(lines[-15:])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens at now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -260,6 +260,11 @@ class DiskIndex:
                     found.append(FileSpan(file, location[0].header, number, 1))
         return found
 
+    def keys(self) -> list[PageKey]:
+        """Returns the keys of all pages that lookups find."""
+        with self._lock:
+            return list(self._locations)
+
     def names_holding(self, keys: Iterable[PageKey]) -> set[str]:
         """Returns the names of the files that contain the pages of `keys`. Ignores keys that are not on disk."""
         with self._lock:

@@ -23,18 +23,24 @@ class FolderLock:
 
         Raises InvalidRequest if another process keeps the lock or the folder cannot be used.
         """
+        if not self.try_acquire(timeout_s):
+            raise InvalidRequest(
+                f"Another engine keeps its KV pages in {self._folder}: give each its own with --kv-dir.", param="kv_dir"
+            )
+
+    def try_acquire(self, timeout_s: float = 0.0) -> bool:
+        """Does what `acquire` does. Returns False if another process keeps the lock."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = os.open(self._folder, os.O_RDONLY)
             self._lock(self._descriptor, time.monotonic() + timeout_s)
         except BlockingIOError:
             self.release()
-            raise InvalidRequest(
-                f"Another engine keeps its KV pages in {self._folder}: give each its own with --kv-dir.", param="kv_dir"
-            ) from None
+            return False
         except OSError as error:
             self.release()
             raise InvalidRequest(f"KV pages cannot be kept in {self._folder}: {error.strerror}.") from error
+        return True
 
     def release(self) -> None:
         if self._descriptor is not None:

@@ -59,7 +59,10 @@ class FolderScan:
         try:
             if not is_our_name(entry.name):
                 raise ForeignFile("not one of our names")
-            file.header = self._read_header(entry)
+            file.header = read_header(self._files, entry)
+            if file.header is not None and file.header.layout != self._layout:
+                file.header = None
+                raise ForeignFile("another layout")
         except DamagedFile as error:
             if not entry.name.endswith(DRAFT_SUFFIX):
                 self._monitor.record_corrupt(entry.name, str(error))
@@ -68,26 +71,26 @@ class FolderScan:
             self._monitor.add("foreign")
         return file if is_our_name(entry.name) else None
 
-    def _read_header(self, entry: FileEntry) -> PageFileHeader | None:
-        """Reads and checks the header of a file. Returns None if the disk cannot be read.
 
-        Raises DamagedFile if the file is incomplete or wrong, or ForeignFile if it has another version or layout.
-        """
-        if entry.name.endswith(DRAFT_SUFFIX):
-            raise DamagedFile("never finished")
-        start = self._read_start(entry.name, BLOCK_BYTES)
-        if start is not None and (num_bytes := promised_header_bytes(start)) > BLOCK_BYTES:
-            start = self._read_start(entry.name, num_bytes)
-        if start is None:
-            return None
-        header = decode_header(start)
-        if header.file_bytes != entry.num_bytes:
-            raise DamagedFile(f"{entry.num_bytes} bytes instead of {header.file_bytes}")
-        if header.layout != self._layout:
-            raise ForeignFile("another layout")
-        return header
+def read_header(files: FaultTolerantFiles, entry: FileEntry) -> PageFileHeader | None:
+    """Reads and checks the header of a file of any layout. Returns None if the disk cannot be read.
 
-    def _read_start(self, name: str, num_bytes: int) -> bytes | None:
-        start = bytearray(num_bytes)
-        count = self._files.read(name, 0, memoryview(start))
-        return bytes(start[:count]) if count is not None else None
+    Raises DamagedFile if the file is incomplete or wrong, or ForeignFile if it has another version.
+    """
+    if entry.name.endswith(DRAFT_SUFFIX):
+        raise DamagedFile("never finished")
+    start = _read_start(files, entry.name, BLOCK_BYTES)
+    if start is not None and (num_bytes := promised_header_bytes(start)) > BLOCK_BYTES:
+        start = _read_start(files, entry.name, num_bytes)
+    if start is None:
+        return None
+    header = decode_header(start)
+    if header.file_bytes != entry.num_bytes:
+        raise DamagedFile(f"{entry.num_bytes} bytes instead of {header.file_bytes}")
+    return header
+
+
+def _read_start(files: FaultTolerantFiles, name: str, num_bytes: int) -> bytes | None:
+    start = bytearray(num_bytes)
+    count = files.read(name, 0, memoryview(start))
+    return bytes(start[:count]) if count is not None else None

@@ -115,6 +115,16 @@ class DiskStore:
         names are not the store's, and does not count their bytes. Raises InvalidRequest if the folder cannot be used.
         """
         self._folder_lock.acquire(timeout_s)
+        self._find_files()
+
+    def try_open(self) -> bool:
+        """Does what `open` does, unless another process has the folder locked. Returns whether the store is open."""
+        if not self._folder_lock.try_acquire():
+            return False
+        self._find_files()
+        return True
+
+    def _find_files(self) -> None:
         for file in FolderScan(self._files, self._monitor, self._layout).page_files():
             self._index.add(file)
         with self._writing:

@@ -28,14 +28,6 @@ from graftwork.engine.lora.triton.slice_table import SliceTable
 from graftwork.engine.lora.triton.tile_kernels import expand_tiles_kernel, shrink_tiles_kernel
 from graftwork.engine.lora.triton.tiles import LoraSegments
 
-_MOST_REGISTERS = {
-    (expand_rows_kernel, ROW_WISE): 96,
-    (shrink_rows_kernel, ROW_WISE): 128,
-    (expand_tiles_kernel, 32): 224,
-}
-"""The most registers of one thread, by kernel and rows of a tile. Without this limit, ptxas aims at more programs at a
-time, and spills for that.
-"""
 _WARPS = {(expand_tiles_kernel, 32): 8}
 """The warps of one program, by kernel and rows of a tile, where they are not 4. With 4, expand spills in large tiles."""
 
@@ -146,9 +138,12 @@ def shrink_launch(
         "BLOCK_IN": plan.block_in,
     }
     if segments.tile_rows == ROW_WISE:
-        return Launch(shrink_rows_kernel, grid, arguments, launch_options(shrink_rows_kernel, plan, ROW_WISE))
+        return Launch(
+            shrink_rows_kernel, grid, arguments, launch_options(shrink_rows_kernel, plan, ROW_WISE, table.dtype)
+        )
     arguments |= _tile_arguments(segments) | {"UPCAST": x.device.type == "cpu" or x.dtype != table.dtype}
-    return Launch(shrink_tiles_kernel, grid, arguments, launch_options(shrink_tiles_kernel, plan, segments.tile_rows))
+    options = launch_options(shrink_tiles_kernel, plan, segments.tile_rows, table.dtype)
+    return Launch(shrink_tiles_kernel, grid, arguments, options)
 
 
 def expand_launch(
@@ -184,18 +179,40 @@ def expand_launch(
         "BLOCK_OUT": plan.block_out,
     }
     if segments.tile_rows == ROW_WISE:
-        return Launch(expand_rows_kernel, grid, arguments, launch_options(expand_rows_kernel, plan, ROW_WISE))
+        return Launch(
+            expand_rows_kernel, grid, arguments, launch_options(expand_rows_kernel, plan, ROW_WISE, table.dtype)
+        )
     arguments |= _tile_arguments(segments) | expand_precision(table.dtype) | {"UPCAST": y.device.type == "cpu"}
-    return Launch(expand_tiles_kernel, grid, arguments, launch_options(expand_tiles_kernel, plan, segments.tile_rows))
+    options = launch_options(expand_tiles_kernel, plan, segments.tile_rows, table.dtype)
+    return Launch(expand_tiles_kernel, grid, arguments, options)
 
 
-def launch_options(kernel: Any, plan: LoraPlan, tile_rows: int) -> dict[str, Any]:
-    """Returns the options that Triton compiles one of the four kernels with. They change no bit of the result."""
-    key = kernel, tile_rows
-    options: dict[str, Any] = {"num_warps": _WARPS.get(key, 4), "enable_fp_fusion": True, "num_stages": plan.num_stages}
-    if key in _MOST_REGISTERS:
-        options["maxnreg"] = _MOST_REGISTERS[key]
-    return options
+def launch_options(kernel: Any, plan: LoraPlan, tile_rows: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Returns the options that Triton compiles one of the four kernels with, for weights of this dtype.
+
+    They change no bit of the result.
+    """
+    num_warps = _WARPS.get((kernel, tile_rows), 4)
+    options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": True, "num_stages": plan.num_stages}
+    most = _most_registers(kernel, plan, tile_rows, is_fp32=dtype == torch.float32)
+    return options if most is None else options | {"maxnreg": most}
+
+
+def _most_registers(kernel: Any, plan: LoraPlan, tile_rows: int, *, is_fp32: bool) -> int | None:
+    """Returns the most registers of one thread; None leaves the number to ptxas.
+
+    Where there is a limit, ptxas without it aims at more programs at a time, and spills for that. The numbers are those
+    with which no variant spills, or fewest bytes (benchmarks/results/kernel_builds-2026-11-23.json).
+    """
+    if kernel is shrink_rows_kernel:
+        return 128
+    if kernel is expand_rows_kernel:
+        return 168 if is_fp32 else 96
+    if kernel is expand_tiles_kernel and tile_rows == 32:
+        return 224
+    if kernel is expand_tiles_kernel and plan.num_planes > 1 and not is_fp32:
+        return 168
+    return None
 
 
 def _common_arguments(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ async def test_prompts_are_those_of_chat_completions(gateway: Gateway, tenant: T
     theirs, ours = gateway.engine.requests
 
     assert theirs.prompt_token_ids == ours.prompt_token_ids
-    assert theirs.sampling == ours.sampling
+    assert replace(theirs.sampling, seed=None) == replace(ours.sampling, seed=None)
 
 
 def test_results_come_before_what_is_said_about_them() -> None:

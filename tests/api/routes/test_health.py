@@ -38,10 +38,19 @@ async def test_readiness(gateway: Gateway) -> None:
     gateway.clock.advance(2)
     busy = await gateway.anonymous.get("/readyz")
 
-    assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready", "degraded": []})
     assert asked_once == 1
     assert (absent.status_code, absent.json()["problems"]) == (503, {"engine": "No engine answers."})
     assert busy.status_code == 200
+
+
+async def test_readiness_names_degraded_modes(gateway: Gateway) -> None:
+    """A server whose operator has capped answers and switched flex off is ready, and says what is taken away."""
+    await gateway.admin.put("/v1/admin/modes", json={"max_output_tokens": 64, "refuse_flex": True})
+
+    answer = await gateway.anonymous.get("/readyz")
+
+    assert (answer.status_code, answer.json()["degraded"]) == (200, ["max_output_tokens=64", "refuse_flex"])
 
 
 async def test_readiness_of_the_schema(gateway: Gateway) -> None:

@@ -239,7 +239,7 @@ async def test_a_child_tells_why_it_could_not_start() -> None:
         "import sys\n"
         "from graftwork.api.server import engine_process\n"
         "from graftwork.platform.errors import InvalidRequest\n"
-        "def refuse(settings, listen, has_supervisor):\n"
+        "def refuse(settings, listen, **supervision):\n"
         "    raise InvalidRequest('Give less.', param='device_bytes')\n"
         "engine_process.run_engine = refuse\n"
         "engine_process.main()\n"
@@ -258,7 +258,7 @@ def test_a_child_that_lost_its_device_ends_with_a_status_of_its_own() -> None:
     program = (
         "from graftwork.api.server import engine_process\n"
         "from graftwork.platform.errors import DEVICE_LOST, InternalFailure\n"
-        "def lose(settings, listen, *, has_supervisor):\n"
+        "def lose(settings, listen, **supervision):\n"
         "    raise InternalFailure('The device is lost.', code=DEVICE_LOST)\n"
         "engine_process.run_engine = lose\n"
         "engine_process.main()\n"

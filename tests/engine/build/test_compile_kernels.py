@@ -133,13 +133,13 @@ def test_no_step_launches_a_kernel_that_is_not_listed(name: str, launched: Varia
 @pytest.mark.parametrize("name", MODELS)
 def test_all_kernels_of_an_engine_compile_and_fit(name: str, capability: int) -> None:
     """Every variant that an engine may launch compiles for the architecture and fits its shared memory. Nothing that
-    decodes spills. Of a thread in prefill, attention spills up to 160 bytes in fp32 and 64 in 16 bits on Ampere, and
-    LoRA 24 in fp32."""
+    decodes in 16 bits spills. Of a thread in prefill, attention spills up to 160 bytes in fp32 and 64 in 16 bits on
+    Ampere. In fp32, tiles of LoRA spill up to 32 bytes, and those of 16 rows, which also decode, 8 on Ampere."""
     is_fp32 = MODELS[name].dtype == torch.float32
     for variant in served_variants(MODELS[name]):
         allowed = 0
         if variant.kernel.__name__ == "attend_tiles_kernel":
             allowed = 160 if is_fp32 else 64 if capability == 80 else 0
-        elif variant.kernel.__name__ == "expand_tiles_kernel" and variant.constants["BLOCK_ROWS"] == 32:
-            allowed = 24 if is_fp32 else 0
+        elif variant.kernel.__name__ == "expand_tiles_kernel" and is_fp32:
+            allowed = 32 if variant.constants["BLOCK_ROWS"] == 32 else 8 if capability == 80 else 0
         assert_fits(compile_variant(variant, capability), spilled_bytes=allowed)

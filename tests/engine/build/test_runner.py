@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from graftwork.engine.build.runner import wants_decode_graphs
+from graftwork.engine.build.graphs import wants_decode_graphs
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.runner.forward import StepPaths

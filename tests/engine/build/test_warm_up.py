@@ -12,7 +12,7 @@ from graftwork.engine.build.devices import batch_limits, choose_dtype, load_weig
 from graftwork.engine.build.kv import frame_sizer
 from graftwork.engine.build.lora import build_lora
 from graftwork.engine.build.runner import RunnerParts
-from graftwork.engine.build.warm_up import graphs_bytes, largest_steps, measure_device
+from graftwork.engine.build.warm_up import largest_steps, measure_device
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.lora.backend import LoraBackend, StepLora
@@ -128,18 +128,6 @@ def test_the_warm_up_uses_the_largest_mixture_of_adapters(models: RandomModels) 
     assert [mixes for _, mixes in lora.steps] == [{four}, {four}]
     assert max(rows for rows, _ in lora.steps) >= 60
     assert lora.placed == []
-
-
-def test_graphs_take_memory_where_they_are_captured(models: RandomModels) -> None:
-    """On CUDA, room for graphs is at least their logits, and grows with the batch; there is none if graphs are off."""
-    pytest.importorskip("triton", reason="the kernels extra is not installed")
-    parts, gpu = parts_of(models, max_batch_tokens=64, max_running=16), torch.device("cuda:0")
-    larger = replace(parts, limits=replace(parts.limits, max_running=32))
-    off = replace(parts, config=replace(parts.config, decode_graphs="off"))
-
-    assert graphs_bytes(parts, gpu, 6400) > 16 * parts.model.vocab_size * 4 + 1600
-    assert graphs_bytes(larger, gpu, 6400) > graphs_bytes(parts, gpu, 6400)
-    assert graphs_bytes(off, gpu, 6400) == graphs_bytes(parts, CPU, 6400) == 0
 
 
 def test_a_batch_that_does_not_fit_names_one_that_was_tried(models: RandomModels) -> None:

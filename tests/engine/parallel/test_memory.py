@@ -76,6 +76,34 @@ def test_pages_that_one_rank_has_lost_are_computed_again(models: RandomModels, t
     restarted.close()
 
 
+def test_metrics_count_the_disks_of_all_ranks(models: RandomModels, tmp_path: Path) -> None:
+    """The bytes are those of both folders, and files of rank 1 that are damaged are counted and computed again."""
+    options: dict[str, Any] = {"tensor_parallel": 2, "disk_kv_bytes": 2**23, "kv_folder": tmp_path}
+    driver = models.engine(**options)
+    history = first_turn(driver, None)
+    expected = second_turn(driver, history, None).token_ids
+    driver.command(SessionVerb.SUSPEND, "s", history)
+    folders = [tmp_path / f"rank-{rank}-of-2" for rank in range(2)]
+    sizes = [sum(file.stat().st_size for file in folder.glob("*") if ".kv" in file.name) for folder in folders]
+    stored = driver.loop.stats()
+    driver.close()
+    for file in folders[1].glob("*.kv*"):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+
+    restarted = models.engine(**options)
+    outcome = second_turn(restarted, history, None)
+    restarted.rest()
+    stats = restarted.loop.stats()
+    restarted.close()
+
+    assert sizes[1] > 0
+    assert stored.disk_bytes == sum(sizes)
+    assert outcome.token_ids == expected
+    assert stats.disk_corrupt_files >= 1
+
+
 def test_a_forgotten_domain_leaves_no_file_on_any_rank(models: RandomModels, tmp_path: Path) -> None:
     """After the only tenant is forgotten, the folders of both ranks are empty."""
     driver = models.engine(tensor_parallel=2, disk_kv_bytes=2**23, kv_folder=tmp_path)

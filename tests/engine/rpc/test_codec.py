@@ -76,6 +76,14 @@ def test_the_deadline_and_the_use_of_lookups_arrive(deadline_s: float | None, us
     assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
 
 
+@given(emitted=st.lists(token_ids).map(tuple))
+def test_the_tokens_of_an_earlier_run_arrive(emitted: tuple[int, ...]) -> None:
+    """Emitted tokens arrive in order, apart from the prompt and from the prediction."""
+    sent = request(SamplingParams(max_tokens=1), emitted_token_ids=emitted, prediction_token_ids=(8, 9))
+
+    assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
+
+
 def test_a_sampling_field_of_another_version_is_refused() -> None:
     """A sampling field that the engine does not know is refused, because it could change the answer."""
     submit = codec.request_to_wire(request(SamplingParams(max_tokens=1)))

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import EngineEvent, RequestFinished
 from graftwork.engine.core.progress import FreezeLimits
-from graftwork.engine.core.step import Runner, StepPlan, StepResult
+from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.engine.rpc.server import EngineServer
 from graftwork.engine.rpc.watch import LoopWatch
@@ -21,30 +20,11 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import DeadlineExceeded, Unavailable
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import EngineDriver
-from tests.engine.flights import RunnerAround
+from tests.engine.flights import BlockedRunner, RunnerAround
 from tests.engine.rpc.test_server import request, until
 from tests.engine.tagged_kv_cache import load_always
 
 LIMITS = FreezeLimits(silence_s=60, step_s=1)
-
-
-class BlockedRunner(RunnerAround):
-    """A runner whose steps wait while `gate` is closed, except the first `num_free`."""
-
-    def __init__(self, runner: Runner) -> None:
-        super().__init__(runner)
-        self.num_free = 0
-        self.gate = threading.Event()
-        self.waits = threading.Event()
-        """Is set when a step waits."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        self.num_free -= 1
-        if self.num_free >= 0:
-            return super().run(plan)
-        self.waits.set()
-        assert self.gate.wait(60)
-        return super().run(plan)
 
 
 @dataclass
@@ -78,9 +58,11 @@ async def answer(client: GrpcEngineClient) -> list[EngineEvent]:
     return [event async for event in client.generate(request([5, 6], max_tokens=20))]
 
 
-async def test_a_stuck_loop_ends_its_requests_until_it_advances(blocked: BlockedEngine) -> None:
-    """If a step does not advance for longer than the limit, running and new requests get a typed error at once, and the
-    engine serves again when the step goes on."""
+async def test_a_stuck_loop_ends_its_requests_until_it_advances(
+    blocked: BlockedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If a step does not advance for longer than the limit, running and new requests get a typed error at once, one line
+    of the log says so, and the engine serves again when the step goes on."""
     client = blocked.client
     running = asyncio.create_task(answer(client))
     await asyncio.to_thread(blocked.runner.waits.wait, 60)
@@ -102,6 +84,9 @@ async def test_a_stuck_loop_ends_its_requests_until_it_advances(blocked: Blocked
     assert (lost.value.code, lost.value.retry_after_s) == ("engine_unavailable", 1.0)
     assert stats.active_pages == 0
     assert isinstance(events[-1], RequestFinished)
+    (logged,) = [record for record in caplog.records if record.msg == "engine_stuck"]
+    assert logged.levelname == "ERROR"
+    assert logged.__dict__["stalled_s"] > LIMITS.step_s
 
 
 async def test_a_loop_may_get_stuck_after_a_token(blocked: BlockedEngine) -> None:

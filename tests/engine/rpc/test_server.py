@@ -19,7 +19,7 @@ from graftwork.engine.rpc.server import EngineServer
 from graftwork.platform.errors import CapacityContended, ContextLengthExceeded, InvalidRequest, NotFound, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
 from tests.engine.conftest import RandomModels
-from tests.engine.flights import RunnerAround
+from tests.engine.flights import BlockedRunner, RunnerAround
 
 Connect = Callable[[], GrpcEngineClient]
 
@@ -205,15 +205,20 @@ async def test_an_absent_engine_is_a_503_with_its_address_in_the_log(
 async def test_a_client_outlives_its_engine(models: RandomModels, tmp_path: Path) -> None:
     """If the engine stops during a stream the request fails with a typed error; the client works with a new engine."""
     address = f"unix:{tmp_path}/engine.sock"
-    first = EngineServer(models.engine().engine, address)
+    engine = models.engine().engine
+    engine.loop.steps.runner = runner = BlockedRunner(engine.loop.steps.runner)
+    runner.num_free = 2
+    first = EngineServer(engine, address)
     await first.start()
     client = GrpcEngineClient(address)
     stream = client.generate(request([5, 6], max_tokens=250))
     await anext(stream)
 
-    await first.stop()
+    stopping = asyncio.create_task(first.stop())
     with pytest.raises(Unavailable):
         _ = [event async for event in stream]
+    runner.gate.set()
+    await stopping
     second = EngineServer(models.engine().engine, address)
     await second.start()
     events = [event async for event in client.generate(request([5, 6]))]

@@ -50,12 +50,17 @@ class StepCounts:
     """Launches of our kernels, by name."""
     variants: set[tuple[str, str]] = field(default_factory=set)
     """The kernels that would be compiled, by name and by what Triton compiles anew for."""
-    copies_in: int = 0
+    words_in: list[int] = field(default_factory=list)
+    """The int32 words of each copy to the device."""
     copies_out: int = 0
     allocations: int = 0
     """Allocations on the device."""
     faults: list[str] = field(default_factory=list)
     """Waits for the device, and copies that the host waits for."""
+
+    @property
+    def copies_in(self) -> int:
+        return len(self.words_in)
 
     @property
     def num_launches(self) -> int:
@@ -94,7 +99,8 @@ class DeviceGate(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _copy(self, target: torch.Tensor, source: torch.Tensor, is_early: bool) -> None:
         into_device = target.device.type == DEVICE.type
         on_host = source if into_device else target
-        self._counts.copies_in += into_device
+        if into_device:
+            self._counts.words_in.append(source.numel())
         self._counts.copies_out += not into_device
         if not is_early or not self._pinned.holds(on_host):
             self._counts.faults.append("a copy from or to memory that is not pinned")

@@ -16,9 +16,11 @@ from graftwork.engine.core.step import SampleSpec
 pytest.importorskip("triton", reason="the kernels extra is not installed")
 
 from tests.engine.runner.device_gate import StepCounts, counted
-from tests.engine.runner.llama_step import LlamaRunner, decode_plan, llama, penalty_specs, plain_specs
+from tests.engine.runner.llama_step import LLAMA, LlamaRunner, decode_plan, llama, penalty_specs, plain_specs
 
 ROWS, MOST_LAUNCHES = 32, 620
+ALIGNMENT = 4
+"""Words. Each array of a copy begins at a multiple of 16 bytes."""
 
 
 class FirstTokens:
@@ -107,6 +109,20 @@ def test_a_step_takes_the_tokens_of_the_step_before_by_one_kernel(model: LlamaRu
     assert awaited.kernels - known.kernels == {"take_tokens_kernel": 1}
     assert known.kernels - awaited.kernels == {}
     assert (awaited.copies_in, awaited.copies_out) == (copies, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_copy_carries_only_what_the_launch_cannot_know(model: LlamaRunner, kind: str) -> None:
+    """Masks are the whole second copy of a step whose tokens are known. With overlap, the parameters that depend on the
+    awaited tokens follow too, and leave the first copy: no word travels twice, and the rest still travels first."""
+    known, awaited = step(model, KINDS[kind](ROWS)), step(model, KINDS[kind](ROWS), awaits=True)
+
+    masks = ROWS * -(-LLAMA.vocab_size // 32) if kind.startswith("constrained") else 0
+    assert sum(known.words_in[1:]) == masks
+    parameters = sum(awaited.words_in[1:]) - masks
+    assert (parameters > 0) == (kind != "plain")
+    assert parameters < 64 * ROWS
+    assert abs(known.words_in[0] - awaited.words_in[0] - parameters) < 2 * ALIGNMENT
 
 
 def test_longer_contexts_and_other_adapters_launch_the_same_kernels(model: LlamaRunner) -> None:

@@ -1,5 +1,6 @@
 """A server of a few places that runs random arrivals under a WaitingOrder, without a model and without pages."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -7,8 +8,7 @@ from graftwork.engine.core.prefix_keys import CacheScope, PrefixScope
 from graftwork.engine.core.requests import EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.service_cost import ServiceUse
-from graftwork.engine.scheduler.waiting_order import WaitingOrder
+from graftwork.engine.scheduler.waiting_order import ServiceUse, WaitingOrder
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -45,12 +45,23 @@ class GivenLocality:
 
     def __init__(self) -> None:
         self.cached: dict[str, int] = {}
+        self.num_reads = 0
 
     def cached_tokens(self, state: RequestState) -> int:
+        self.num_reads += 1
         return self.cached.get(state.request_id, 0)
 
     def has_adapters(self, state: RequestState) -> bool:
         return True
+
+    def next_page(self, state: RequestState) -> Hashable | None:
+        return None
+
+    def is_being_computed(self, page: Hashable) -> bool:
+        return False
+
+    def start(self, state: RequestState) -> None:
+        """Does nothing: the test tracks."""
 
     def forget(self, state: RequestState) -> None:
         """Does nothing: the test tracks."""

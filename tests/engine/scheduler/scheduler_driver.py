@@ -1,7 +1,6 @@
 """A scheduler over a tagged KV cache, driven step by step without torch."""
 
 from collections.abc import Callable
-from random import Random
 
 from hypothesis import strategies as st
 
@@ -82,7 +81,6 @@ class SchedulerDriver:
             self.adapters,
             scopes,
             clock=self.clock,
-            seeds=Random(0),
             order=make_order(self),
         )
         self.outputs: list[RequestOutput] = []

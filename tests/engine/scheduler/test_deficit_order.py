@@ -8,13 +8,9 @@ from random import Random
 import pytest
 
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.scheduler.fair_share import (
-    DOMAIN_TURN,
-    TIER_TURN,
-    DeficitPrefixOrder,
-    DeficitSettings,
-    VirtualTokenCounter,
-)
+from graftwork.engine.scheduler.domain_queue import DOMAIN_TURN
+from graftwork.engine.scheduler.fair_share import TIER_TURN, DeficitPrefixOrder, VirtualTokenCounter
+from graftwork.engine.scheduler.request_rank import DeficitSettings
 from graftwork.engine.scheduler.request_state import RequestState
 from graftwork.engine.scheduler.waiting_order import FirstComeFirstServed, WaitingOrder
 from graftwork.platform.clock import ManualClock
@@ -119,9 +115,11 @@ def test_the_choices_are_those_of_explicit_deficits() -> None:
             if not able:
                 deficits = {name: value + weights[name] * 150.0 for name, value in deficits.items()}
                 continue
-            # within a domain, all requests are of one flow: the oldest goes first
-            best = max(able, key=lambda name: (queues[name][0].cached, deficits[name] / weights[name], -ord(name)))
-            job = queues[best].pop(0)
+            # within a domain, all requests are of one flow: the best of its 32 oldest goes first
+            job_of = {name: max(queue[:32], key=lambda job: job.cached) for name, queue in queues.items()}
+            best = max(able, key=lambda name: (job_of[name].cached, deficits[name] / weights[name], -ord(name)))
+            job = job_of[best]
+            queues[best].remove(job)
             expected.append(job.state.request_id)
             deficits[best] -= job.state.num_prompt - job.cached + 2.0 * job.outputs
 
@@ -188,6 +186,32 @@ def test_the_oldest_request_of_a_domain_is_not_starved_by_better_ones() -> None:
         run.step()
 
     assert 10 <= run.started.index("unlucky") < 10 + DOMAIN_TURN
+
+
+def test_the_oldest_request_of_a_flow_is_not_starved_by_cached_ones_of_the_same_flow() -> None:
+    """As the test before, with all requests in one flow, where only a window of the oldest is compared."""
+    run = server(dlpm(1e9, patience_s=10.0), places=1)
+    run.arrive(Job(waiting_request("unlucky", "a", 50), 1))
+    for number in range(60):
+        run.arrive(Job(waiting_request(f"lucky {number}", "a", 50), 1, cached=49))
+        run.arrive(Job(waiting_request(f"other {number}", "a", 50), 1, cached=48))
+        run.step()
+
+    assert 10 <= run.started.index("unlucky") < 10 + DOMAIN_TURN
+
+
+def test_no_more_requests_of_a_domain_are_compared_than_the_setting_says() -> None:
+    """With a thousand requests waiting in one flow and eight compared, a choice reads the ranks of eight."""
+    clock, locality = ManualClock(0.0), GivenLocality()
+    order = DeficitPrefixOrder(clock, locality, settings=DeficitSettings(requests=8))
+    for number in range(1000):
+        order.enqueue(waiting_request(f"r{number}", "a", 50))
+        locality.cached[f"r{number}"] = number % 50
+
+    first = next(order.candidates()).request_id
+
+    assert first == "r7"
+    assert locality.num_reads <= 2 * 8
 
 
 def test_tiers_go_first_and_a_lower_tier_keeps_a_turn() -> None:

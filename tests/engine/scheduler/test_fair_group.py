@@ -45,6 +45,8 @@ class OneRequest:
     def take(self) -> tuple[RequestState, float]:
         return self._left.pop(), Counted(10.0)
 
+    take_oldest = take
+
 
 def group_of(number: int) -> FairGroup:
     group, random = FairGroup(), Random(number)

@@ -53,7 +53,6 @@ class RandomSchedulerRun:
             ManualAdapterProvider(),
             SCOPES,
             clock=self.cache.clock,
-            seeds=Random(0),
         )
         self.requests: dict[RequestId, EngineRequest] = {}
         self.known: dict[RequestId, Tokens] = {}

@@ -5,15 +5,16 @@ from random import Random
 
 import pytest
 
+from graftwork.engine.core.events import PromptAdmitted
 from graftwork.engine.core.requests import AdapterUse, ServiceTier
 from graftwork.engine.core.tiers import Tier
-from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder, DeficitSettings
+from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder
 from graftwork.engine.scheduler.locality import DeviceLocality
-from graftwork.engine.scheduler.service_cost import ServicePrices, ServiceUse
-from graftwork.engine.scheduler.waiting_order import WaitingOrder
+from graftwork.engine.scheduler.request_rank import DeficitSettings
+from graftwork.engine.scheduler.waiting_order import ServicePrices, ServiceUse, WaitingOrder
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.ids import IsolationDomain
+from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.scheduler.fair_traces import waiting_request
 from tests.engine.scheduler.scheduler_driver import PAGE, SchedulerDriver
 
@@ -63,6 +64,58 @@ def test_cached_prompts_run_one_after_the_other_within_the_quantum() -> None:
     assert driver.admitted()[1:6] == [f"warm {number}" for number in range(5)]
     driver.drain()
     assert len(driver.finished()) == 25
+
+
+def test_of_one_flow_a_cached_prompt_goes_before_older_ones_without() -> None:
+    """Of twelve requests of one tenant that alternate between two documents, those of the cached one go first."""
+    driver = SchedulerDriver(budget=40, max_running=1, make_order=by_locality)
+    driver.submit("first", WARM_PROMPT, max_tokens=1, domain=WARM)
+    driver.drain()
+    for number in range(6):
+        driver.submit(f"cold {number}", [*COLD_PROMPT, 70 + number], max_tokens=1, domain=WARM)
+        driver.submit(f"warm {number}", [*WARM_PROMPT, 70 + number], max_tokens=1, domain=WARM)
+    driver.drain()
+
+    assert [name.split()[0] for name in driver.admitted()[1:]] == ["warm"] * 6 + ["cold"] * 6
+
+
+def test_a_prompt_that_another_request_computes_waits_until_it_is_cached() -> None:
+    """Two requests with one long beginning do not both compute it while other requests wait: the second starts when the
+    first has computed its prompt, and finds the beginning cached.
+    """
+    driver = SchedulerDriver(budget=8, max_running=2, make_order=by_locality)
+    for number in range(2):
+        driver.submit(f"document {number}", [*WARM_PROMPT, 70 + number], max_tokens=1)
+    for number in range(2):
+        driver.submit(f"other {number}", [40 + number] * 20, max_tokens=1)
+    driver.drain()
+
+    reports = {one.request_id: one.event.cache for one in driver.outputs if isinstance(one.event, PromptAdmitted)}
+    assert driver.admitted()[:2] == ["document 0", "other 0"]
+    assert reports[RequestId("document 1")].device_tokens == len(WARM_PROMPT)
+
+
+def test_a_request_whose_beginning_is_computed_elsewhere_still_takes_an_empty_place() -> None:
+    """If nothing else waits, both requests run at once, although both compute the same."""
+    driver = SchedulerDriver(budget=8, max_running=2, make_order=by_locality)
+    for number in range(2):
+        driver.submit(f"document {number}", [*WARM_PROMPT, 70 + number], max_tokens=1)
+    driver.step()
+
+    assert driver.scheduler.num_running == 2
+
+
+def test_a_request_that_was_cancelled_computes_nothing_for_others() -> None:
+    """When the request that computes a beginning is cancelled, the next request with it has its turn by age again."""
+    driver = SchedulerDriver(budget=8, max_running=1, make_order=by_locality)
+    driver.submit("gone", WARM_PROMPT, max_tokens=1)
+    driver.step()
+    driver.submit("again", WARM_PROMPT, max_tokens=1)
+    driver.submit("other", COLD_PROMPT, max_tokens=1)
+    driver.scheduler.cancel(RequestId("gone"))
+    driver.step()
+
+    assert driver.admitted() == ["gone", "again"]
 
 
 def test_a_request_with_a_resident_adapter_goes_before_one_without() -> None:

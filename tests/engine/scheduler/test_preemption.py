@@ -6,6 +6,9 @@ from hypothesis import strategies as st
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.engine.core.requests import AdapterUse, ServiceTier
 from graftwork.engine.kv.transfer.plan import TransferKind
+from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder
+from graftwork.engine.scheduler.locality import DeviceLocality
+from graftwork.engine.scheduler.request_rank import DeficitSettings
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.scheduler.scheduler_driver import CONTEXT, PAGE, SchedulerDriver
 from tests.hypothesis_profiles import examples
@@ -241,3 +244,33 @@ def test_a_priority_request_starts_within_the_minimum_run_of_a_flood(
         driver.step()
 
     assert "urgent" in driver.admitted()
+
+
+@settings(max_examples=examples(40))
+@given(st.integers(2, 6), st.integers(0, 30), st.integers(0, 8))
+def test_a_tenant_without_a_place_gets_one_within_the_minimum_run_though_locality_prefers_the_flood(
+    num_places: int, num_waiting: int, min_run_steps: int
+) -> None:
+    """The flood's prompts are cached and the quantum has no end, so all its waiting requests come first in the order. They
+    can take no place from the flood's own requests, and must not keep the other tenant from its share of the places."""
+
+    def prefer_cached(driver: SchedulerDriver) -> DeficitPrefixOrder:
+        locality = DeviceLocality(driver.cache.kv_cache.page_store.tree, driver.adapters)
+        return DeficitPrefixOrder(driver.clock, locality, settings=DeficitSettings(quantum=1e9))
+
+    driver = SchedulerDriver(
+        pages=200, host=200, max_running=num_places, min_run_steps=min_run_steps, make_order=prefer_cached
+    )
+    for number in range(num_places + num_waiting):
+        driver.submit(f"flood {number}", [20] * 12, max_tokens=25, domain=IsolationDomain(b"flood"))
+        driver.clock.advance(0.01)
+    for _ in range(3):
+        driver.step()
+    driver.submit("light", [30] * 5, domain=IsolationDomain(b"light"))
+
+    for _ in range(max(min_run_steps, 1)):
+        driver.step()
+
+    assert "light" in driver.scheduler.running_ids or "light" in driver.finished()
+    driver.drain()
+    assert len(driver.finished()) == num_places + num_waiting + 1

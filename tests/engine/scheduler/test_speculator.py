@@ -1,7 +1,5 @@
 """Tests of the scheduler with drafts, over a model that is a function of the text."""
 
-from random import Random
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +52,6 @@ class SpeculatorDriver:
             ManualAdapterProvider(),
             scopes,
             clock=clock,
-            seeds=Random(0),
             speculator=self.speculator,
         )
         self.texts: dict[str, list[int]] = {}

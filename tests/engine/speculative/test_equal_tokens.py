@@ -19,13 +19,11 @@ from tests.engine.runner.test_decoder_parity import VARIANTS
 Requests = list[dict[str, Any]]
 
 
-def open_engine(
-    models: RandomModels, max_draft_tokens: int, seeds: Random | None = None, **options: Any
-) -> EngineDriver:
+def open_engine(models: RandomModels, max_draft_tokens: int, **options: Any) -> EngineDriver:
     """Returns an engine for which rows cost nothing, so that it verifies every draft."""
     settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 4 * 2**20} | options
     config = EngineConfig(model=models.base, max_draft_tokens=max_draft_tokens, **settings)
-    driver = EngineDriver(build_engine(config, lambda _: models.source, ManualClock(), seeds=seeds))
+    driver = EngineDriver(build_engine(config, lambda _: models.source, ManualClock()))
     driver.warm(*VARIANTS)
     for num_rows in range(1, 400):
         driver.engine.scheduler.speculator.cost.record(num_rows, 1.0)
@@ -140,7 +138,7 @@ def test_without_a_seed_the_distribution_is_the_models(models: RandomModels) -> 
         for second, further in likeliest(model, [*prompt, first]).items()
     }
     favourite = max(expected, key=lambda pair: expected[pair])
-    driver = open_engine(models, 4, Random(8), max_running=32)
+    driver = open_engine(models, 4, max_running=32)
 
     outcomes = [
         driver.submit(prompt, max_tokens=2, temperature=2.0, top_k=3, ignore_eos=True, prediction=favourite)

@@ -11,7 +11,7 @@ PROMPT = [900, 901]
 def follow(prediction: list[int], answer: list[int]) -> tuple[PredictionFollower, int]:
     """Feed an answer token by token. Also returns how many tokens were drafted right as the next one."""
     tokens = list(PROMPT)
-    follower = PredictionFollower(tokens, tuple(prediction))
+    follower = PredictionFollower(tokens, tuple(prediction), len(tokens))
     right = 0
     for token in answer:
         follower.observe()

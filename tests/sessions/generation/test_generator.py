@@ -120,6 +120,18 @@ async def test_engine_is_asked_what_was_requested() -> None:
     assert (asked.weight, asked.tier) == (2.0, ServiceTier.FLEX)
 
 
+def test_a_request_without_a_seed_gets_one() -> None:
+    """Each request without a seed gets another one, which a double holds exactly; a given seed stays, also 0."""
+    generator = generator_on(ScriptedEngine([(END,)]))
+    given = request(sampling=SamplingParams(max_tokens=9, seed=0))
+
+    seeds = [generator.prepared(request()).sampling.seed for _ in range(50)]
+
+    assert len(set(seeds)) == 50
+    assert all(seed is not None and int(float(seed)) == seed for seed in seeds)
+    assert generator.prepared(given) == given
+
+
 async def test_length_limit_is_reported() -> None:
     """An answer cut by the token limit has the reason `length`, and an incomplete character becomes U+FFFD."""
     half = spelled("🙂")[:2]

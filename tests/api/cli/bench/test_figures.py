@@ -30,11 +30,24 @@ def test_only_what_has_ended_is_answered_refused_or_failed() -> None:
         chat("a", 5.0, ended_at=5.1, status=500),
     ]
 
-    (figures,) = tenant_figures(sent, 10.0)
+    (figures,) = tenant_figures(sent, 0.0, 10.0)
 
     assert (figures.sent, figures.answered, figures.refused, figures.failed) == (6, 1, 2, 2)
     assert (figures.ttft_p99, figures.itl_p99) == pytest.approx((0.5, 0.2))
     assert figures.tokens_per_s == pytest.approx(0.3)
+
+
+def test_a_chat_that_still_waits_counts_with_its_wait() -> None:
+    """A chat without a token at the end of the phase is not left out of the times to first token; a refused one is."""
+    sent = [
+        chat("a", 0.0, 0.5, ended_at=0.6),
+        chat("a", 1.0, status=None),
+        chat("a", 2.0, ended_at=2.1, status=429),
+    ]
+
+    (figures,) = tenant_figures(sent, 0.0, 10.0)
+
+    assert (figures.ttft_p50, figures.ttft_p99) == (9.0, 9.0)
 
 
 def test_the_servers_count_of_tokens_goes_before_the_pieces() -> None:
@@ -42,7 +55,7 @@ def test_the_servers_count_of_tokens_goes_before_the_pieces() -> None:
     one = chat("a", 0.0, 0.5, ended_at=0.6)
     one.completion_tokens = 8
 
-    (figures,) = tenant_figures([one], 2.0)
+    (figures,) = tenant_figures([one], 0.0, 2.0)
 
     assert figures.tokens_per_s == 4.0
 

@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from graftwork.api.cli.bench.page import Bars, Claim, page
+from graftwork.api.cli.bench.page import Bars, Claim, Lines, page
 
 
 class _Reader(HTMLParser):
@@ -11,11 +11,15 @@ class _Reader(HTMLParser):
         self.texts: list[str] = []
         self.widths: list[float] = []
         self.tags: set[str] = set()
+        self.lines: list[list[tuple[float, float]]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         if tag == "rect":
             self.widths.append(float(dict(attrs)["width"] or 0))
+        if tag == "polyline":
+            places = (dict(attrs)["points"] or "").split()
+            self.lines.append([(float(x), float(y)) for x, y in (place.split(",") for place in places)])
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
@@ -48,3 +52,14 @@ def test_bars_are_as_long_as_their_values() -> None:
     longest, quarter, none = read(html).widths
 
     assert (quarter / longest, none) == (0.25, 0.0)
+
+
+def test_lines_rise_with_their_values() -> None:
+    """Each series is a line whose points are in the ratio of their values, over axes that begin at 0."""
+    html = page("T", "", (), [], [Lines("L", "ms", "turn", [("a", [(0, 0), (2, 4.0)]), ("b", [(1, 1.0)])])])
+
+    (origin, top), (quarter,) = read(html).lines
+
+    assert (origin[1] - quarter[1]) / (origin[1] - top[1]) == 0.25
+    assert (quarter[0] - origin[0]) / (top[0] - origin[0]) == 0.5
+    assert {"a", "b"} <= set(read(html).texts)

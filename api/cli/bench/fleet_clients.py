@@ -1,4 +1,6 @@
-"""Clients that go on through every fault, and write down what they were told.
+"""Defines clients that go on through every fault, and write down what they were told.
+
+Owns the records of the clients. Never strikes a fleet.
 
 A client sends each request to one of the gateways by chance. What fails for a reason that a client may retry is sent
 again, until it is answered.
@@ -13,7 +15,9 @@ from typing import Any, NoReturn
 
 import httpx
 
-from tests.chaos.fleet import MODEL, Fleet
+from graftwork.api.cli.bench.fleet import Fleet
+
+MODEL = "graftwork-demo"
 
 _ATTEMPT_S = 20.0
 """How long one attempt may take. A client gives up sooner than this suite."""
@@ -25,12 +29,12 @@ _SESSION_MESSAGES = 20
 """A session with so many messages is followed by a new one, since the model's context is short."""
 
 
-class Refused(Exception):
-    """An answer that no client would retry."""
+class WrongAnswer(Exception):
+    """An answer that no client would retry, or one that cannot be right. The message says what came."""
 
 
 def refuse(answer: httpx.Response) -> NoReturn:
-    raise Refused(f"{answer.status_code} of {answer.request.url}: {answer.text[:500]}")
+    raise WrongAnswer(f"{answer.status_code} of {answer.request.url}: {answer.text[:500]}")
 
 
 @dataclass
@@ -67,6 +71,7 @@ class Client:
             self.done_at = time.monotonic()
 
     async def act(self) -> None:
+        """Does one operation, and returns when it is answered."""
         raise NotImplementedError
 
     async def answered(self, method: str, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
@@ -173,11 +178,14 @@ class SessionClient(Client):
         path = f"/v1/sessions/{self.session_id}/turns"
         turn = (await self.answered("POST", path, {"input": text}, {"idempotency-key": key})).json()
         if turn["status"] == "failed":
-            assert turn["error"]["code"] != "invalid_request", turn
+            if turn["error"]["code"] == "invalid_request":
+                raise WrongAnswer(f"a right request is called wrong: {turn}")
             self.failed.add(turn["id"])
             return False
-        assert turn["status"] == "completed", turn
-        assert turn["id"] not in self.completed, "one turn for two keys"
+        if turn["status"] != "completed":
+            raise WrongAnswer(f"a turn was answered before it ended: {turn}")
+        if turn["id"] in self.completed:
+            raise WrongAnswer(f"two idempotency keys got one turn: {turn}")
         self.completed[turn["id"]] = turn["usage"]
         said = self.said[self.session_id]
         said.append(("user", text))

@@ -1,0 +1,80 @@
+"""Chooses the server that `graftwork bench` measures: the one at `--url`, or one of its own with the demo model.
+
+Owns the processes of its own server, which end with the block. Never sends a chat.
+"""
+
+import tempfile
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from graftwork.api.cli.bench.load import Target
+from graftwork.api.cli.console.failures import require_modules
+from graftwork.api.cli.demo.server import DemoServer, ServerFailed
+from graftwork.api.sdk.client import AsyncGraftwork
+from graftwork.api.sdk.transport.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The server that is measured."""
+
+    targets: Mapping[str, Target]
+    """Where each tenant sends its requests. A server at `--url` sees one tenant, the owner of the key."""
+    process_id: int | None = None
+    """Of the server's first process; None if it was not started here."""
+
+
+@asynccontextmanager
+async def measured_server(
+    url: str | None, key: str, model: str, names: Sequence[str], settings: Mapping[str, str]
+) -> AsyncGenerator[Measured, None]:
+    """Yields the server at `url`, or starts a demo server with these settings and a tenant for each name.
+
+    `settings` are for a server of its own, by name in lower case. Raises ConfigurationError if it does not start.
+    """
+    if url is not None:
+        target = Target(url.rstrip("/").removesuffix("/v1"), key, model)
+        yield Measured(dict.fromkeys(names, target))
+        return
+    require_modules("fastapi", "torch")  # the server's process needs them
+    with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as folder:
+        server = DemoServer(Path(folder), settings=settings)
+        with server_failures():
+            await server.start()
+        try:
+            keys = await make_tenants(server.url, server.admin_key(), names)
+            targets = {name: Target(server.url, keys[name], model) for name in names}
+            yield Measured(targets, server.process_id)
+        finally:
+            await server.stop()
+
+
+@contextmanager
+def server_failures() -> Iterator[None]:
+    """Turns ServerFailed into a ConfigurationError, which a command shows as one message."""
+    try:
+        yield
+    except ServerFailed as error:
+        raise ConfigurationError(str(error)) from error
+
+
+async def make_tenants(url: str, admin_key: str, names: Sequence[str]) -> dict[str, str]:
+    """Creates a tenant for each name, without limits of its own. Returns a key of each."""
+    keys = {}
+    async with AsyncGraftwork(url, admin_key=admin_key) as client:
+        for name in names:
+            tenant = await client.admin.tenants.create(name=name)
+            made = await client.admin.keys.create(tenant_id=tenant.id, name="bench")
+            keys[name] = made.key or ""
+    return keys
+
+
+def parse_settings(given: Sequence[str]) -> dict[str, str]:
+    """Returns settings of `--setting NAME=VALUE`. Raises ConfigurationError if one has another form."""
+    pairs = [one.partition("=") for one in given]
+    wrong = [one for one, (name, sign, _) in zip(given, pairs, strict=True) if not (name and sign)]
+    if wrong:
+        raise ConfigurationError(f"--setting {wrong[0]} has another form than NAME=VALUE, such as max_running=16.")
+    return {name.strip().lower().removeprefix("graftwork_"): value.strip() for name, _, value in pairs}

@@ -1,0 +1,138 @@
+"""Makes an engine's process known to gateways: with an epoch of its supervisor, or with a lease in the database.
+
+    claim ──► serve ──► renew, again and again ──(draining, and nothing runs)──► end the process in good order
+
+Owns the lease of this process's engine. Never serves a request.
+Invariant: an engine whose id was taken by another one ends. An engine that cannot reach the database goes on to serve.
+"""
+
+import asyncio
+import logging
+import re
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from graftwork.engine.fleet.members import version_of
+from graftwork.platform.database import Database
+from graftwork.platform.errors import GraftworkError, Unavailable
+from graftwork.platform.replicas.lease import Replica, ReplicaLeases, ReplicaState
+from graftwork.platform.settings import Settings
+
+if TYPE_CHECKING:  # the gateway loads this module without torch
+    from graftwork.engine.rpc.server import EngineServer, Membership
+
+_log = logging.getLogger(__name__)
+
+RENEWALS_PER_LEASE = 10
+"""How often a lease is renewed in its length."""
+_RETRY_S = 1.0
+_SEPARATORS = re.compile(r"[^A-Za-z0-9._-]+")
+_IDLE_LOOKS = 2
+"""How many renewals in a row find a draining engine idle before it ends. Gateways learn of a drain within a second."""
+
+
+def with_epoch(epoch: int) -> "Membership":
+    """Returns a membership for an engine whose supervisor has given it this epoch."""
+
+    @asynccontextmanager
+    async def joined(server: "EngineServer") -> AsyncGenerator[None]:
+        server.join(epoch)
+        yield
+
+    return joined
+
+
+def leased(settings: Settings, listen: str) -> "Membership":
+    """Returns a membership that keeps a lease in the database of `settings`, as long as the engine serves."""
+
+    def of(server: "EngineServer") -> AbstractAsyncContextManager[None]:
+        return _kept_lease(settings, listen, server)
+
+    return of
+
+
+def advertised_address(settings: Settings, listen: str) -> str:
+    """Returns the address at which gateways reach an engine that listens at `listen`."""
+    if settings.advertise is not None:
+        return settings.advertise
+    host, separator, port = listen.rpartition(":")
+    if listen.startswith("unix:") or not separator:
+        return listen
+    return f"{socket.getfqdn()}:{port}" if host in ("0.0.0.0", "[::]", "*") else listen
+
+
+@asynccontextmanager
+async def _kept_lease(settings: Settings, listen: str, server: "EngineServer") -> AsyncGenerator[None]:
+    database = Database(settings.resolved_database_url, settings.lease_s)
+    address = advertised_address(settings, listen)
+    replica_id = settings.replica_id or _SEPARATORS.sub("-", f"{socket.gethostname()}-{address}")
+    keeper = _LeaseKeeper(ReplicaLeases(database, settings.lease_s), server, settings.lease_s / RENEWALS_PER_LEASE)
+    keeping = asyncio.create_task(keeper.keep(replica_id, address), name="engine-lease")
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await keeper.end()
+        await database.close()
+
+
+class _LeaseKeeper:
+    """Takes and renews one lease. Ends the engine if the lease is lost, or when it has drained."""
+
+    def __init__(self, leases: ReplicaLeases, server: "EngineServer", interval_s: float) -> None:
+        self._leases = leases
+        self._server = server
+        self._interval_s = interval_s
+        self._replica: Replica | None = None
+        self._idle_looks = 0
+
+    async def keep(self, replica_id: str, address: str) -> None:
+        try:
+            replica = await self._take(replica_id, address)
+            has_drained = False
+            while not has_drained:
+                await asyncio.sleep(self._interval_s)
+                has_drained = await self._has_drained(replica)
+        except GraftworkError as error:
+            _log.critical("engine_refused", extra={"replica": replica_id, "reason": error.message})
+            self._server.fail(error)
+        else:
+            _log.info("engine_drained", extra={"replica": replica_id})
+            self._server.must_end.set()
+
+    async def end(self) -> None:
+        if self._replica is not None:
+            with suppress(Unavailable):
+                await self._leases.end(self._replica)
+
+    async def _take(self, replica_id: str, address: str) -> Replica:
+        """Takes the lease, as soon as the database answers. Raises Conflict if the fleet refuses the engine."""
+        served = version_of(self._server.description)
+        while True:
+            try:
+                replica = self._replica or await self._leases.claim(replica_id, address)
+                self._replica = replica
+                self._server.join(replica.epoch)
+                await self._leases.note_ready(replica, served)
+            except Unavailable as error:
+                _log.warning("engine_without_lease", extra={"replica": replica_id, "reason": error.message})
+                await asyncio.sleep(_RETRY_S)
+            else:
+                _log.info("engine_has_lease", extra={"replica": replica_id, "epoch": replica.epoch})
+                return replace(replica, served=served, state=ReplicaState.READY)
+
+    async def _has_drained(self, replica: Replica) -> bool:
+        """Renews the lease. Returns whether the engine is draining and has nothing to do."""
+        try:
+            state = await self._leases.renew(replica)
+        except Unavailable as error:
+            _log.warning("lease_not_renewed", extra={"replica": replica.replica_id, "reason": error.message})
+            return False
+        load = self._server.load
+        is_idle = state is ReplicaState.DRAINING and load.running_requests + load.waiting_requests == 0
+        self._idle_looks = self._idle_looks + 1 if is_idle else 0
+        return self._idle_looks >= _IDLE_LOOKS

@@ -1,0 +1,104 @@
+"""Connects a gateway to its engine or to the engines of its fleet, and shows them to operators.
+
+    connect_engine     the engine or the fleet that the settings name
+    static_fleet       engines at fixed addresses
+    leased_fleet       all engines that have a lease in the database
+    replica_directory  what `GET /v1/admin/replicas` lists, for a fleet and for a single engine
+
+Owns no engine. Never starts a process.
+"""
+
+from collections.abc import Sequence
+
+from graftwork.engine.core.client import EngineClient
+from graftwork.engine.core.progress import FreezeLimits
+from graftwork.engine.fleet.client import FleetClient
+from graftwork.engine.fleet.members import Connect, MemberAddress, StaticMembers
+from graftwork.engine.fleet.replicas import ReplicaDirectory, ReplicaReading
+from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.database import Database
+from graftwork.platform.errors import Conflict, NotFound, Unavailable
+from graftwork.platform.replicas.lease import ReplicaLeases, ReplicaState
+from graftwork.platform.settings import Settings
+
+ONLY_REPLICA = "engine-0"
+"""The id of the engine of a gateway that has no fleet."""
+
+
+def connect_engine(settings: Settings, database: Database) -> EngineClient:
+    """Returns a client of the engine at the settings' address, or of all engines of the fleet that they name."""
+    connect, clock = engine_connection(settings), SystemClock()
+    if settings.fleet == "leases":
+        leases = ReplicaLeases(database, settings.lease_s)
+        return leased_fleet(connect, clock, settings, leases)
+    if len(settings.engine_addresses) == 1:
+        return connect(settings.engine_addresses[0])
+    return static_fleet(connect, clock, settings)
+
+
+def engine_connection(settings: Settings) -> Connect:
+    """Returns a function that connects to the engine at an address, with the token and the limits of the settings."""
+    from graftwork.engine.rpc.client import GrpcEngineClient
+
+    limits = FreezeLimits(settings.engine_silence_s, settings.step_timeout_s)
+    return lambda address: GrpcEngineClient(address, limits, settings.engine_token)
+
+
+class LeasedMembers:
+    """Implements MemberSource with the leases in the database."""
+
+    def __init__(self, leases: ReplicaLeases) -> None:
+        self._leases = leases
+
+    async def addresses(self) -> Sequence[MemberAddress]:
+        return [
+            MemberAddress(one.replica_id, one.address, one.epoch, one.state is ReplicaState.DRAINING)
+            for one in await self._leases.present()
+        ]
+
+
+def static_fleet(connect: Connect, clock: Clock, settings: Settings) -> FleetClient:
+    """Returns a client of the engines at the settings' addresses. Only this gateway knows which of them drain."""
+    fleet = FleetClient(StaticMembers(settings.engine_addresses), connect, clock)
+    fleet.replicas.grace_s = settings.drain_grace_s
+    return fleet
+
+
+def leased_fleet(connect: Connect, clock: Clock, settings: Settings, leases: ReplicaLeases) -> FleetClient:
+    """Returns a client of all engines that have a lease. All gateways that share the database know which drain."""
+
+    async def note_drain(replica_id: str) -> None:
+        await leases.drain(replica_id)
+
+    fleet = FleetClient(LeasedMembers(leases), connect, clock)
+    fleet.replicas.grace_s = settings.drain_grace_s
+    fleet.replicas.on_drain = note_drain
+    return fleet
+
+
+class OnlyReplica:
+    """Implements ReplicaDirectory for a gateway with one engine."""
+
+    def __init__(self, engine: EngineClient, address: str) -> None:
+        self._engine = engine
+        self._address = address
+
+    async def list(self) -> list[ReplicaReading]:
+        try:
+            stats = await self._engine.stats()
+        except Unavailable as error:
+            return [ReplicaReading(ONLY_REPLICA, self._address, None, "absent", error.message, None)]
+        return [ReplicaReading(ONLY_REPLICA, self._address, None, "ready", None, stats)]
+
+    async def drain(self, replica_id: str) -> ReplicaReading:
+        """Raises Conflict: the only engine cannot drain. Raises NotFound for another id."""
+        if replica_id != ONLY_REPLICA:
+            raise NotFound("The replica does not exist: GET /v1/admin/replicas lists them.", code="replica_not_found")
+        raise Conflict(
+            "This is the only engine, nothing could take over from it: stop the server.", code="only_replica"
+        )
+
+
+def replica_directory(engine: EngineClient, address: str) -> ReplicaDirectory:
+    """Returns the engines behind `engine`, for operators."""
+    return engine.replicas if isinstance(engine, FleetClient) else OnlyReplica(engine, address)

@@ -1,0 +1,127 @@
+"""Captures the CUDA graphs of an engine, and measures the device memory that they take.
+
+The warm-up captures a few graphs while the device has little but the weights, so that KV leaves enough memory for all of
+them. The engine captures all of them once it has its KV memory.
+
+Invariant: an engine serves with graphs or without them. A capture that fails is a warning, and never ends the engine.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+
+from graftwork.engine.build.device_meter import DeviceMeter
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.kernels.step_inputs import PinnedMemory
+from graftwork.engine.kv.transfer.plan import LayerGates
+from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.platform.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from graftwork.engine.runner.decode_graphs import DecodeGraphs, GraphLimits, GraphRecorder
+    from graftwork.engine.runner.packed_forward import PackedParts
+
+_log = logging.getLogger(__name__)
+
+_GRAPH_CHOICES = ("auto", "off")
+
+_MEASURED_GRAPHS = 9
+"""How many graphs the warm-up captures. The driver gives memory in pieces of 2 MiB, so their mean counts."""
+
+
+def wants_decode_graphs(config: EngineConfig, device: torch.device) -> bool:
+    """Returns whether an engine on this device captures CUDA graphs, if all its kernels work.
+
+    Raises InvalidRequest if `decode_graphs` is unknown.
+    """
+    if config.decode_graphs not in _GRAPH_CHOICES:
+        raise InvalidRequest(
+            f"decode_graphs {config.decode_graphs!r} is not known: choose one of {', '.join(_GRAPH_CHOICES)}.",
+            param="decode_graphs",
+        )
+    return config.decode_graphs == "auto" and device.type == "cuda" and config.tensor_parallel == 1
+
+
+def cuda_graphs(device: torch.device) -> "Callable[[], GraphRecorder]":
+    """Returns a function that returns a recorder of CUDA graphs on `device`, whose graphs share one pool of memory."""
+
+    def recorder() -> "GraphRecorder":
+        from graftwork.engine.runner.decode_graphs import CudaGraphs
+
+        return CudaGraphs(device)
+
+    return recorder
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBuild:
+    """What the graphs of an engine are captured from. Needs triton."""
+
+    parts: "PackedParts"
+    gates: LayerGates
+    limits: SchedulerLimits
+
+    def capture(self, recorder: "Callable[[], GraphRecorder]", meter: DeviceMeter) -> "DecodeGraphs | None":
+        """Captures all graphs. No page of the KV memory may be in use.
+
+        If that fails, also for lack of memory, logs a warning with the reason, gives the memory back and returns None.
+        """
+        graphs, reason = None, None
+        free = meter.free_bytes()
+        try:
+            with self._on_device():
+                graphs = self._graphs()
+                graphs.capture(recorder())
+        except Exception as error:  # noqa: BLE001 - drivers and libraries each fail in a way of their own
+            loss = "each decoding step launches its kernels one by one"
+            _log.warning("decode_graphs_unavailable", exc_info=error, extra={"device": str(meter.device), "loss": loss})
+            reason, graphs = type(error).__name__, None
+        taken = free - meter.free_bytes()  # outside of the handler, whose traceback keeps the tensors of the capture
+        if reason is None:
+            num_graphs = sum(1 for _ in self._limits.keys)
+            _log.info("decode_graphs", extra={"device": str(meter.device), "graphs": num_graphs, "bytes": taken})
+        return graphs
+
+    def measure(self, recorder: "Callable[[], GraphRecorder]", meter: DeviceMeter) -> int:
+        """Captures a few graphs of the largest steps, and returns the bytes of device memory that all graphs will take.
+
+        The first graph has the memory that all share; the others tell what one more takes. Each is captured twice: the
+        first time loads its kernels, whose memory stays taken. If a capture fails, logs a warning and returns 0.
+        """
+        keys = list(self._limits.keys)
+        some = list(islice((key for key in keys if key.num_rows == keys[0].num_rows), _MEASURED_GRAPHS))
+        try:
+            with self._on_device():
+                self._graphs().capture(recorder(), some)
+                free = [meter.free_bytes()]
+                graphs, one = self._graphs(), recorder()
+                for captured in (some[:1], some[1:]):
+                    graphs.capture(one, captured)
+                    free.append(meter.free_bytes())
+        except Exception as error:  # noqa: BLE001 - drivers and libraries each fail in a way of their own
+            _log.warning("decode_graphs_unmeasured", exc_info=error, extra={"device": str(meter.device)})
+            return 0
+        first, others = free[0] - free[1], free[1] - free[2]
+        return max(first, 0) + max(-(-others * (len(keys) - 1) // (len(some) - 1)), 0)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Makes the device of the engine the current one. On a CPU nothing changes."""
+        return torch.cuda.device_of(self.parts.decoder.weights.embedding)  # type: ignore[no-untyped-call]
+
+    @property
+    def _limits(self) -> "GraphLimits":
+        from graftwork.engine.runner.decode_graphs import GraphLimits
+        from graftwork.engine.runner.graph_keys import GraphKeys
+
+        keys = GraphKeys(self.limits.max_running, self.parts.lora.max_rank, self.parts.builder.rules.min_rows)
+        return GraphLimits(keys, self.limits.context_tokens, self.limits.page_tokens)
+
+    def _graphs(self) -> "DecodeGraphs":
+        from graftwork.engine.runner.decode_graphs import DecodeGraphs
+
+        return DecodeGraphs(self.parts, self.gates, PinnedMemory(self.parts.builder.device), self._limits)

@@ -1,0 +1,29 @@
+"""Defines what an engine reports about its load several times a second, so that gateways can place requests.
+
+Owns the figures. Computes nothing: the engine loop fills them in, and engine/fleet reads them.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The load of an engine at one moment. Any thread may read it."""
+
+    epoch: int | None = None
+    """The epoch of the engine; see EngineDescription."""
+    running_requests: int = 0
+    waiting_requests: int = 0
+    queued_tokens: int = 0
+    """Prompt tokens, of all requests that wait or run, that must still be computed."""
+    free_pages: int = 0
+    """Device pages that no running request holds: free ones, and cached ones that can be evicted."""
+    steps: int = 0
+    """The number of forward passes since the engine's start."""
+    prefill_token_s: float | None = None
+    """Seconds for each prompt token of a large step; None before the first step."""
+    resident_adapters: tuple[str, ...] = ()
+    """Digests of the adapters on the device."""
+
+
+NO_LOAD = EngineLoad()

@@ -1,0 +1,176 @@
+"""Follows the engines of a fleet: which there are, which answer, and what load they report.
+
+    MemberSource ──(each second)──► members ──► one watch each: describe, then read the load four times a second
+
+Owns the members and their watches. Never sends a request.
+Invariant: nothing here waits for the source when a request is placed: the members are those that were read last.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from graftwork.engine.fleet.members import Connect, Member, MemberAddress, MemberSource, version_of
+from graftwork.engine.fleet.prefix_map import PrefixMap
+from graftwork.engine.fleet.speed import STALLED_AFTER_S, SpeedMonitor
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
+from graftwork.platform.replicas.lease import ServedVersion
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.25
+"""Seconds between two questions to an engine for its load."""
+_LOOKS_PER_REFRESH = 4
+_ANSWER_WITHIN_S = 1.0
+"""Seconds for an answer to a question for the load. An engine that takes longer gets no new requests."""
+_KV_TIERS = 4
+"""The KV of all tiers, as a multiple of the device's, that the prefix map expects an engine to keep."""
+
+
+class Membership:
+    """The members of one fleet."""
+
+    def __init__(
+        self, source: MemberSource, connect: Connect, clock: Clock, look_every_s: float = LOOK_EVERY_S
+    ) -> None:
+        self._source = source
+        self._connect = connect
+        self._clock = clock
+        self._look_every_s = look_every_s
+        self.members: dict[str, Member] = {}
+        """By replica id."""
+        self.prefixes = PrefixMap()
+        self.speeds = SpeedMonitor()
+        self.served: ServedVersion | None = None
+        """What the fleet serves: what the first engine that answered has said."""
+        self.on_draining: Callable[[Member], None] = lambda member: None
+        """Is called when the source says that a member drains."""
+        self._next_ready = asyncio.Event()
+        """Is set when a member becomes ready. A new event then replaces it."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Reads the list of engines, asks all of them once, and follows them from then on. A second call does nothing.
+
+        Raises Unavailable if the list cannot be read.
+        """
+        if self._following is not None:
+            return
+        self._following = asyncio.create_task(self._follow(), name="fleet-members")
+        try:
+            await self._set_members(await self._source.addresses())
+        except BaseException:
+            self._following.cancel()
+            self._following = None
+            raise
+        await asyncio.gather(*(self._look(member) for member in self.members.values()))
+
+    @property
+    def ready(self) -> list[Member]:
+        """The members that may get new requests."""
+        return [member for member in self.members.values() if member.is_ready]
+
+    async def wait_for_ready(self) -> None:
+        """Waits until a member may get new requests."""
+        while not self.ready:
+            await self._next_ready.wait()
+
+    def note_lost(self, member: Member, reason: str) -> None:
+        """Notes that a member's engine was lost. It gets no requests until it has described itself again."""
+        if member.description is not None:
+            _log.warning("replica_lost", extra={"replica": member.replica_id, "reason": reason})
+        member.note_lost(reason)
+        self._forget(member.replica_id)
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._following, *self._tasks.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(member.close() for member in self.members.values()))
+
+    async def refresh(self) -> None:
+        """Reads the list of engines again. Raises Unavailable if it cannot be read; the members then stay."""
+        await self._set_members(await self._source.addresses())
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOKS_PER_REFRESH * self._look_every_s)
+            try:
+                await self.refresh()
+            except GraftworkError as error:
+                _log.warning("fleet_list_unknown", extra={"reason": error.message})
+
+    async def _set_members(self, addresses: Sequence[MemberAddress]) -> None:
+        wanted = {place.replica_id: place for place in addresses}
+        for replica_id, member in [*self.members.items()]:
+            place = wanted.get(replica_id)
+            if place is None or (place.address, place.epoch) != (member.place.address, member.place.epoch):
+                await self._remove(member)
+            elif place != member.place:
+                member.place = place
+                self._note_draining(member)
+        for replica_id, place in wanted.items():
+            if replica_id not in self.members:
+                member = self.members[replica_id] = Member(place, self._connect)
+                self._tasks[replica_id] = asyncio.create_task(self._watch(member), name=f"fleet-watch-{replica_id}")
+
+    def _note_draining(self, member: Member) -> None:
+        member.is_draining = member.place.is_draining
+        if member.is_draining:
+            self.on_draining(member)
+
+    async def _remove(self, member: Member) -> None:
+        """Forgets a member. Its requests at this gateway lose their engine, and go on elsewhere."""
+        del self.members[member.replica_id]
+        self._tasks.pop(member.replica_id).cancel()
+        self._forget(member.replica_id)
+        member.note_lost("The engine has left the fleet.")
+        await member.close()
+
+    async def _watch(self, member: Member) -> None:
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            await self._look(member)
+
+    async def _look(self, member: Member) -> None:
+        """Asks a member's engine how it is."""
+        try:
+            if member.description is None:
+                await self._admit(member)
+            load = await member.client.read_load(_ANSWER_WITHIN_S)
+            member.note_load(load)
+        except Conflict as error:
+            if member.problem != error.message:
+                _log.error("replica_refused", extra={"replica": member.replica_id, "reason": error.message})
+            self.note_lost(member, error.message)
+        except Unavailable as error:
+            member.problem = error.message  # its requests end when the connection does, or they get through
+        else:
+            self.speeds.note(member.replica_id, load, self._clock.monotonic())
+            self._judge(member)
+
+    async def _admit(self, member: Member) -> None:
+        description = await member.verify(self.served)
+        self.served = version_of(description)
+        pages = description.device_pages * _KV_TIERS
+        self.prefixes.set_room(member.replica_id, pages * description.page_tokens)
+        member.description = description
+        _log.info("replica_ready", extra={"replica": member.replica_id, "epoch": description.epoch})
+
+    def _judge(self, member: Member) -> None:
+        """Decides, by an engine's reports, whether it gets requests."""
+        stalled_s = self.speeds.stalled_s(member.replica_id)
+        was_ready = member.is_ready
+        member.problem = None
+        if stalled_s > STALLED_AFTER_S:
+            member.problem = f"The engine has made no step for {stalled_s:.1f} s."
+        if member.is_ready and not was_ready:
+            self._next_ready.set()
+            self._next_ready = asyncio.Event()
+
+    def _forget(self, replica_id: str) -> None:
+        self.prefixes.forget(replica_id)
+        self.speeds.forget(replica_id)

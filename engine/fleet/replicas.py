@@ -1,0 +1,143 @@
+"""Shows the engines of a fleet to operators, and drains them.
+
+    drain ──► no new requests ──► running ones end ──(after the grace)──► the rest goes on at other engines ──► on_drained
+
+Owns the drains under way. Never places a request.
+Invariant: a drain that has begun ends, also if the operator does not wait for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.fleet.members import Member
+from graftwork.engine.fleet.membership import Membership
+from graftwork.platform.errors import Conflict, NotFound, Unavailable
+
+_log = logging.getLogger(__name__)
+
+DRAIN_GRACE_S = 30.0
+"""Seconds that the requests of a draining engine have to end there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReading:
+    """One engine of a fleet as this gateway sees it."""
+
+    replica_id: str
+    address: str
+    epoch: int | None
+    status: str
+    """`ready`, `draining` or `absent`."""
+    problem: str | None
+    """Why an absent engine gets no requests."""
+    stats: EngineStats | None
+    """The engine's figures; None if it does not answer."""
+
+
+class ReplicaDirectory(Protocol):
+    """The engines that a gateway uses, for operators."""
+
+    async def list(self) -> list[ReplicaReading]:
+        """Returns all engines, by id, with the figures of those that answer."""
+        ...
+
+    async def drain(self, replica_id: str) -> ReplicaReading:
+        """Begins to drain an engine, and returns it. A second call changes nothing.
+
+        Raises NotFound for an unknown id, and Conflict if no other engine could take new requests.
+        """
+        ...
+
+
+async def _do_nothing(replica_id: str) -> None:
+    """Does nothing: who has started an engine at a fixed address ends it."""
+
+
+class Replicas:
+    """Implements ReplicaDirectory for the engines of a fleet."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self.grace_s = DRAIN_GRACE_S
+        """Seconds that the requests of a draining engine have to end there."""
+        self.on_drain: Callable[[str], Awaitable[None]] = _do_nothing
+        """Is called with the id of an engine that begins to drain, to tell other gateways."""
+        self.on_drained: Callable[[str], Awaitable[None]] = _do_nothing
+        """Is called with the id of an engine that has drained, to end it or to start it again."""
+        self._drains: dict[str, asyncio.Task[None]] = {}
+        membership.on_draining = self.follow
+
+    async def list(self) -> list[ReplicaReading]:
+        """Returns all engines of the fleet, by id, with the figures of those that answer."""
+        await self._membership.start()
+        members = sorted(self._membership.members.values(), key=lambda member: member.replica_id)
+        return [*await asyncio.gather(*map(_reading, members))]
+
+    async def drain(self, replica_id: str) -> ReplicaReading:
+        """Begins to drain an engine, and returns it. A second call changes nothing.
+
+        Raises NotFound for an unknown id, and Conflict if no other engine could take new requests.
+        """
+        member = await self._member(replica_id)
+        if not member.is_draining:
+            if not [other for other in self._membership.ready if other is not member]:
+                raise Conflict(
+                    "No other engine is ready to take over from it: start one first, or stop the server.",
+                    code="only_replica",
+                )
+            member.is_draining = True
+            await self.on_drain(replica_id)
+        self.follow(member)
+        return await _reading(member)
+
+    def follow(self, member: Member) -> None:
+        """Waits in the background until a draining engine has drained. A second call changes nothing."""
+        if member.replica_id not in self._drains or self._drains[member.replica_id].done():
+            task = asyncio.create_task(self._drain(member), name=f"drain-{member.replica_id}")
+            self._drains[member.replica_id] = task
+
+    async def close(self) -> None:
+        """Gives the drains up that are under way."""
+        for task in self._drains.values():
+            task.cancel()
+        await asyncio.gather(*self._drains.values(), return_exceptions=True)
+
+    async def _drain(self, member: Member) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.grace_s):
+                await member.idle.wait()
+        if member.num_requests:
+            _log.info("replica_hands_over", extra={"replica": member.replica_id, "requests": member.num_requests})
+            await member.hand_over()
+            await member.idle.wait()
+        _log.info("replica_drained", extra={"replica": member.replica_id})
+        await self.on_drained(member.replica_id)
+
+    async def _member(self, replica_id: str) -> Member:
+        await self._membership.start()
+        member = self._membership.members.get(replica_id)
+        if member is None:
+            raise NotFound("The replica does not exist: GET /v1/admin/replicas lists them.", code="replica_not_found")
+        return member
+
+
+async def _reading(member: Member) -> ReplicaReading:
+    stats, problem = None, member.problem
+    try:
+        stats = await member.client.stats()
+    except Unavailable as error:
+        problem = problem or error.message
+    status = "ready" if problem is None else "absent"
+    return ReplicaReading(
+        member.replica_id,
+        member.place.address,
+        member.place.epoch,
+        "draining" if member.is_draining else status,
+        problem,
+        stats,
+    )

@@ -1,0 +1,25 @@
+"""Defines the SQL table of the engines (replicas) that run."""
+
+from sqlalchemy import BigInteger, Float, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from graftwork.platform.database import Base
+
+
+class ReplicaRow(Base):
+    """One engine: where it answers, what it serves, and the last time that it was seen.
+
+    `epoch` counts the starts of engines under this id. `seen_at` is the database's own time, in seconds since the Unix
+    epoch.
+    """
+
+    __tablename__ = "replicas"
+
+    id: Mapped[str] = mapped_column(String(128), primary_key=True)
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    address: Mapped[str] = mapped_column(String(512))
+    model: Mapped[str] = mapped_column(String(256))
+    fingerprint: Mapped[str] = mapped_column(String(128))
+    version: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    seen_at: Mapped[float] = mapped_column(Float)

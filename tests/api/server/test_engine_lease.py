@@ -1,0 +1,127 @@
+"""Tests of the lease of an engine's process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from graftwork.api.server.engine_lease import advertised_address, leased, with_epoch
+from graftwork.engine.build.engine import build_engine
+from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.rpc.client import GrpcEngineClient
+from graftwork.engine.rpc.server import EngineServer
+from graftwork.platform.database import Database
+from graftwork.platform.replicas.lease import FENCED, MISMATCH, ReplicaLeases, ReplicaState, ServedVersion
+from graftwork.platform.settings import Settings
+from tests.engine.random_models import FolderSource, make_base
+from tests.engine.tagged_kv_cache import load_always
+
+LEASE_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture
+async def server(base: Path, tmp_path: Path) -> AsyncIterator[EngineServer]:
+    config = EngineConfig(model=base, dtype="float32", page_tokens=4, device_bytes=4 * 2**20)
+    engine = build_engine(config, lambda _: FolderSource({}, {}), costs=load_always())
+    server = EngineServer(engine, f"unix:{tmp_path}/engine.sock")
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    return Settings(database_url=database_url, lease_s=LEASE_S, replica_id="one", data_dir=tmp_path)
+
+
+async def ready(leases: ReplicaLeases) -> None:
+    """Waits until the engine is ready in the database."""
+    for _ in range(100_000):
+        if [one.state for one in await leases.present()] == [ReplicaState.READY]:
+            return
+    raise AssertionError("the engine never got ready")
+
+
+async def test_an_engine_takes_a_lease_and_ends_when_it_has_drained(
+    server: EngineServer, settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    """The engine says its epoch, is ready in the database, ends once it drains and has no request, and is gone then."""
+    leases, client = ReplicaLeases(database, 60.0), GrpcEngineClient(f"unix:{tmp_path}/engine.sock")
+
+    async with asyncio.timeout(60), leased(settings, f"unix:{tmp_path}/engine.sock")(server):
+        await ready(leases)
+        (present,) = await leases.present()
+        description, load = await client.describe(), await client.read_load(10.0)
+        assert (present.epoch, description.epoch, load.epoch) == (1, 1, 1)
+        assert present.served == ServedVersion(description.model_name, description.fingerprint, description.version)
+        await leases.drain("one")
+        await server.must_end.wait()
+
+    assert server.death is None
+    assert await leases.present() == []
+    await client.close()
+
+
+async def test_an_engine_whose_id_was_taken_ends(server: EngineServer, settings: Settings, database: Database) -> None:
+    """When another engine claims the id, the former one's process ends with an error that says so."""
+    leases = ReplicaLeases(database, 60.0)
+
+    async with asyncio.timeout(60), leased(settings, "unix:/one")(server):
+        await ready(leases)
+        await leases.claim("one", "unix:/other")
+        await server.has_died.wait()
+
+    assert server.death is not None
+    assert server.death.code == FENCED
+    assert [one.epoch for one in await leases.present()] == [2]
+
+
+async def test_an_engine_with_other_weights_ends(server: EngineServer, settings: Settings, database: Database) -> None:
+    """An engine that differs from those under its name is refused with both fingerprints, and its process ends."""
+    leases, own = ReplicaLeases(database, 60.0), server.description
+    other = ServedVersion(own.model_name, "sha256:other", own.version)
+    await leases.note_ready(await leases.claim("two", "unix:/two"), other)
+
+    async with asyncio.timeout(60), leased(settings, "unix:/one")(server):
+        await server.has_died.wait()
+
+    assert server.death is not None
+    assert server.death.code == MISMATCH
+    assert own.fingerprint in server.death.message
+    assert "sha256:other" in server.death.message
+
+
+async def test_a_supervisor_gives_the_epoch(server: EngineServer, tmp_path: Path) -> None:
+    """An engine says the epoch that its supervisor has given it."""
+    client = GrpcEngineClient(f"unix:{tmp_path}/engine.sock")
+
+    async with with_epoch(7)(server):
+        assert (await client.describe()).epoch == 7
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "expected"),
+    [
+        ("unix:/a/b.sock", None, "unix:/a/b.sock"),
+        ("10.0.0.5:9000", None, "10.0.0.5:9000"),
+        ("0.0.0.0:9000", "engine-1:9000", "engine-1:9000"),
+    ],
+)
+def test_gateways_are_told_an_address_that_they_can_reach(listen: str, advertise: str | None, expected: str) -> None:
+    """An engine advertises where it listens, unless a setting names another address."""
+    assert advertised_address(Settings(advertise=advertise), listen) == expected
+
+
+def test_a_wildcard_is_no_address() -> None:
+    """An engine that listens at all addresses advertises its machine's name."""
+    found = advertised_address(Settings(), "0.0.0.0:9000")
+
+    assert found.endswith(":9000")
+    assert not found.startswith("0.0.0.0")
