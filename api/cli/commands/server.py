@@ -15,6 +15,10 @@ from graftwork.api.cli.console.flags import (
     DeviceBytes,
     DiskKvBytes,
     EngineAddress,
+    EngineTlsCa,
+    EngineTlsCert,
+    EngineTlsKey,
+    EngineTlsName,
     Fleet,
     Host,
     HostKvBytes,
@@ -92,6 +96,10 @@ def gateway(
     cors_origin: CorsOrigin = None,
     tool_call_form: ToolForm = None,
     fleet: Fleet = None,
+    engine_tls_ca: EngineTlsCa = None,
+    engine_tls_cert: EngineTlsCert = None,
+    engine_tls_key: EngineTlsKey = None,
+    engine_tls_name: EngineTlsName = None,
 ) -> None:
     """Run a gateway alone, for production. Any number of gateways may share PostgreSQL and Redis.
 
@@ -126,6 +134,9 @@ def engine(
     database_url: DatabaseUrl = None,
     replica_id: ReplicaId = None,
     advertise: Advertise = None,
+    engine_tls_ca: EngineTlsCa = None,
+    engine_tls_cert: EngineTlsCert = None,
+    engine_tls_key: EngineTlsKey = None,
 ) -> None:
     """Run an engine alone, for production. Run one for each device.
 
