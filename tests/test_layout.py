@@ -98,7 +98,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "sqlalchemy": (
         "*/tables.py",
         "*/repository.py",
-        "platform/tenancy/erasure_rows.py",
+        "platform/tenancy/*_rows.py",
         "platform/database.py",
         "platform/database_address.py",
         "platform/sqlite_reads.py",

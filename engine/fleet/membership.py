@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from graftwork.engine.fleet.members import Connect, Member, MemberAddress, MemberSource, version_of
+from graftwork.engine.fleet.members import Connect, Member, MemberAddress, MemberSource
 from graftwork.engine.fleet.prefix_map import PrefixMap
 from graftwork.engine.fleet.speed import STALLED_AFTER_S, SpeedMonitor
 from graftwork.platform.clock import Clock
@@ -42,8 +42,6 @@ class Membership:
         """By replica id."""
         self.prefixes = PrefixMap()
         self.speeds = SpeedMonitor()
-        self.served: ServedVersion | None = None
-        """What the fleet serves: what the first engine that answered has said."""
         self.on_draining: Callable[[Member], None] = lambda member: None
         """Is called when the source says that a member drains."""
         self._next_ready = asyncio.Event()
@@ -72,9 +70,9 @@ class Membership:
         """The members that may get new requests."""
         return [member for member in self.members.values() if member.is_ready]
 
-    async def wait_for_ready(self) -> None:
-        """Waits until a member may get new requests."""
-        while not self.ready:
+    async def wait_for_ready(self, served: ServedVersion | None = None) -> None:
+        """Waits until a member may get new requests, one that serves `served` if that is given."""
+        while not any(member.serves(served) for member in self.ready):
             await self._next_ready.wait()
 
     def note_lost(self, member: Member, reason: str) -> None:
@@ -153,8 +151,7 @@ class Membership:
             self._judge(member)
 
     async def _admit(self, member: Member) -> None:
-        description = await member.verify(self.served)
-        self.served = version_of(description)
+        description = await member.verify(self.members.values())
         pages = description.device_pages * _KV_TIERS
         self.prefixes.set_room(member.replica_id, pages * description.page_tokens)
         member.description = description
