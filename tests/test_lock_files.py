@@ -39,7 +39,11 @@ def requirements_of(extra: str) -> list[Requirement]:
     found = [Requirement(line) for line in PROJECT["optional-dependencies"][extra]]
     included = [name for one in found if one.name == "graftwork" for name in one.extras]
     own = [one for one in found if one.name != "graftwork"]
-    return [*map(Requirement, PROJECT["dependencies"]), *own, *(one for name in included for one in requirements_of(name))]
+    return [
+        *map(Requirement, PROJECT["dependencies"]),
+        *own,
+        *(one for name in included for one in requirements_of(name)),
+    ]
 
 
 @pytest.mark.parametrize("path", [GATEWAY, *LOCKS], ids=lambda path: path.name)

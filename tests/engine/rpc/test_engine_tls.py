@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,37 +15,9 @@ from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.engine.rpc.engine_tls import EngineTls
 from graftwork.engine.rpc.server import EngineServer, serve_engine
 from graftwork.platform.errors import InvalidRequest, Unavailable
+from tests.certificates import NAME, Authority
 from tests.engine.conftest import RandomModels
 from tests.engine.rpc.test_server import request
-
-NAME = "engines.internal"
-
-
-class Authority:
-    """Signs certificates with the program `openssl`."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder / name
-        self._folder.mkdir()
-        self.ca = self._folder / "ca.pem"
-        self._ca_key = self._folder / "ca.key"
-        run("req", "-x509", *EC_KEY, "-subj", f"/CN={name}", "-keyout", self._ca_key, "-out", self.ca)
-
-    def issue(self, name: str, dns: str = NAME) -> EngineTls:
-        """A certificate for `dns`, and its key."""
-        cert, key, asked, names = (self._folder / f"{name}.{kind}" for kind in ("pem", "key", "csr", "ext"))
-        names.write_text(f"subjectAltName=DNS:{dns}")
-        run("req", *EC_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", asked)
-        signed_by = ("-CA", self.ca, "-CAkey", self._ca_key, "-CAcreateserial", "-extfile", names)
-        run("x509", "-req", "-in", asked, *signed_by, "-days", "2", "-out", cert)
-        return EngineTls(self.ca, cert, key, NAME)
-
-
-EC_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-
-
-def run(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
 
 @pytest.fixture
