@@ -78,6 +78,7 @@ ROOMS = (
     "api/cli/console",
     "api/cli/demo",
     "api/cli/bench",
+    "api/cli/chaos",
     "api/cli/commands",
     "api/cli",
 )

@@ -59,7 +59,7 @@ class LeasedMembers:
 
 def static_fleet(connect: Connect, clock: Clock, settings: Settings) -> FleetClient:
     """Returns a client of the engines at the settings' addresses. Only this gateway knows which of them drain."""
-    fleet = FleetClient(StaticMembers(settings.engine_addresses), connect, clock)
+    fleet = FleetClient(StaticMembers(settings.engine_addresses), connect, clock, silence_s=settings.engine_silence_s)
     fleet.replicas.grace_s = settings.drain_grace_s
     return fleet
 
@@ -70,7 +70,7 @@ def leased_fleet(connect: Connect, clock: Clock, settings: Settings, leases: Rep
     async def note_drain(replica_id: str) -> None:
         await leases.drain(replica_id)
 
-    fleet = FleetClient(LeasedMembers(leases), connect, clock)
+    fleet = FleetClient(LeasedMembers(leases), connect, clock, silence_s=settings.engine_silence_s)
     fleet.replicas.grace_s = settings.drain_grace_s
     fleet.replicas.on_drain = note_drain
     return fleet

@@ -113,7 +113,7 @@ class Replicas:
                 await member.idle.wait()
         if member.num_requests:
             _log.info("replica_hands_over", extra={"replica": member.replica_id, "requests": member.num_requests})
-            await member.hand_over()
+            member.hand_over()
             await member.idle.wait()
         _log.info("replica_drained", extra={"replica": member.replica_id})
         await self.on_drained(member.replica_id)
