@@ -18,6 +18,7 @@ from graftwork.engine.fleet.replicas import ReplicaDirectory, ReplicaReading
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, NotFound, Unavailable
+from graftwork.platform.replica_collector import ReplicaFigures
 from graftwork.platform.replicas.lease import ReplicaLeases, ReplicaState
 from graftwork.platform.settings import Settings
 
@@ -89,6 +90,10 @@ class OnlyReplica:
         except Unavailable as error:
             return [ReplicaReading(ONLY_REPLICA, self._address, None, "absent", error.message, None)]
         return [ReplicaReading(ONLY_REPLICA, self._address, None, "ready", None, stats)]
+
+    def figures(self) -> Sequence[ReplicaFigures]:
+        """Returns nothing: the metrics of a single engine have no labels."""
+        return []
 
     async def drain(self, replica_id: str) -> ReplicaReading:
         """Raises Conflict: the only engine cannot drain. Raises NotFound for another id."""

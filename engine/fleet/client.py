@@ -141,6 +141,7 @@ class FleetClient:
         chosen = self._policy.choose(demand, candidates)
         member = self.membership.members[chosen.replica_id]
         member.enter(max(num_tokens - chosen.cached_tokens, 1))
+        self.membership.count(member.replica_id).requests += 1
         self.membership.prefixes.note(member.replica_id, keys.keys)
         if session_id is not None:
             self._bind(session_id, member)
@@ -184,6 +185,7 @@ class FleetClient:
             )
             raise error
         movable.move(is_late=member.is_silent)
+        self.membership.count(member.replica_id).hand_overs += 1
         extra = {"request_id": movable.request.request_id, "replica": member.replica_id}
         _log.warning("request_moves", extra=extra | {"emitted_tokens": len(movable.emitted)})
 

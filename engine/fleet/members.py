@@ -65,6 +65,15 @@ class StaticMembers:
         return self._addresses
 
 
+@dataclass(slots=True)
+class ReplicaCounters:
+    """What this gateway has counted of one replica, over all starts of its engine."""
+
+    requests: int = 0
+    hand_overs: int = 0
+    hedges: int = 0
+
+
 class Member:
     """One engine of a fleet."""
 

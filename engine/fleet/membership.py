@@ -12,7 +12,14 @@ import logging
 from collections.abc import Callable, Sequence
 
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
-from graftwork.engine.fleet.members import Connect, Member, MemberAddress, MemberSource, version_of
+from graftwork.engine.fleet.members import (
+    Connect,
+    Member,
+    MemberAddress,
+    MemberSource,
+    ReplicaCounters,
+    version_of,
+)
 from graftwork.engine.fleet.prefix_map import PrefixMap
 from graftwork.engine.fleet.silence import TICK_S, SilenceMonitor
 from graftwork.engine.fleet.speed import STALLED_AFTER_S, SpeedMonitor
@@ -27,6 +34,7 @@ LOOK_EVERY_S = 0.25
 _LOOKS_PER_REFRESH = 4
 _ANSWER_WITHIN_S = 1.0
 """Seconds for an answer to a question for the load. An engine that takes longer gets no new requests."""
+_MAX_COUNTERS = 1000
 _KV_TIERS = 4
 """The KV of all tiers, as a multiple of the device's, that the prefix map expects an engine to keep."""
 
@@ -49,6 +57,8 @@ class Membership:
         self._look_every_s = look_every_s
         self.members: dict[str, Member] = {}
         """By replica id."""
+        self.counters: dict[str, ReplicaCounters] = {}
+        """By replica id, also of those that have left, up to `_MAX_COUNTERS` of them."""
         self.prefixes = PrefixMap()
         self.speeds = SpeedMonitor()
         self.silences = SilenceMonitor(silence_s)
@@ -80,6 +90,16 @@ class Membership:
             raise
         await asyncio.gather(*(self._look(member) for member in self.members.values()))
         self._listening = asyncio.create_task(self._listen(), name="fleet-silence")
+
+    def count(self, replica_id: str) -> ReplicaCounters:
+        """Returns the counters of a replica, to add to them."""
+        counted = self.counters.get(replica_id)
+        if counted is None:
+            if len(self.counters) >= _MAX_COUNTERS:
+                gone = next((one for one in self.counters if one not in self.members), replica_id)
+                self.counters.pop(gone, None)
+            counted = self.counters[replica_id] = ReplicaCounters()
+        return counted
 
     @property
     def ready(self) -> list[Member]:

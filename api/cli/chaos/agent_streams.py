@@ -45,6 +45,8 @@ class StreamedTurn:
     last: dict[str, Any] = field(default_factory=dict)
     """The last event; empty while the turn runs."""
     text: str = ""
+    cache: dict[str, Any] = field(default_factory=dict)
+    """Where the tokens of the prompt were: counts by tier. Empty before the engine has accepted the prompt."""
 
     @property
     def longest_pause_s(self) -> float:
@@ -61,6 +63,8 @@ class StreamingAgent(SessionClient):
     out_of_order: list[str] = field(default_factory=list)
     """What was wrong with an event's number."""
     num_reconnects: int = 0
+    leaves: float = _LEAVES
+    """The part of the streams that the client leaves in the middle."""
 
     async def act(self) -> None:
         await super().act()
@@ -70,7 +74,7 @@ class StreamingAgent(SessionClient):
         """Streams one turn to its end. Returns False if the server failed it."""
         turn = StreamedTurn()
         self.turns.append(turn)
-        leaves_after = self.luck.randrange(1, _LEAVES_WITHIN) if self.luck.random() < _LEAVES else None
+        leaves_after = self.luck.randrange(1, _LEAVES_WITHIN) if self.luck.random() < self.leaves else None
         while not turn.last:
             try:
                 await self._read_on(turn, text, key, leaves_after)
@@ -132,6 +136,7 @@ class StreamingAgent(SessionClient):
             raise WrongAnswer(f"an event of another turn than {turn.turn_id}: {event}")
         turn.times.append(time.monotonic())
         turn.text += event.get("delta", "")
+        turn.cache = event.get("cache") or turn.cache
         if event["type"] in _ENDS:
             turn.last = event
 

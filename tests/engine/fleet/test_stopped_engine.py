@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.engine.fleet.silence import TICK_S
 from graftwork.platform.clock import ManualClock
-from tests.engine.fleet.test_client import Fleet, request, the_answer, tokens
+from tests.engine.fleet.test_client import NAMES, Fleet, request, the_answer, tokens
 
 
 async def _pass_time(fleet: Fleet, seconds: float) -> None:
@@ -41,5 +41,7 @@ async def test_the_requests_of_a_stopped_engine_go_on_within_a_second(
         assert sum(fleet.served().values()) == 1
         fleet.engines[home].release.set()
     assert tokens(await running) == the_answer(asked)
+    hand_overs = {one.replica_id: one.hand_overs for one in fleet.client.replicas.figures()}
+    assert hand_overs == {name: int(name == home and "others" not in stopped) for name in NAMES}
     assert len(fleet.client.membership.ready) == (3 if "others" in stopped else 2)
     await fleet.client.close()
