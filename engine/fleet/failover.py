@@ -18,6 +18,7 @@ from graftwork.engine.core.events import (
 )
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.errors import DeadlineExceeded
+from graftwork.platform.replicas.lease import ServedVersion
 
 MAX_MOVES = 2
 """How often one request may lose its engine. A request that ends engines must not end all of them."""
@@ -36,12 +37,18 @@ class MovableRequest:
         self.is_admitted = False
         self.refused_by: set[str] = set()
         """The replicas that had no room for the request."""
+        self.served: ServedVersion | None = None
+        """The weights and the version that have computed what the caller has got; None while that is nothing. Only an
+        engine with the same may go on: otherwise the answer would be that of no model.
+        """
         self._num_scored = 0
         self._skips_scores = 0
         self._started_at = now
 
-    def take(self, event: EngineEvent) -> EngineEvent | None:
-        """Records an event of the engine. Returns what the caller should see of it, if anything."""
+    def take(self, event: EngineEvent, served: ServedVersion | None = None) -> EngineEvent | None:
+        """Records an event of an engine that serves `served`. Returns what the caller should see of it, if anything."""
+        if not isinstance(event, PromptAdmitted):
+            self.served = served
         if isinstance(event, TokensGenerated):
             self.emitted.extend(event.token_ids)
             return event

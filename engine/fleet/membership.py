@@ -62,8 +62,6 @@ class Membership:
         self.prefixes = PrefixMap()
         self.speeds = SpeedMonitor()
         self.silences = SilenceMonitor(silence_s)
-        self.served: ServedVersion | None = None
-        """What the fleet serves: what the first engine that answered has said."""
         self.on_draining: Callable[[Member], None] = lambda member: None
         """Is called when the source says that a member drains."""
         self.may_hand_over: Callable[[int], bool] = lambda requests: True
@@ -106,9 +104,9 @@ class Membership:
         """The members that may get new requests."""
         return [member for member in self.members.values() if member.is_ready]
 
-    async def wait_for_ready(self) -> None:
-        """Waits until a member may get new requests."""
-        while not self.ready:
+    async def wait_for_ready(self, served: ServedVersion | None = None) -> None:
+        """Waits until a member may get new requests, one that serves `served` if that is given."""
+        while not any(member.serves(served) for member in self.ready):
             await self._next_ready.wait()
 
     def note_lost(self, member: Member, reason: str) -> None:
@@ -206,8 +204,13 @@ class Membership:
     def _check_silence(self, member: Member) -> None:
         """Hands the requests of a silent engine over, if another engine answers at this moment."""
         silent_s = self.silences.silent_s(member.replica_id)
-        others = [one for one in self.ready if one is not member and self.silences.answers(one.replica_id)]
-        if not silent_s or not others or not self.may_hand_over(member.num_requests):
+        served = None if member.description is None else version_of(member.description)
+        others = [one for one in self.ready if one is not member and one.serves(served)]
+        if (
+            not silent_s
+            or not any(self.silences.answers(one.replica_id) for one in others)
+            or not self.may_hand_over(member.num_requests)
+        ):
             return
         extra = {"replica": member.replica_id, "silent_s": round(silent_s, 2), "requests": member.num_requests}
         _log.warning("replica_silent", extra=extra)
@@ -216,8 +219,7 @@ class Membership:
         member.hand_over()
 
     async def _admit(self, member: Member) -> None:
-        description = await member.verify(self.served)
-        self.served = version_of(description)
+        description = await member.verify(self.members.values())
         pages = description.device_pages * _KV_TIERS
         self.prefixes.set_room(member.replica_id, pages * description.page_tokens)
         member.description = description
