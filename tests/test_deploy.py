@@ -21,6 +21,7 @@ import yaml  # type: ignore[import-untyped]
 from graftwork.api.cli.main import build_app
 from graftwork.engine.core.stats import EngineStats
 from graftwork.platform.metrics import samples
+from graftwork.platform.replica_collector import ReplicaCollector, ReplicaFigures
 from graftwork.platform.settings import Settings
 from tests.test_layout import ROOT
 
@@ -157,7 +158,9 @@ def test_keda_asks_for_metrics_that_exist() -> None:
         for trigger in scaled["spec"]["triggers"]
         for name in re.findall(r"graftwork_\w+", trigger["metadata"]["query"])
     }
-    shown = {metric.name for metric, _ in samples(EngineStats())}
+    replicas = ReplicaCollector()
+    replicas.observe([ReplicaFigures("engine-0")])
+    shown = {metric.name for metric, _ in samples(EngineStats())} | {metric.name for metric in replicas.collect()}
 
     assert asked
     assert asked <= shown
