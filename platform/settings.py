@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.objectives import Objective, parse_deadlines, parse_objectives
 from graftwork.platform.setting_values import (
     one_of,
@@ -68,6 +69,10 @@ class Settings:
     """The name of an engine in the list of replicas. None takes one from the machine's name and the address."""
     advertise: str | None = None
     """The address at which gateways reach an engine with a lease. None takes that at which it listens."""
+    generation: int = FIRST_GENERATION
+    """The generation of an engine, 1 to 2³¹ − 1. Engines of one model name and generation must have the same weights and
+    version; those of the next generation may differ, for a rolling upgrade.
+    """
     drain_grace_s: float = 30.0
     """Seconds, 0 to 86400, that the requests of a draining engine have to end there. The rest goes on elsewhere."""
     admin_key: str | None = field(default=None, repr=False)
@@ -268,6 +273,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "fleet": one_of("static", "leases"),
     "replica_id": parse_text,
     "advertise": parse_text,
+    "generation": whole(1, 2**31 - 1),
     "drain_grace_s": seconds(0, 86400),
     "admin_key": parse_text,
     "pepper": parse_text,

@@ -104,15 +104,13 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     )
 
 
-def _membership(settings: Settings, listen: str, epoch: int | None, *, has_supervisor: bool) -> "Membership | None":
-    """Returns what makes the engine known to gateways: its supervisor's epoch, a lease of its own, or nothing."""
+def _membership(settings: Settings, listen: str, epoch: int | None, *, has_supervisor: bool) -> "Membership":
+    """Returns what makes the engine known to gateways: its supervisor's epoch and its generation, or a lease of its own."""
     from graftwork.api.server.engine_lease import leased, with_epoch
 
-    if epoch is not None:
-        return with_epoch(epoch)
-    if settings.fleet == "leases" and not has_supervisor:
+    if epoch is None and settings.fleet == "leases" and not has_supervisor:
         return leased(settings, listen)
-    return None
+    return with_epoch(epoch, settings.generation)
 
 
 def warn_of_former_settings(settings: Settings) -> None:

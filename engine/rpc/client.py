@@ -71,6 +71,7 @@ class GrpcEngineClient:
         self._conversation: _Conversation | None = None
         self._look_within_s = look_every_s(limits.step_s)
         self._stalled_s = 0.0
+        self._is_closed = False
         self._watch = LoopWatch(self.stalled_s, limits.step_s, self._has_requests, self._lose_conversation)
 
     async def describe(self) -> EngineDescription:
@@ -139,7 +140,13 @@ class GrpcEngineClient:
                 timer.cancel()
             conversation.leave(request.request_id, cancel=not ended)
 
+    def lose_requests(self) -> None:
+        """Ends all running requests with the error of a lost engine, and cancels them there. The connection stays."""
+        if self._conversation is not None:
+            self._conversation.lose(_absent(self._address, None, logging.DEBUG))
+
     async def close(self) -> None:
+        self._is_closed = True
         await self._watch.close()
         if self._conversation is not None:
             await self._conversation.close()
@@ -168,6 +175,11 @@ class GrpcEngineClient:
             return await method(message, timeout=within_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise _absent(self._address, error, logging.DEBUG) from error  # callers poll while an engine starts
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            task = asyncio.current_task()
+            if not self._is_closed or (task is not None and task.cancelling()):
+                raise
+            raise _absent(self._address, None, logging.DEBUG) from None  # gRPC cancels the calls of a closed channel
 
 
 class Wakeup:

@@ -45,7 +45,7 @@ from graftwork.engine.rpc.outputs import TICKET_KEY, GrpcOutputs, OutputListener
 from graftwork.engine.rpc.watch import LoopWatch
 from graftwork.engine.step_pipeline import DeviceLost
 from graftwork.platform.errors import DEVICE_LOST, GraftworkError, InternalFailure, InvalidRequest
-from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.ids import FIRST_GENERATION, IsolationDomain, RequestId
 from graftwork.platform.memory import make_full_collections_rare
 
 _log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self._memory = engine.memory
         self._description = engine.description
         self.epoch: int | None = None
+        self.generation = FIRST_GENERATION
 
     async def Converse(  # noqa: N802 - gRPC's name
         self, messages: AsyncIterator[wire.GatewayMessage], context: Context
@@ -114,7 +115,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             self._inbox.put(SubmitRequest(request, sink))
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.Description:  # noqa: N802
-        return codec.description_to_wire(replace(self._description, epoch=self.epoch))
+        return codec.description_to_wire(replace(self._description, epoch=self.epoch, generation=self.generation))
 
     async def ReadStats(self, request: wire.StatsRequest, context: Context) -> wire.Stats:  # noqa: N802
         event_loop = asyncio.get_running_loop()
@@ -201,7 +202,9 @@ class EngineServer:
         """The error with which the engine's process must end; None while the loop lives."""
         self.must_end = asyncio.Event()
         """An event that is set when the process must end in good order: by a signal, or because the engine has drained.
-"""
+        """
+        self.must_end_now = asyncio.Event()
+        """An event that is set by a second signal: then running requests are not waited for."""
 
     @property
     def description(self) -> EngineDescription:
@@ -217,9 +220,15 @@ class EngineServer:
         self.death = error
         self.has_died.set()
 
-    def join(self, epoch: int) -> None:
-        """Tells gateways from now on that the engine has this epoch."""
-        self._servicer.epoch = epoch
+    def note_signal(self) -> None:
+        """Ends the process in good order, and at a second call at once."""
+        if self.must_end.is_set():
+            self.must_end_now.set()
+        self.must_end.set()
+
+    def join(self, epoch: int | None, generation: int = FIRST_GENERATION) -> None:
+        """Tells gateways from now on that the engine has this epoch and this generation."""
+        self._servicer.epoch, self._servicer.generation = epoch, generation
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()
@@ -304,7 +313,7 @@ async def run_server(
     stopping = server.must_end
     watch = None if step_limit_s is None else _watch(engine, step_limit_s)
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, server.note_signal)
     await server.start()
     make_full_collections_rare()
     if watch is not None:

@@ -16,6 +16,7 @@ from graftwork.api.cli.console.flags import (
     DiskKvBytes,
     EngineAddress,
     Fleet,
+    Generation,
     Host,
     HostKvBytes,
     Kernels,
@@ -125,6 +126,7 @@ def engine(
     fleet: Fleet = None,
     database_url: DatabaseUrl = None,
     replica_id: ReplicaId = None,
+    generation: Generation = None,
     advertise: Advertise = None,
 ) -> None:
     """Run an engine alone, for production. Run one for each device.

@@ -103,6 +103,12 @@ Fleet = Annotated[
 ReplicaId = Annotated[
     str | None, typer.Option(metavar="ID", help="The engine's name among the replicas (default: by its address).")
 ]
+Generation = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="The engine's generation: the next one may have other weights or versions (default: 1)."
+    ),
+]
 Advertise = Annotated[
     str | None,
     typer.Option(metavar="TARGET", help="Where gateways reach the engine (default: where it listens)."),
