@@ -112,6 +112,7 @@ class Placer:
             free_pages=load.free_pages,
             requests=load.running_requests + load.waiting_requests + member.sent_requests,
             has_adapters=set(request.adapter_digests) <= set(load.resident_adapters),
+            adapter_load_s=load.adapter_load_s,
             prefill_token_s=load.prefill_token_s or DEFAULT_PREFILL_TOKEN_S,
             slowness=membership.speeds.slowness(member.replica_id),
             has_session=member.replica_id == bound,
