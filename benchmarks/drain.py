@@ -4,7 +4,8 @@
 
 Three engines and two gateways share leases and a disk of KV files. Reported: requests that failed or were refused while
 the engine drained, the seconds until its process had ended, the longest turn, and for each session that moved which
-part of its history was in a cache tier at its next turn. A session has moved if nothing of it was on the device.
+part of its history was in a cache tier at its next turn. A session has moved if less than four fifths of its history
+were on the device then: the engines that do not drain have room for all of theirs.
 
     python -m benchmarks.drain --agents 24 --json benchmarks/results/drain-DATE.json
 """
