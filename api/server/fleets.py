@@ -10,6 +10,7 @@ Owns no engine. Never starts a process.
 
 from collections.abc import Sequence
 
+from graftwork.api.server.tls import engine_tls
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.progress import FreezeLimits
 from graftwork.engine.fleet.client import FleetClient
@@ -38,11 +39,15 @@ def connect_engine(settings: Settings, database: Database) -> EngineClient:
 
 
 def engine_connection(settings: Settings) -> Connect:
-    """Returns a function that connects to the engine at an address, with the token and the limits of the settings."""
+    """Returns a function that connects to the engine at an address, with the settings' token, limits and certificates.
+
+    Raises InvalidRequest if the settings name certificates that are incomplete.
+    """
     from graftwork.engine.rpc.client import GrpcEngineClient
 
     limits = FreezeLimits(settings.engine_silence_s, settings.step_timeout_s)
-    return lambda address: GrpcEngineClient(address, limits, settings.engine_token)
+    tls = engine_tls(settings)
+    return lambda address: GrpcEngineClient(address, limits, settings.engine_token, tls)
 
 
 class LeasedMembers:
