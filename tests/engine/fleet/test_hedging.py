@@ -33,7 +33,7 @@ def test_hedges_are_bounded_by_requests(asks: list[bool], share: float, burst: i
 
 
 def test_a_request_hedges_again_after_a_quiet_time() -> None:
-    """After the burst is used, twenty requests earn one hedge at a share of 5 %."""
+    """After the burst is used, twenty requests earn one hedge at a share of 5 %, and a thousand no more than the burst."""
     budget = HedgeBudget(0.05, 2)
     assert [budget.take() for _ in range(3)] == [True, True, False]
 
@@ -41,6 +41,9 @@ def test_a_request_hedges_again_after_a_quiet_time() -> None:
         budget.begin()
 
     assert [budget.take(), budget.take()] == [True, False]
+    for _ in range(1000):
+        budget.begin()
+    assert [budget.take() for _ in range(3)] == [True, True, False]
 
 
 def test_late_is_later_than_nineteen_of_twenty() -> None:
@@ -103,9 +106,15 @@ async def hold_the_first(fleet: Fleet, asked: EngineRequest) -> tuple[str, "asyn
 async def test_a_late_first_token_comes_from_a_second_engine(fleet: Fleet) -> None:
     """The caller gets one admission, the tokens of one engine and one end; the late engine's request is cancelled."""
     home, running = await hold_the_first(fleet, asked := priority())
+    for name, engine in fleet.engines.items():
+        engine.holds_after = 0 if name == home else 2
+    second = await hedged(fleet, home)
+    cancelled_early = [*fleet.engines[home].cancelled]
 
+    fleet.engines[second].release.set()
     events = await running
 
+    assert cancelled_early == [asked.request_id]
     assert tokens(events) == the_answer(asked)  # type: ignore[arg-type]
     assert sum(isinstance(event, PromptAdmitted) for event in events) == 1
     assert sum(isinstance(event, RequestFinished) for event in events) == 1
