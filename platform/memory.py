@@ -46,7 +46,7 @@ def make_full_collections_short() -> None:
 def make_full_collections_rare() -> None:
     """Makes full collections short, and ten times rarer than by default.
 
-    For a process that leaves no cycles behind: those of longer requests wait for a full collection, 4 KB for each.
+    For a process that leaves no cycles behind: those of long requests wait for a full collection, kilobytes for each.
     """
     make_full_collections_short()
     youngest, middle, _ = gc.get_threshold()
