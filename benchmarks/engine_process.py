@@ -85,16 +85,18 @@ def engine_spec(name: str, cache: Path) -> EngineSpec | None:
 
     `graftwork@FOLDER` is the engine of another checkout of this project, and `graftwork@COMMIT` that of a commit of this
     one, so that one run compares two states. A commit's files are kept in the cache. Both run in this environment.
+    `graftwork-fp32` and `graftwork-fp32@…` compute in fp32, for processors that older states cannot use in bf16.
     """
-    if not name.startswith(f"{OURS}@"):
-        return ENGINES.get(name)
-    state = name.removeprefix(f"{OURS}@")
+    ours, _, state = name.partition("@")
+    if not state or ours not in (OURS, OURS_FP32.name):
+        return OURS_FP32 if name == OURS_FP32.name else ENGINES.get(name)
     checkout = Path(state).resolve() if Path(state).is_dir() else _files_of(state, cache / "commits")
     if checkout is None:
         return None
     variables = {"PYTHONPATH": str(checkout / "src")}
-    label = f"{OURS}@{checkout.name}"
-    return EngineSpec(label, "peers.graftwork_engine", variables=variables, checkout=checkout)
+    label = f"{ours}@{checkout.name}"
+    dtype = OURS_FP32.dtype if ours == OURS_FP32.name else ENGINES[OURS].dtype
+    return EngineSpec(label, "peers.graftwork_engine", variables=variables, dtype=dtype, checkout=checkout)
 
 
 def _files_of(commit: str, folder: Path) -> Path | None:

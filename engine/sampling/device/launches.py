@@ -111,15 +111,7 @@ class SamplerMemory:
             "raw_tops": self._raw_tops,
             "NUM_TOPS": MAX_TOP_LOGPROBS,
         }
-        edits = {
-            "lists": parameters[self.columns.lists_at :],
-            "masks": parameters if masks is None else masks,  # not read without a mask
-            "mask_stride": self.mask_words,
-            "awaited": parameters if awaited is None else awaited,  # not read without an awaited token
-            "counts": counts,
-            "BLOCK": self.sizes.block,
-            "LIST_BLOCK": _LIST_BLOCK,
-        }
+        edits = self._edits(parameters, masks, awaited) | {"counts": counts}
         weights = {
             "totals": self._totals,
             "level_counts": self._level_counts,
@@ -140,6 +132,19 @@ class SamplerMemory:
         yield Launch(weigh_kernel, grid, {**rows, **weights, "kept": self._kept}, _options(4))
         yield Launch(gather_kernel, grid, {**rows, **weights, **near}, _options(4))
         yield Launch(choose_kernel, grid[:1], {**rows, **raw, **weights, **near, **chosen}, _options(16))
+
+    def _edits(
+        self, parameters: torch.Tensor, masks: torch.Tensor | None, awaited: torch.Tensor | None
+    ) -> dict[str, Any]:
+        """Returns what only the first kernel takes, without the counts. What no row needs is not read."""
+        return {
+            "lists": parameters[self.columns.lists_at :],
+            "masks": parameters if masks is None else masks,
+            "mask_stride": self.mask_words,
+            "awaited": parameters if awaited is None else awaited,
+            "BLOCK": self.sizes.block,
+            "LIST_BLOCK": _LIST_BLOCK,
+        }
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)

@@ -104,6 +104,13 @@ PENALTIES: tuple[dict[str, Any], ...] = (
 VOCAB = 97
 
 
+class NoScores:
+    """A scorer of prompts for requests that ask for no scores."""
+
+    def score(self, slices: object, hidden: object) -> dict[object, object]:
+        return {}
+
+
 def penalised(driver: EngineDriver) -> list[Outcome]:
     """Submits requests whose tokens depend on the tokens before them, and runs them to their ends."""
     random = Random(12)
@@ -126,9 +133,11 @@ def test_the_device_sampler_counts_tokens_that_the_host_does_not_know(models: Ra
     options = {"max_draft_tokens": 0, "max_running": 4}
     plain = models.engine(overlap_steps=False, **options)
     driver = models.engine(overlap_steps=True, **options)
-    masks, runner = MaskFiller(VOCAB), driver.loop.steps.runner
-    assert isinstance(runner, ModelRunner)
-    runner._sampler = copies[names[-1]].DeviceSampler(masks, VOCAB, 8, torch.device("cpu"), sizes)
+    masks, cpu, plain_runner = MaskFiller(VOCAB), torch.device("cpu"), driver.loop.steps.runner
+    assert isinstance(plain_runner, ModelRunner)
+    sampler = copies[names[-1]].DeviceSampler(masks, VOCAB, 8, cpu, sizes)
+    no_scores: Any = NoScores()
+    runner = ModelRunner(plain_runner.forward, sampler, no_scores, cpu)
     driver.loop.steps.runner = counter = AwaitCounter(runner)
 
     expected, actual = penalised(plain), penalised(driver)
