@@ -207,6 +207,7 @@ class EngineLoop:
             steps=scheduler.counters.steps,
             prefill_token_s=scheduler.deadlines.prefill_token_s,
             resident_adapters=self._adapters.resident_digests,
+            adapter_loads=self._adapters.num_loads,
         )
 
     def stats(self) -> EngineStats:

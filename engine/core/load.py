@@ -24,6 +24,8 @@ class EngineLoad:
     """Seconds for each prompt token of a large step; None before the first step."""
     resident_adapters: tuple[str, ...] = ()
     """Digests of the adapters on the device."""
+    adapter_loads: int = 0
+    """Adapters loaded to the device since the engine's start, because a request missed them."""
 
 
 NO_LOAD = EngineLoad()
