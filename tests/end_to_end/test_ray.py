@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 PROGRAM = [sys.executable, "-m", "graftwork.api.cli.main"]
-_LOOKS = 1200
+_LOOKS = 2400
 _TOKENS = 24
 
 
@@ -167,7 +167,7 @@ class Load:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(3)]
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(2)]
         for thread in self._threads:
             thread.start()
         return self
@@ -208,15 +208,29 @@ class Load:
         raise AssertionError("no answers come")
 
 
-def test_a_fleet_on_ray_scales_heals_upgrades_and_outlives_ray(cluster: RayCluster) -> None:
-    """1 → 3 → a lost engine → a lost actor → other weights → 1 → Ray killed → Ray again: no request fails."""
+def started(cluster: RayCluster) -> Gateway:
+    """Starts one engine on Ray, and the gateway beside it."""
     gateway = cluster.gateway
     gateway.launch(cluster.environment)
     cluster.fleet("start", "--replicas", "1", "--demo")
     for _ in range(_LOOKS):
         if gateway.is_ready():
-            break
+            return gateway
         select_nothing_for(0.25)
+    raise AssertionError(f"the gateway never got ready:\n{gateway.log}")
+
+
+def upgrade_flags(folder: Path) -> tuple[str, ...]:
+    """Makes a copy of the demo model with another fingerprint. Returns the flags that serve it under the same name."""
+    shutil.copytree(DEMO / "model", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"graftwork_test": 2}))
+    return "--model", str(folder), "--served-model-name", "graftwork-demo"
+
+
+def test_scaling_losses_and_an_upgrade_fail_no_request(cluster: RayCluster) -> None:
+    """1 → 3 engines, an engine killed, other weights, → 1 engine, all under load: no request fails."""
+    gateway = started(cluster)
     with Load(gateway.url, gateway.key("Plain")) as load:
         load.more()
         cluster.fleet("scale", "3")
@@ -232,22 +246,7 @@ def test_a_fleet_on_ray_scales_heals_upgrades_and_outlives_ray(cluster: RayClust
         )
         load.more()
 
-        actor = next(
-            process
-            for process in psutil.Process(cluster.head.pid).children(recursive=True)
-            if "EngineActor" in " ".join(process.cmdline())
-        )
-        kept = {replica_id: one["epoch"] for replica_id, one in gateway.ready().items()}
-        actor.kill()
-        actor.wait(30)
-        load.more()
-        assert {replica_id: one["epoch"] for replica_id, one in gateway.ready().items()} == kept
-
-        newer = cluster.folder.parent / "newer"
-        shutil.copytree(DEMO / "model", newer)
-        config = json.loads((newer / "config.json").read_text())
-        (newer / "config.json").write_text(json.dumps(config | {"graftwork_test": 2}))
-        flags = ("--model", str(newer), "--served-model-name", "graftwork-demo")
+        flags = upgrade_flags(cluster.folder.parent / "newer")
         assert cluster.fleet("upgrade", *flags).strip() == "Generation 2"
         after = gateway.until(
             lambda found: (
@@ -261,17 +260,38 @@ def test_a_fleet_on_ray_scales_heals_upgrades_and_outlives_ray(cluster: RayClust
         gateway.until(lambda found: len(found) == 1)
         load.more()
 
+    assert load.failures == []
+    cluster.fleet("stop")
+    assert cluster.engines() == []
+
+
+def test_engines_outlive_their_actors_and_ray(cluster: RayCluster) -> None:
+    """The engine serves on when its actor, and then all of Ray, is killed; the next Ray finds it. No request fails."""
+    gateway = started(cluster)
+    with Load(gateway.url, gateway.key("Plain")) as load:
+        ((replica_id, before),) = gateway.ready().items()
+        process_id = cluster.process_of(replica_id)
+        (actor,) = [
+            process
+            for process in psutil.Process(cluster.head.pid).children(recursive=True)
+            if "EngineActor" in " ".join(process.cmdline())
+        ]
+        actor.kill()
+        load.more()
+
         cluster.kill_ray()
         load.more(10)
-        (left,) = gateway.ready()
-        process_id = cluster.process_of(left)
         cluster.head = start_ray(cluster.environment)
         cluster.address = head_address(cluster.head)
-        cluster.fleet("start", "--replicas", "1", *flags)
+        cluster.fleet("start", "--replicas", "1", "--demo")
+        found = list[dict[str, Any]]()
+        while not found or found[0]["process_id"] is None:
+            found = json.loads(cluster.fleet("status", "--json"))
         load.more()
-        (adopted,) = json.loads(cluster.fleet("status", "--json"))
-        assert (adopted["replica_id"], adopted["process_id"], adopted["starts"]) == (left, process_id, 0)
+        after = gateway.ready()
 
     assert load.failures == []
+    assert [(one["replica_id"], one["process_id"], one["starts"]) for one in found] == [(replica_id, process_id, 0)]
+    assert after[replica_id]["epoch"] == before["epoch"]
     cluster.fleet("stop")
     assert cluster.engines() == []

@@ -44,7 +44,7 @@ def test_a_queue_starts_an_engine_which_ends_when_nothing_needs_it(server: DemoS
     is_over = False
 
     def ask(number: int) -> list[int]:
-        statuses = []
+        statuses = list[int]()
         with httpx.Client(base_url=server.url, headers=headers, timeout=120) as client:
             while not is_over:
                 prompt = f"{number} {len(statuses)} " + "tell me a story about the harbour " * 60
