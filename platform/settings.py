@@ -91,6 +91,14 @@ class Settings:
     """The secret that an engine demands of its gateways. An engine that other machines can reach needs one. `serve`
     makes one for its own engine at each start.
     """
+    engine_tls_ca: Path | None = None
+    """The PEM file of the authority that signs the certificates of engines and gateways."""
+    engine_tls_cert: Path | None = None
+    """The PEM file of the certificate with which an engine or a gateway proves to the other who it is."""
+    engine_tls_key: Path | None = None
+    """The PEM file of the private key of `engine_tls_cert`."""
+    engine_tls_name: str | None = None
+    """The name in the certificates of all engines. None means the host in each engine's address."""
     engine_silence_s: float = 5.0
     """Seconds, 0.1 to 3600: if the engine's process answers no ping for so long, its requests end with a 503. The
     engine that `serve` started is killed and started again after four times as long.
@@ -295,6 +303,10 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "admin_key": parse_text,
     "pepper": parse_text,
     "engine_token": parse_token,
+    "engine_tls_ca": parse_path,
+    "engine_tls_cert": parse_path,
+    "engine_tls_key": parse_path,
+    "engine_tls_name": parse_text,
     "engine_silence_s": seconds(0.1, 3600),
     "step_timeout_s": seconds(0.1, 86400),
     "request_timeout_s": seconds(0.1, 604800),

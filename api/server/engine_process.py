@@ -63,6 +63,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     """
     configure_logging(settings.log_level)
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
+    from graftwork.api.server.tls import engine_tls
     from graftwork.engine.rpc.server import serve_engine
 
     warn_of_former_settings(settings)
@@ -101,6 +102,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         settings.engine_token,
         step_limit_s=None if has_supervisor else settings.step_timeout_s,
         membership=_membership(settings, listen, epoch, has_supervisor=has_supervisor),
+        tls=engine_tls(settings),
     )
 
 

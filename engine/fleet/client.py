@@ -19,6 +19,7 @@ from typing import TypeVar
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
 from graftwork.engine.core.events import EngineEvent
 from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
 from graftwork.engine.core.requests import EngineRequest, SessionKey
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb
 from graftwork.engine.core.stats import EngineDescription, EngineStats
@@ -62,16 +63,18 @@ class FleetClient:
         *,
         policy: PlacementPolicy | None = None,
         look_every_s: float = LOOK_EVERY_S,
+        silence_s: float = DEFAULT_FREEZE_LIMITS.silence_s,
     ) -> None:
         """`policy` places requests: by default by the least estimated time to the first token. `look_every_s` is the
-        time between two questions to an engine for its load.
+        time between two questions to an engine for its load, and `silence_s` the longest silence that an engine may have.
         """
-        self.membership = Membership(source, connect, clock, look_every_s)
+        self.membership = Membership(source, connect, clock, look_every_s, silence_s)
         self.replicas = Replicas(self.membership)
         """The engines, for operators."""
         self._clock = clock
         self._policy = policy or LeastSeconds(Random())
         self._budget = MoveBudget()
+        self.membership.may_hand_over = self._budget.has_room
         self._sessions: OrderedDict[_SessionId, tuple[str, int]] = OrderedDict()
         """By session, the replica that had its last request, and its generation."""
 
@@ -95,6 +98,7 @@ class FleetClient:
                 events = member.client.generate(movable.to_send(self._clock.monotonic()))
                 try:
                     async for event in events:
+                        member.has_spoken = True
                         if (shown := movable.take(event, served)) is not None:
                             yield shown
                     keys.extend(movable.emitted)
@@ -137,6 +141,7 @@ class FleetClient:
         chosen = self._policy.choose(demand, candidates)
         member = self.membership.members[chosen.replica_id]
         member.enter(max(num_tokens - chosen.cached_tokens, 1))
+        self.membership.count(member.replica_id).requests += 1
         self.membership.prefixes.note(member.replica_id, keys.keys)
         if session_id is not None:
             self._bind(session_id, member)
@@ -182,14 +187,15 @@ class FleetClient:
         """Lets a request that has lost its engine go on elsewhere. Raises `error` if it may not."""
         if error.code != ENGINE_UNAVAILABLE:
             raise error
-        if self.membership.members.get(member.replica_id) is member and not member.is_draining:
+        if self.membership.members.get(member.replica_id) is member and not member.is_draining and not member.is_silent:
             self.membership.note_lost(member, error.message)
-        if not self._budget.allows(movable):
+        if not self._budget.allows(movable, is_late=member.is_silent):
             _log.error(
                 "request_not_moved", extra={"request_id": movable.request.request_id, "moves": movable.num_moves}
             )
             raise error
-        movable.move()
+        movable.move(is_late=member.is_silent)
+        self.membership.count(member.replica_id).hand_overs += 1
         extra = {"request_id": movable.request.request_id, "replica": member.replica_id}
         _log.warning("request_moves", extra=extra | {"emitted_tokens": len(movable.emitted)})
 

@@ -25,6 +25,10 @@ class MemberClient(EngineClient, Protocol):
         """Returns the latest load of the engine. Raises Unavailable if it does not answer in `within_s` seconds."""
         ...
 
+    def lose_requests(self) -> None:
+        """Ends all running requests with the error of a lost engine, and cancels them there. The connection stays."""
+        ...
+
 
 Connect = Callable[[str], MemberClient]
 """Opens a connection to the engine at a gRPC address."""
@@ -62,12 +66,20 @@ class StaticMembers:
         return self._addresses
 
 
+@dataclass(slots=True)
+class ReplicaCounters:
+    """What this gateway has counted of one replica, over all starts of its engine."""
+
+    requests: int = 0
+    hand_overs: int = 0
+    hedges: int = 0
+
+
 class Member:
     """One engine of a fleet."""
 
     def __init__(self, place: MemberAddress, connect: Connect) -> None:
         self.place = place
-        self._connect = connect
         self.client = connect(place.address)
         self.description: EngineDescription | None = None
         """What the engine has said of itself; None while it must say it again."""
@@ -75,6 +87,10 @@ class Member:
         self.problem: str | None = "The engine has not answered yet."
         """Why the engine gets no requests; None if it gets some."""
         self.is_draining = place.is_draining
+        self.is_silent = False
+        """Whether its requests were handed over because it does not answer. It ends with the next answer."""
+        self.has_spoken = False
+        """Whether an event of a request has come since the last tick."""
         self.num_requests = 0
         """Requests of this gateway that the engine works on."""
         self.sent_tokens = 0
@@ -113,11 +129,12 @@ class Member:
     def note_load(self, load: EngineLoad) -> None:
         """Records a report of the engine. Raises Conflict if it comes from another epoch."""
         self.check_epoch(load.epoch)
+        self.is_silent = False
         self.load, self.sent_tokens, self.sent_requests = load, 0, 0
 
     def note_lost(self, reason: str) -> None:
         """Notes that the engine does not answer. It gets requests again after it has described itself."""
-        self.description, self.problem = None, reason
+        self.description, self.problem, self.is_silent = None, reason, False
         self.load, self.sent_tokens, self.sent_requests = NO_LOAD, 0, 0
 
     async def verify(self, others: Iterable["Member"]) -> EngineDescription:
@@ -157,10 +174,9 @@ class Member:
         """Returns whether the engine has exactly these weights and this version; None means any."""
         return served is None or (self.description is not None and version_of(self.description) == served)
 
-    async def hand_over(self) -> None:
+    def hand_over(self) -> None:
         """Ends the requests of this gateway at the engine, so that they go on elsewhere. New ones may follow."""
-        former, self.client = self.client, self._connect(self.place.address)
-        await former.close()
+        self.client.lose_requests()
 
     async def close(self) -> None:
         await self.client.close()

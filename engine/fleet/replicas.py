@@ -8,15 +8,17 @@ Invariant: a drain that has begun ends, also if the operator does not wait for i
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from graftwork.engine.core.load import NO_LOAD
 from graftwork.engine.core.stats import EngineStats
-from graftwork.engine.fleet.members import Member, version_of
+from graftwork.engine.fleet.members import Member, ReplicaCounters, version_of
 from graftwork.engine.fleet.membership import Membership
 from graftwork.platform.errors import Conflict, NotFound, Unavailable
+from graftwork.platform.replica_collector import ReplicaFigures
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,10 @@ class ReplicaDirectory(Protocol):
 
     async def list(self) -> list[ReplicaReading]:
         """Returns all engines, by id, with the figures of those that answer."""
+        ...
+
+    def figures(self) -> Sequence[ReplicaFigures]:
+        """Returns what is known of all engines without asking them, for metrics."""
         ...
 
     async def drain(self, replica_id: str) -> ReplicaReading:
@@ -102,6 +108,11 @@ class Replicas:
         self.follow(member)
         return await _reading(member)
 
+    def figures(self) -> Sequence[ReplicaFigures]:
+        """Returns what is known of all engines, without asking them. Counters go on over the starts of an engine."""
+        members, counters = self._membership.members, self._membership.counters
+        return [_figures(self._membership, members.get(one), one) for one in sorted({*members, *counters})]
+
     def follow(self, member: Member) -> None:
         """Waits in the background until a draining engine has drained. A second call changes nothing."""
         if member.replica_id not in self._drains or self._drains[member.replica_id].done():
@@ -124,7 +135,7 @@ class Replicas:
                     await member.idle.wait()
         if member.num_requests:
             _log.info("replica_hands_over", extra={"replica": member.replica_id, "requests": member.num_requests})
-            await member.hand_over()
+            member.hand_over()
             await member.idle.wait()
         _log.info("replica_drained", extra={"replica": member.replica_id})
         await self.on_drained(member.replica_id)
@@ -144,6 +155,23 @@ class Replicas:
         if member is None:
             raise NotFound("The replica does not exist: GET /v1/admin/replicas lists them.", code="replica_not_found")
         return member
+
+
+def _figures(membership: Membership, member: Member | None, replica_id: str) -> ReplicaFigures:
+    load = NO_LOAD if member is None else member.load
+    counted = membership.counters.get(replica_id, ReplicaCounters())
+    return ReplicaFigures(
+        replica_id,
+        is_ready=member is not None and member.is_ready,
+        running_requests=load.running_requests,
+        waiting_requests=load.waiting_requests,
+        queued_tokens=load.queued_tokens,
+        free_pages=load.free_pages,
+        slowness=membership.speeds.slowness(replica_id),
+        requests=counted.requests,
+        hand_overs=counted.hand_overs,
+        hedges=counted.hedges,
+    )
 
 
 async def _reading(member: Member) -> ReplicaReading:
