@@ -113,9 +113,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "grpc": ("engine/rpc/*",),
     "ray": ("api/ray/actors.py",),
     "prometheus_client": ("platform/*",),
-    "pickle": (),
-    "shelve": (),
-    "multiprocessing": (),
+    **dict.fromkeys(("pickle", "shelve", "multiprocessing"), ()),
     "marshal": ("platform/worker_pool.py",),
 }
 """By package: the only places in the rooms that may import it."""

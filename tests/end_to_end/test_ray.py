@@ -1,5 +1,6 @@
 """Tests of a fleet on a real Ray of this machine: scaling, losses and an upgrade under load fail no request."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -94,9 +95,15 @@ class RayCluster:
 
     def kill_ray(self) -> None:
         """SIGKILL to all processes of Ray, the head and its actors."""
-        for process in [*psutil.Process(self.head.pid).children(recursive=True), psutil.Process(self.head.pid)]:
-            process.kill()
+        if self.head.poll() is None:
+            head = psutil.Process(self.head.pid)
+            for process in [*head.children(recursive=True), head]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         self.head.wait(30)
+        for pipe in (self.head.stdin, self.head.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 @pytest.fixture
