@@ -354,12 +354,12 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
 }
 
 
-def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables for a child process: all variables of this process, and `defaults`.
+def child_environment(defaults: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the environment variables for a child process: all variables of this process, and those that are given.
 
-    If a variable is in both, the value of this process is used.
+    If a variable is in several, that of `overrides` is used, or else that of this process.
     """
-    return {**defaults, **os.environ}
+    return {**defaults, **os.environ, **(overrides or {})}
 
 
 def time_zone() -> dict[str, str]:

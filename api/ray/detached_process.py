@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from graftwork.platform.settings import child_environment
+
 _START_TIME_FIELD = 19
 """The place of the start time in /proc/PID/stat, after the name in parentheses."""
 
@@ -85,7 +87,7 @@ def main() -> None:
     with Path(orders["log"]).open("ab") as log:
         process = subprocess.Popen(
             orders["command"],
-            env={**os.environ, **orders["environment"]},
+            env=child_environment({}, orders["environment"]),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
