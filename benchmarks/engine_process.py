@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -79,17 +80,46 @@ ENGINES = {
 }
 
 
-def engine_spec(name: str) -> EngineSpec | None:
+def engine_spec(name: str, cache: Path) -> EngineSpec | None:
     """The engine of that name; None if there is none.
 
-    `graftwork@FOLDER` is the engine of another checkout of this project, so that one run compares two states of it.
+    `graftwork@FOLDER` is the engine of another checkout of this project, and `graftwork@COMMIT` that of a commit of this
+    one, so that one run compares two states. A commit's files are kept in the cache. Both run in this environment.
     """
-    if name.startswith(f"{OURS}@"):
-        checkout = Path(name.removeprefix(f"{OURS}@")).resolve()
-        variables = {"PYTHONPATH": str(checkout / "src")}
-        label = f"{OURS}@{checkout.name}"
-        return EngineSpec(label, "peers.graftwork_engine", variables=variables, checkout=checkout)
-    return ENGINES.get(name)
+    if not name.startswith(f"{OURS}@"):
+        return ENGINES.get(name)
+    state = name.removeprefix(f"{OURS}@")
+    checkout = Path(state).resolve() if Path(state).is_dir() else _files_of(state, cache / "commits")
+    if checkout is None:
+        return None
+    variables = {"PYTHONPATH": str(checkout / "src")}
+    label = f"{OURS}@{checkout.name}"
+    return EngineSpec(label, "peers.graftwork_engine", variables=variables, checkout=checkout)
+
+
+def _files_of(commit: str, folder: Path) -> Path | None:
+    """Returns a folder with the files of a commit of this project, and makes it once; None if there is no such commit."""
+    git = ["git", "-C", str(_HERE)]
+    found = subprocess.run(
+        [*git, "rev-parse", "--verify", "--quiet", "--short=12", f"{commit}^{{commit}}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode:
+        return None
+    name = found.stdout.strip()
+    if not (folder / name).is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as half_made:
+            whole = Path(half_made) / name
+            whole.mkdir()
+            archive = subprocess.Popen([*git, "-C", "..", "archive", name], stdout=subprocess.PIPE)
+            subprocess.run(["tar", "-x", "-C", str(whole)], stdin=archive.stdout, check=True)
+            if archive.wait():
+                return None
+            whole.rename(folder / name)
+    return folder / name
 
 
 class EngineFailed(Exception):

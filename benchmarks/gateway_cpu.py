@@ -1,6 +1,6 @@
 """What a streamed token costs a gateway: microseconds of CPU, user and system, of its whole process.
 
-    python benchmarks/gateway_cpu.py [--checkout DIR ...] [--kinds chat,turns] [--engine unix|tcp] [--rounds 5]
+    python benchmarks/gateway_cpu.py [--checkout DIR ...] [--engines N ...] [--kinds chat,turns] [--engine unix|tcp] [--rounds 5]
         [--json OUT]
 
 Starts a real `graftwork gateway` of each checkout against a scripted engine in another process (`scripted_engine.py`),
@@ -12,6 +12,7 @@ run, the gateway's CPU time is read twice, `--tokens` steps apart:
 so what a request costs before its first token and after its last is left out. Checkouts take turns within each round.
 At `--engine unix`, as in `graftwork serve`, a gateway that knows the output socket reads the tokens from it; at `tcp`, as
 with an engine on another machine, they come over gRPC.
+`--engines 1 --engines 2` compares a gateway with one engine and one whose streams are spread over two.
 `chat` is POST /v1/chat/completions with stream; `turns` is POST /v1/sessions/{id}/turns with stream, stored in SQLite.
 On a busy machine run it with real-time priority (`chrt -f 5`), or late readings of the engine's messages join steps.
 """
@@ -61,8 +62,8 @@ class Sample:
 class Gateway:
     """One gateway under measurement."""
 
-    def __init__(self, checkout: Checkout, running: RunningGateway) -> None:
-        self.checkout = checkout
+    def __init__(self, checkout: Checkout, running: RunningGateway, name: str) -> None:
+        self.name = name
         self._steps = running.folder / "steps"
         self._process = psutil.Process(running.process_id)
         self._port = running.port
@@ -85,14 +86,14 @@ class Gateway:
         last_step, last_s = await self._reading(first_step + steps, answers)
         for answer in await asyncio.gather(*answers):
             if _ENDS[kind] not in answer[-2000:]:
-                raise SystemExit(f"{self.checkout.name}: a stream of {kind} broke off:\n{answer[-500:]!r}")
+                raise SystemExit(f"{self.name}: a stream of {kind} broke off:\n{answer[-500:]!r}")
         return (last_s - first_s) / (streams * (last_step - first_step))
 
     async def _reading(self, step: int, answers: Sequence[asyncio.Task[bytes]]) -> tuple[int, float]:
         """The engine's step and the CPU time, once that step is made. No answer may end before."""
         while (found := self._num_steps()) < step:
             if ended := [answer.result() for answer in answers if answer.done()]:
-                raise SystemExit(f"{self.checkout.name}: a stream ended early:\n{ended[0][-500:]!r}")
+                raise SystemExit(f"{self.name}: a stream ended early:\n{ended[0][-500:]!r}")
             await asyncio.sleep(_POLL_S)
         return found, self.cpu_s()
 
@@ -144,11 +145,12 @@ def _process_clock(process_id: int) -> int:
 
 
 @contextmanager
-def running_gateway(checkout: Checkout, arguments: argparse.Namespace) -> Iterator[Gateway]:
-    """A gateway and a scripted engine, over a data folder of their own."""
+def running_gateway(checkout: Checkout, arguments: argparse.Namespace, engines: int) -> Iterator[Gateway]:
+    """A gateway and its scripted engines, over a data folder of their own."""
     over_tcp = arguments.engine == "tcp"
-    with gateway_over_script(checkout, arguments.streams, arguments.step_ms, over_tcp=over_tcp) as running:
-        yield Gateway(checkout, running)
+    streams, step_ms = arguments.streams, arguments.step_ms
+    with gateway_over_script(checkout, streams, step_ms, over_tcp=over_tcp, engines=engines) as running:
+        yield Gateway(checkout, running, f"{checkout.name}, {engines} engines" if engines > 1 else checkout.name)
 
 
 async def measure(gateways: Sequence[Gateway], arguments: argparse.Namespace) -> list[Sample]:
@@ -163,7 +165,7 @@ async def measure(gateways: Sequence[Gateway], arguments: argparse.Namespace) ->
         for kind in kinds:
             for gateway in [*gateways[first:], *gateways[:first]]:
                 token_s = await gateway.run(kind, arguments.streams, arguments.tokens)
-                samples.append(Sample(gateway.checkout.name, kind, round_number, token_s * 1e6))
+                samples.append(Sample(gateway.name, kind, round_number, token_s * 1e6))
     return samples
 
 
@@ -185,6 +187,7 @@ def show(samples: Sequence[Sample], names: Sequence[str], kinds: Sequence[str]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkout", type=Path, action="append", help="a tree to measure; may be repeated")
+    parser.add_argument("--engines", type=int, action="append", help="engines of a gateway; may be repeated")
     parser.add_argument("--kinds", default="chat,turns", help="of chat and turns, comma-separated")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=256, help="steps between the two readings")
@@ -197,9 +200,13 @@ def main() -> None:
     arguments = parser.parse_args()
     checkouts = [Checkout(root.absolute()) for root in arguments.checkout or [OWN_ROOT]]
     with ExitStack() as stack:
-        gateways = [stack.enter_context(running_gateway(checkout, arguments)) for checkout in checkouts]
+        gateways = [
+            stack.enter_context(running_gateway(checkout, arguments, engines))
+            for checkout in checkouts
+            for engines in arguments.engines or [1]
+        ]
         samples = asyncio.run(measure(gateways, arguments))
-    show(samples, [checkout.name for checkout in checkouts], arguments.kinds.split(","))
+    show(samples, [gateway.name for gateway in gateways], arguments.kinds.split(","))
     if arguments.json:
         record = {
             "machine": describe_machine(),

@@ -2,10 +2,11 @@
 
     python benchmarks/one_stream.py [--checkout DIR ...] [--rounds 7] [--tokens 256] [--json OUT]
 
-One greedy stream of the yardstick's model on one thread, without drafts, takes three ways:
+One greedy stream of the yardstick's model on one thread, without drafts, takes four ways:
 
     alone   the engine's loop in its own process, with a queue as the sink
-    grpc    `graftwork engine`, and the gateway's client in another process
+    grpc    `graftwork engine`, and the gateway's client in another process, over a Unix-domain socket
+    tcp     the same over TCP, as to an engine on another machine: outputs go through gRPC too
     http    `graftwork serve`, and a streamed chat over a plain socket
 
 Each sample is two streams from prompts of 64 tokens, one to 1 token and one to `--tokens`. As in the yardstick,
@@ -13,7 +14,7 @@ Each sample is two streams from prompts of 64 tokens, one to 1 token and one to 
     decode tokens/s  = (tokens - 1) / (t(tokens) - t(1))
 
 Processor time is taken the same way, of the engine's process and, for `http`, of the gateway's. The ways and the
-checkouts take turns within each round, and each round begins with another. Tokens of `alone` and `grpc` must be equal.
+checkouts take turns within each round, and each round begins with another. Tokens of `alone`, `grpc` and `tcp` must be equal.
 
     holds if: median over rounds of http / alone >= 0.9
 
@@ -33,6 +34,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -94,34 +96,43 @@ class Bench:
         self._environment = checkout.environment() | _HUGE_PAGES
         self._model = model
         variables = {"PYTHONPATH": str(checkout.package.parent)}
-        listen = f"unix:{self._folder / 'alone.sock'}"
-        engine = self._start("engine", "--listen", listen, "--data-dir", str(self._folder / "engine"))
-        self._engine_of_grpc = engine.process_id
         self._alone = self._peer("alone", variables, cache)
-        self._grpc = self._peer("grpc", variables | {"ONE_STREAM_ADDRESS": listen}, cache)
+        self._served = {
+            "grpc": self._start_engine("grpc", f"unix:{self._folder / 'alone.sock'}", variables, cache),
+            "tcp": self._start_engine("tcp", f"127.0.0.1:{free_port()}", variables, cache),
+        }
         self._start_server()
 
     def ways(self) -> list[Way]:
         name = self.checkout.name
         return [
             Way(name, "alone", self._run_alone),
-            Way(name, "grpc", self._run_grpc),
+            *(Way(name, served, partial(self._run_served, served)) for served in self._served),
             Way(name, "http", self._run_http),
         ]
 
     def check(self) -> None:
         """Raises SystemExit if the engine says other tokens over gRPC than alone."""
         task = _task(-1, _WARM_TOKENS)
-        if self._alone.run(task).token_ids != self._grpc.run(task).token_ids:
-            raise SystemExit(f"{self.checkout.name}: the served engine's tokens are not those of the engine alone.")
+        expected = self._alone.run(task).token_ids
+        for name, (_, client) in self._served.items():
+            if client.run(task).token_ids != expected:
+                raise SystemExit(f"{self.checkout.name}: the tokens over {name} are not those of the engine alone.")
 
-    def _start(self, command: str, *options: str) -> ServerProcess:
+    def _start_engine(
+        self, name: str, listen: str, variables: dict[str, str], cache: Path
+    ) -> tuple[ServerProcess, EngineProcess]:
+        """An engine that listens at an address, and a client of it."""
+        engine = self._start("engine", "--listen", listen, "--data-dir", str(self._folder / name), log=name)
+        return engine, self._peer(name, variables | {"ONE_STREAM_ADDRESS": listen}, cache)
+
+    def _start(self, command: str, *options: str, log: str = "serve") -> ServerProcess:
         arguments = [command, "--model", str(self._model / "base"), "--device", "cpu"]
         return self._stack.enter_context(
             ServerProcess(
                 self.checkout.command(*arguments, "--max-draft-tokens", "0", *options),
                 self._environment | {"GRAFTWORK_ADMIN_KEY": _ADMIN_KEY, "GRAFTWORK_LOG_LEVEL": "warning"},
-                self._folder / f"{command}.log",
+                self._folder / f"{log}.log",
             )
         )
 
@@ -146,10 +157,11 @@ class Bench:
         result = self._alone.run(_task(seed, tokens))
         return Run(result.seconds, result.cpu_seconds, 0.0)
 
-    def _run_grpc(self, seed: int, tokens: int) -> Run:
-        engine_s = _cpu_s(self._engine_of_grpc)
-        result = self._grpc.run(_task(seed, tokens))
-        return Run(result.seconds, _cpu_s(self._engine_of_grpc) - engine_s, 0.0)
+    def _run_served(self, name: str, seed: int, tokens: int) -> Run:
+        engine, client = self._served[name]
+        engine_s = _cpu_s(engine.process_id)
+        result = client.run(_task(seed, tokens))
+        return Run(result.seconds, _cpu_s(engine.process_id) - engine_s, 0.0)
 
     def _run_http(self, seed: int, tokens: int) -> Run:
         before = _cpu_s(self._engine_of_http), _cpu_s(self._gateway)

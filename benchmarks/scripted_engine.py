@@ -169,6 +169,9 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
     async def ReadStats(self, request: Any, context: Any) -> Any:  # noqa: N802
         return wire.Stats()
 
+    async def ReadProgress(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return wire.Progress()
+
     async def RunSessionCommand(self, request: Any, context: Any) -> Any:  # noqa: N802
         return wire.SessionMemory(device_tokens=len(request.token_ids))
 

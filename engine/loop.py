@@ -206,6 +206,7 @@ class EngineLoop:
             free_pages=device.free_pages + device.idle_pages,
             steps=scheduler.counters.steps,
             prefill_token_s=scheduler.deadlines.prefill_token_s,
+            adapter_load_s=self._adapters.load_s,
             resident_adapters=self._adapters.resident_digests,
             adapter_loads=self._adapters.num_loads,
         )

@@ -14,6 +14,7 @@ MODEL = "x-graftwork-model"
 UNENFORCED = "x-graftwork-unenforced"
 IGNORED = "x-graftwork-ignored"
 DEGRADED = "x-graftwork-degraded"
+SERVICE_TIER = "x-graftwork-service-tier"
 REPLAYED = "idempotent-replayed"
 
 
@@ -58,9 +59,15 @@ HEADERS: dict[str, HeaderDescription] = {
     DEGRADED: HeaderDescription(
         "What the operator takes away from this answer while the server has too much to do.", "max_output_tokens=256"
     ),
+    SERVICE_TIER: HeaderDescription("The service tier that serves the turn. It is at most the tenant's own.", "flex"),
     REPLAYED: HeaderDescription("`true` where an earlier request's answer is repeated.", "true"),
 }
 """Maps the name of each header to its description."""
+
+
+def tier_header(service_tier: str | None) -> dict[str, str]:
+    """Returns the header that tells which service tier serves a turn. Returns no header for None."""
+    return {} if service_tier is None else {SERVICE_TIER: service_tier}
 
 
 def degraded_header(output_cap: int | None) -> dict[str, str]:

@@ -308,8 +308,9 @@ class InferenceJob:
             outcome = UsageOutcome.COMPLETED
         except GraftworkError as error:
             failure, outcome = error, UsageOutcome.of_error(error)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             outcome = UsageOutcome.CANCELLED if self._is_abandoned else UsageOutcome.SERVER_ERROR
+            error.__traceback__ = None  # its frames refer to this task, which keeps the error: a cycle
             raise
         finally:
             self._release_places()
@@ -352,7 +353,8 @@ class InferenceJob:
                 await take(ChoiceEvent(choice, event))
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        """Ends a job that was cancelled or crashed."""
+        """Ends a job that was cancelled or crashed. Lets go of the task, which refers to the job."""
+        self._task = None
         self._release_places()  # a job that was cancelled before it ran has not done so
         if task.cancelled():
             shutdown = Unavailable("The server is shutting down: try again shortly.", retry_after_s=1.0)

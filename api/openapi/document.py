@@ -20,6 +20,7 @@ from graftwork.api.http.response_headers import (
     MODEL,
     REPLAYED,
     REQUEST_ID,
+    SERVICE_TIER,
     UNENFORCED,
 )
 from graftwork.api.openapi import examples
@@ -54,6 +55,8 @@ _RENAMED_SCHEMAS = {"Body_create_adapter": "AdapterUpload", "Body_create_version
 _LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _METERED = ("inference", "responses", "sessions")
 """Tags whose POST routes use up the tenant's limits. The answers of these routes have the headers of the limits."""
+
+_TURNS = ("create_turn", "send_tool_outputs")
 
 
 def complete(document: dict[str, Any], routes: Iterable[APIRoute]) -> dict[str, Any]:
@@ -145,6 +148,7 @@ def _completed_success(
     if "POST" in (route.methods or ()) and route.tags[0] in _METERED:
         names += [*LIMIT_HEADERS, UNENFORCED, IGNORED, DEGRADED]
         names += [MODEL] if route.tags[0] == "inference" else []
+        names += [SERVICE_TIER] if operation["operationId"] in _TURNS else []
     if _keeps_answers(route, operation):
         names.append(REPLAYED)
     content = response.get("content", {})

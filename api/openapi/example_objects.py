@@ -144,6 +144,7 @@ TURN: Json = {
     "cache": PROMPT_TOKENS | {"miss_reason": None},
     "error": None,
     "made_with": None,
+    "service_tier": "default",
     "created_at": float(CREATED_AT),
     "finished_at": float(CREATED_AT),
 }

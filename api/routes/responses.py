@@ -18,6 +18,7 @@ from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.http.request import ignored_header, unenforced_header
 from graftwork.api.http.response_headers import degraded_header
 from graftwork.api.http.streaming import EventStream, until_disconnect
+from graftwork.api.inference.job import served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ResponseRequest
 from graftwork.platform.answers import responses as answers
@@ -41,7 +42,7 @@ async def create_response(
 
     With `background`, answer at once, and generate the response afterwards.
     """
-    order = body.order(principal.capped_tier("default"))
+    order = body.order(served_tier(principal, body.service_tier))
     with named_tools(order.tool_paths) as name_of:
         run = await resources.responses.create(principal, order)
     unenforced = unenforced_header(run.unenforced, lambda place: responses_names(name_of(place)))
@@ -71,7 +72,7 @@ async def count_input_tokens(
 
     The request counts in the tenant's limits of requests.
     """
-    order = body.order(principal.capped_tier("default"))
+    order = body.order(served_tier(principal, body.service_tier))
     with named_tools(order.tool_paths):
         return answers.InputTokens(input_tokens=await resources.responses.count_input(principal, order))
 

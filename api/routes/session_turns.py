@@ -17,7 +17,7 @@ from graftwork.api.deps.read_streams import read_stream
 from graftwork.api.deps.resources import ForSessions, InferenceKey, resources_of
 from graftwork.api.deps.route_classes import NativeRoute, keep_begun
 from graftwork.api.http.request import unenforced_header
-from graftwork.api.http.response_headers import degraded_header
+from graftwork.api.http.response_headers import degraded_header, tier_header
 from graftwork.api.http.streaming import EventStream, until_disconnect, write_session_events
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.sessions import ToolOutputsBody, TurnBody, TurnOptions
@@ -82,7 +82,7 @@ async def send_tool_outputs(
 ) -> Response:
     """Send tool outputs. If every call then has an output, the next turn starts, and the answer is that turn."""
     outputs = [output.model_dump() for output in body.outputs]
-    answer = await resources.sessions.tool_outputs.send(principal, session_id, outputs)
+    answer = await resources.sessions.tool_outputs.send(principal, session_id, outputs, body.overrides())
     if answer.turn is None:
         return JSONResponse(_outputs_answer(answer).body())
     return await _answer(answer.turn, request, body)
@@ -110,7 +110,12 @@ async def _answer(turn: TurnHandle, request: Request, options: TurnOptions) -> R
         keep_begun(request)
         raise
     keep_begun(request)
-    headers = {**turn.rate_limit_headers, **unenforced_header(turn.unenforced), **degraded_header(turn.output_cap)}
+    headers = {
+        **turn.rate_limit_headers,
+        **unenforced_header(turn.unenforced),
+        **degraded_header(turn.output_cap),
+        **tier_header(turn.service_tier),
+    }
     if stream:
         return EventStream(partial(write_session_events, turn.events()), on_end=leave, headers=headers)
     ended = await until_disconnect(request, turn.result(), leave)

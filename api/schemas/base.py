@@ -28,6 +28,8 @@ from graftwork.sessions.generation.constraints import AskedFormat, ResponseForma
 from graftwork.sessions.generation.sampling import SamplingFields
 from graftwork.sessions.tools.tool_choice import MAX_TOOLS, TOOL_NAME, tool_for_prompt
 
+TierName = Literal["auto", "priority", "default", "flex"]
+
 
 class RequestBody(BaseModel):
     """The base class of all request bodies.

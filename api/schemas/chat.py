@@ -1,6 +1,6 @@
 """Defines the body of `POST /v1/chat/completions`."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -13,6 +13,7 @@ from graftwork.api.schemas.base import (
     PromptLogprobs,
     ResponseFormatBody,
     SamplingBody,
+    TierName,
     ToolList,
     check_prompt_end,
     check_prompt_logprobs,
@@ -23,8 +24,6 @@ from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.constraints import OutputConstraints
 
 MAX_CHOICES = 128
-
-TierName = Literal["auto", "priority", "default", "flex"]
 
 
 class StreamOptions(OpenAiBody):

@@ -10,10 +10,11 @@ from graftwork.api.schemas.base import (
     PromptLogprobs,
     ResponseFormatBody,
     SamplingBody,
+    TierName,
     check_prompt_logprobs,
     refuse_unsupported,
 )
-from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions, TierName
+from graftwork.api.schemas.chat import MAX_CHOICES, StreamOptions
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.sessions.generation.sampling import described_number
 

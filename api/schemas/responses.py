@@ -10,6 +10,7 @@ from graftwork.api.schemas.base import (
     FieldError,
     OpenAiBody,
     SamplingBody,
+    TierName,
     refuse_unsupported,
 )
 from graftwork.api.schemas.input_items import InputItemJson
@@ -118,6 +119,7 @@ class ResponseRequest(SamplingBody):
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
     """How many likely tokens to report beside each token, if `include` asks for log-probabilities."""
     metadata: Metadata | None = None
+    service_tier: TierName | None = None
     truncation: Literal["auto", "disabled"] | None = None
     """With `auto`, a prompt that does not fit in the context leaves out the oldest items; the history stays whole.
 
@@ -169,13 +171,13 @@ class ResponseRequest(SamplingBody):
     def order(self, service_tier: str) -> NewResponse:
         """Converts the request to a NewResponse, which the response service takes.
 
-        `service_tier` is the tier that the answer reports. Raises ValidationFailed if `input` is invalid.
+        `service_tier` is the tier that serves the response. Raises ValidationFailed if `input` is invalid.
         """
         tools = tuple(placed_tools(self._tools_as_sent))
         return NewResponse(
             model=self.model,
             items=read_input(self.input),
-            settings=self._settings(tools),
+            settings=self._settings(tools, service_tier),
             tool_paths=tuple(placed.path for placed in tools),
             ignored=(*ignored_tools(self._tools_as_sent), *ignored_items(self.input)),
             echo=self._echo(service_tier),
@@ -189,7 +191,7 @@ class ResponseRequest(SamplingBody):
     def _tools_as_sent(self) -> list[dict[str, Any]]:
         return [tool.model_dump() for tool in self.tools or ()]
 
-    def _settings(self, tools: Sequence[PlacedTool]) -> SessionSettings:
+    def _settings(self, tools: Sequence[PlacedTool], service_tier: str) -> SessionSettings:
         sampling = self.sent()
         sampling.pop("max_tokens", None)  # this API has `max_output_tokens` instead
         if self.max_output_tokens is not None:
@@ -203,6 +205,7 @@ class ResponseRequest(SamplingBody):
             sampling=sampling,
             num_logprobs=self.num_logprobs,
             truncates_history=self.truncation == "auto",
+            service_tier=service_tier,
         )
 
     def _echo(self, service_tier: str) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 Owns the names and types of the fields. The session service checks the values.
 """
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from graftwork.api.schemas.base import NativeBody, ToolList
+from graftwork.api.schemas.base import NativeBody, TierName, ToolList
 from graftwork.api.schemas.shapes import DocumentedAs, ResponseFormatJson, SamplingJson, SessionInput, ToolChoiceJson
 from graftwork.sessions.core.session import SessionSettings
 from graftwork.sessions.service import MAX_FORKS, NewSession
@@ -80,13 +81,18 @@ class ToolHintBody(NativeBody):
 
 
 class TurnOptions(NativeBody):
-    """The options of a turn: whether to stream it, and what happens when the client leaves.
+    """The options of a turn: whether to stream it, what happens when the client leaves, and its service tier.
 
     By default the turn continues when the client leaves.
     """
 
     stream: bool | None = None
     cancel_on_disconnect: bool | None = None
+    service_tier: TierName | None = None
+
+    def overrides(self) -> TurnOverrides:
+        """Returns the values that the turn uses instead of the session's settings."""
+        return TurnOverrides(service_tier=None if self.service_tier == "auto" else self.service_tier)
 
 
 class TurnBody(TurnOptions):
@@ -110,7 +116,8 @@ class TurnBody(TurnOptions):
         return {name: ToolHint(hint.expected_ms, hint.deadline_ms) for name, hint in given}
 
     def overrides(self) -> TurnOverrides:
-        return TurnOverrides(self.tool_choice, self.response_format, self.sampling)
+        own = super().overrides()
+        return replace(own, tool_choice=self.tool_choice, response_format=self.response_format, sampling=self.sampling)
 
 
 class GivenOutput(NativeBody):

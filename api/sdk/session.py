@@ -5,9 +5,10 @@ Never stores the history: a `Session` asks the server for it.
 """
 
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict, Unpack, overload
+from dataclasses import replace
+from typing import Any, Literal, Unpack, overload
 
+from graftwork.api.sdk.runs import Rounds, Run, TurnParameters
 from graftwork.api.sdk.session_feed import SessionFeed
 from graftwork.api.sdk.transport.effects import Call, Connection, RunTools, Steps, deadline_header
 from graftwork.api.sdk.transport.errors import ToolLoopError, TurnFailedError
@@ -26,57 +27,12 @@ from graftwork.platform.answers.sessions import (
     SessionState,
     Turn,
 )
-from graftwork.platform.answers.usage import Usage
 
 Input = str | Sequence[Mapping[str, Any]]
 MAX_TURNS = 16
 """How many turns one call of `Session.run` may have, unless the caller passes another number."""
 _CUT_OFF = frozenset({"turn_interrupted", "shutting_down"})
 """Error codes of turns that ended because the server stopped. The client can start such a turn again."""
-
-
-class TurnParameters(TypedDict, total=False):
-    """The options of one turn. They apply only to this turn, and do not change the settings of the session."""
-
-    if_head: str
-    """The checkpoint from which the turn must continue.
-
-    If the session's latest checkpoint is another one, the call raises ConflictError.
-    """
-    tool_hints: dict[str, dict[str, Any]]
-    """How long each tool takes, as in `{name: {"expected_ms": 800}}`.
-
-    The server keeps the session's cache on the device for about that long.
-    """
-    tool_choice: str | dict[str, Any]
-    response_format: dict[str, Any]
-    sampling: dict[str, Any]
-    deadline_ms: int
-    """Milliseconds in which the first token must come. If the server expects a later one, it refuses the turn at once."""
-    cancel_on_disconnect: bool
-    """Whether the server cancels the turn when this connection breaks. By default the turn continues."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The turns of one call of `Session.run` or `Session.resume`. The last turn has the answer.
-
-    If `resume` finds nothing to continue, `turns` is empty.
-    """
-
-    turns: tuple[Turn, ...]
-
-    @property
-    def turn(self) -> Turn:
-        return self.turns[-1]
-
-    @property
-    def text(self) -> str:
-        return self.turn.text if self.turns else ""
-
-    @property
-    def usages(self) -> tuple[Usage, ...]:
-        return tuple(turn.usage for turn in self.turns if turn.usage is not None)
 
 
 EventStream = Stream[SessionEvent] | AsyncStream[SessionEvent]
@@ -144,27 +100,45 @@ class Session(Resource[R]):
 
     @overload
     def tool_outputs(
-        self: "Session[SyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[True]
+        self: "Session[SyncRuntime]",
+        outputs: Sequence[ToolOutput],
+        *,
+        stream: Literal[True],
+        service_tier: str | None = None,
     ) -> Stream[SessionEvent]: ...
     @overload
     def tool_outputs(
-        self: "Session[SyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[False] = False
+        self: "Session[SyncRuntime]",
+        outputs: Sequence[ToolOutput],
+        *,
+        stream: Literal[False] = False,
+        service_tier: str | None = None,
     ) -> Turn: ...
     @overload
     def tool_outputs(
-        self: "Session[AsyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[True]
+        self: "Session[AsyncRuntime]",
+        outputs: Sequence[ToolOutput],
+        *,
+        stream: Literal[True],
+        service_tier: str | None = None,
     ) -> AsyncStream[SessionEvent]: ...
     @overload
     async def tool_outputs(
-        self: "Session[AsyncRuntime]", outputs: Sequence[ToolOutput], *, stream: Literal[False] = False
+        self: "Session[AsyncRuntime]",
+        outputs: Sequence[ToolOutput],
+        *,
+        stream: Literal[False] = False,
+        service_tier: str | None = None,
     ) -> Turn: ...
-    def tool_outputs(self, outputs: Sequence[ToolOutput], *, stream: bool = False) -> TurnAnswer:
+    def tool_outputs(
+        self, outputs: Sequence[ToolOutput], *, stream: bool = False, service_tier: str | None = None
+    ) -> TurnAnswer:
         """Sends outputs for the tool calls of the last turn.
 
-        When every call has an output, the server starts the next turn. With `stream=True`, returns a stream of the next
-        turn's events.
+        When every call has an output, the server starts the next turn, at `service_tier`. With `stream=True`, returns a
+        stream of the next turn's events.
         """
-        call = self._tool_outputs_call(outputs, stream)
+        call = self._tool_outputs_call(outputs, stream, service_tier)
         return self._stream(call) if stream else self._runtime.run(self._turn(call))
 
     @overload
@@ -197,12 +171,18 @@ class Session(Resource[R]):
         name, the model gets the error as the call's output.
         Raises ToolLoopError after `max_turns` turns, and TurnFailedError if a turn fails or is cancelled.
         """
+        rounds = Rounds(tools, tool_timeout, max_turns, options.get("service_tier"))
         turns = [(yield from self._kept_turn(self._turn_call(input, False, options)))]
-        return (yield from self._run(turns, tools, tool_timeout, max_turns))
+        return (yield from self._run(turns, rounds))
 
     @operation
     def resume(
-        self, *, tools: Tools, tool_timeout: ToolTimeout = TOOL_TIMEOUT_S, max_turns: int = MAX_TURNS
+        self,
+        *,
+        tools: Tools,
+        tool_timeout: ToolTimeout = TOOL_TIMEOUT_S,
+        max_turns: int = MAX_TURNS,
+        service_tier: str | None = None,
     ) -> Steps[Run]:
         """Continues a session whose last turn called tools, for example after this program crashed.
 
@@ -217,8 +197,8 @@ class Session(Resource[R]):
             outputs = [ToolOutput(stored.call_id, stored.output) for stored in given.outputs]
         else:
             return Run(())
-        turns = [(yield from self._kept_turn(self._tool_outputs_call(outputs, False)))]
-        return (yield from self._run(turns, tools, tool_timeout, max_turns))
+        turns = [(yield from self._kept_turn(self._tool_outputs_call(outputs, False, service_tier)))]
+        return (yield from self._run(turns, Rounds(tools, tool_timeout, max_turns, service_tier)))
 
     @operation
     def open_calls(self) -> Steps[tuple[PendingCall, ...]]:
@@ -315,8 +295,9 @@ class Session(Resource[R]):
         call = self._post("/turns", {"input": said, "stream": stream, **options}, creates=True)
         return replace(call, headers=headers)
 
-    def _tool_outputs_call(self, outputs: Sequence[ToolOutput], stream: bool) -> Call:
-        return self._post("/tool_outputs", {"outputs": [output.body() for output in outputs], "stream": stream})
+    def _tool_outputs_call(self, outputs: Sequence[ToolOutput], stream: bool, service_tier: str | None) -> Call:
+        body: dict[str, Any] = {"outputs": [output.body() for output in outputs], "stream": stream}
+        return self._post("/tool_outputs", body | ({} if service_tier is None else {"service_tier": service_tier}))
 
     def _turn(self, call: Call) -> Steps[Turn]:
         turn = yield from self._read(Turn, call)
@@ -334,12 +315,14 @@ class Session(Resource[R]):
                 return turn
         return (yield from self._turn(call))
 
-    def _run(self, turns: list[Turn], tools: Tools, timeout: ToolTimeout, max_turns: int) -> Steps[Run]:
+    def _run(self, turns: list[Turn], rounds: "Rounds") -> Steps[Run]:
         while turns[-1].status == "awaiting_tool":
-            if len(turns) >= max_turns:
-                raise ToolLoopError(f"The model still called tools in turn {max_turns}, the last allowed.", turns)
-            outputs = yield RunTools(turns[-1].tool_calls, tools, timeout)
-            turns.append((yield from self._kept_turn(self._tool_outputs_call(outputs, False))))
+            if len(turns) >= rounds.max_turns:
+                raise ToolLoopError(
+                    f"The model still called tools in turn {rounds.max_turns}, the last allowed.", turns
+                )
+            outputs = yield RunTools(turns[-1].tool_calls, rounds.tools, rounds.tool_timeout)
+            turns.append((yield from self._kept_turn(self._tool_outputs_call(outputs, False, rounds.service_tier))))
         if turns[-1].status != "completed":
             reason = "no reason was given" if turns[-1].error is None else turns[-1].error.get("message")
             raise TurnFailedError(f"The turn ended as {turns[-1].status}: {reason}", turns[-1])

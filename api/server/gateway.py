@@ -28,7 +28,7 @@ from graftwork.engine.rpc.client import TOKEN_REFUSED
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
-from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_rare
+from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_short
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import configure_logging
 
@@ -112,10 +112,10 @@ async def serve_gateway(
             if tenants:
                 show_demo(console, url, resources.inference.base_name, tenants)
 
-        limits = ConnectionLimits(per_address=settings.max_connections_per_address)
-        server = HttpServer(create_app(settings, resources=resources), on_ready, limits, tls)
+        app = create_app(settings, resources=resources)
+        server = HttpServer(app, on_ready, ConnectionLimits.of(settings), tls)
         signals.direct_to(server)
-        make_full_collections_rare()
+        make_full_collections_short()
         async with _metrics_port(settings, resources, console), _renewed(tls):
             await server.serve(sockets=[listening])
 

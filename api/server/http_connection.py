@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Self
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from graftwork.api.http.streaming import WRITE_BODY, Write
+from graftwork.platform.settings import Settings
 from graftwork.platform.tenancy.keys import client_network
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -53,6 +54,10 @@ class ConnectionLimits:
     """In each window of this many seconds, a client must read at least one byte of an answer that waits to be sent."""
     per_address: int = 512
     """The most connections of one address; 0 means no limit. This machine's own addresses have no limit."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(per_address=settings.max_connections_per_address)
 
 
 class HttpConnections:

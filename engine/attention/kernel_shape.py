@@ -87,10 +87,14 @@ def decode_blocks(shape: AttentionShape) -> Blocks:
 def chunk_blocks(shape: AttentionShape) -> Blocks:
     """Returns the blocks for prefill: as many queries as registers can hold, so that keys are read seldom.
 
-    Products in fp32 take many registers, because matrix units do not compute them.
+    Products in fp32 take many registers, because matrix units do not compute them. So their blocks have half as many
+    keys: with more, ptxas spills up to 432 bytes of a thread.
     """
-    rows = 32 if shape.dtype == torch.float32 else 128 if shape.row_bytes <= 256 else 64
-    keys = max(min(64, 16 * 1024 // shape.row_bytes), 16)
+    if shape.dtype == torch.float32:
+        rows, block_bytes = 32 if shape.row_bytes < 1024 else 16, 8 * 1024
+    else:
+        rows, block_bytes = 128 if shape.row_bytes <= 256 else 64, 16 * 1024
+    keys = max(min(64, block_bytes // shape.row_bytes), 16)
     return Blocks(max(rows, _power_of_two(shape.group)), keys, num_warps=8, num_stages=3)
 
 

@@ -22,6 +22,8 @@ class EngineLoad:
     """The number of forward passes since the engine's start."""
     prefill_token_s: float | None = None
     """Seconds for each prompt token of a large step; None before the first step."""
+    adapter_load_s: float | None = None
+    """The usual seconds to read an adapter from its file; None before the first one."""
     resident_adapters: tuple[str, ...] = ()
     """Digests of the adapters on the device."""
     adapter_loads: int = 0

@@ -1,55 +1,45 @@
 """Implements EngineClient over several engines.
 
-    generate ──► choose a member (placement.py) ──► its engine ──► events
+    generate ──► choose a member (placer.py) ──► its engine ──► events (a late first token: hedging.py)
                         ▲                              │ engine lost
                         └── prompt + emitted tokens ◄──┘
 
-Owns which engine has which session. Keeps no request after its end.
+Keeps no request after its end.
 Invariant: the caller of `generate` sees one stream of events, whether or not its engine is lost (see failover.py).
 """
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from random import Random
 from typing import TypeVar
 
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
-from graftwork.engine.core.events import EngineEvent
-from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.events import EngineEvent, TokensGenerated
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
-from graftwork.engine.core.requests import EngineRequest, SessionKey
+from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.fleet.failover import MovableRequest, MoveBudget
-from graftwork.engine.fleet.members import Connect, Member, MemberSource, no_engine, version_of
+from graftwork.engine.fleet.hedging import FirstTokenTimes, HedgeBudget, Runner, race
+from graftwork.engine.fleet.members import Connect, Member, MemberSource, no_engine
 from graftwork.engine.fleet.membership import LOOK_EVERY_S, Membership
 from graftwork.engine.fleet.merged_stats import merged_description, merged_stats
-from graftwork.engine.fleet.placement import (
-    DEFAULT_PREFILL_TOKEN_S,
-    Candidate,
-    Demand,
-    LeastSeconds,
-    PlacementPolicy,
-)
+from graftwork.engine.fleet.placement import LeastSeconds, PlacementPolicy
+from graftwork.engine.fleet.placer import Attempt, Placer
 from graftwork.engine.fleet.prefix_map import BlockKeys
 from graftwork.engine.fleet.replicas import Replicas
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityContended, Unavailable
+from graftwork.platform.errors import CapacityContended, DeadlineExceeded, GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain
 
 _log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 
-_MAX_SESSIONS = 100_000
-"""The sessions whose engines are remembered. An older one is placed by its prefix."""
 _MOVE_WITHIN_S = 10.0
 """Seconds for which a request that has lost its engine waits for another, if there is none."""
-
-_SessionId = tuple[IsolationDomain, SessionKey]
 
 
 class FleetClient:
@@ -72,11 +62,11 @@ class FleetClient:
         self.replicas = Replicas(self.membership)
         """The engines, for operators."""
         self._clock = clock
-        self._policy = policy or LeastSeconds(Random())
+        self._placer = Placer(self.membership, policy or LeastSeconds(Random()), clock)
         self._budget = MoveBudget()
         self.membership.may_hand_over = self._budget.has_room
-        self._sessions: OrderedDict[_SessionId, tuple[str, int]] = OrderedDict()
-        """By session, the replica that had its last request, and its generation."""
+        self._hedges = HedgeBudget()
+        self._first_tokens = FirstTokenTimes()
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
@@ -93,59 +83,89 @@ class FleetClient:
         self._budget.begin()
         try:
             while True:
-                member = await self._member_for(movable, keys)
-                served = None if member.description is None else version_of(member.description)
-                events = member.client.generate(movable.to_send(self._clock.monotonic()))
+                runner = await self._begin(movable, keys)
+                attempt = runner.attempt
+                events = self._events(movable, keys, runner)
                 try:
                     async for event in events:
-                        member.has_spoken = True
-                        if (shown := movable.take(event, served)) is not None:
+                        attempt.member.has_spoken = True
+                        if attempt.awaits_token and isinstance(event, TokensGenerated):
+                            self._note_first_token(attempt)
+                        if (shown := movable.take(event, attempt.served)) is not None:
                             yield shown
                     keys.extend(movable.emitted)
-                    self.membership.prefixes.note(member.replica_id, keys.keys)
+                    self.membership.prefixes.note(attempt.member.replica_id, keys.keys)
                     return
                 except CapacityContended as error:
-                    self._refuse(movable, member, error)
+                    self._refuse(movable, attempt.member, error)
                 except Unavailable as error:
-                    self._move(movable, member, error)
+                    self._move(movable, attempt.member, error)
                 finally:
-                    member.leave()
                     await events.aclose()
+                    await runner.close()
         finally:
             self._budget.end()
 
-    async def _member_for(self, movable: MovableRequest, keys: BlockKeys) -> Member:
-        """Chooses the engine for a request. If there is none, a request that has lost its engine waits for one.
+    async def _begin(self, movable: MovableRequest, keys: BlockKeys) -> Runner:
+        """Sends a request to an engine. If there is none, a request that has lost its engine waits for one.
 
         Raises Unavailable if no engine can take the request.
         """
-        request = movable.request
         if movable.num_moves:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_MOVE_WITHIN_S):
                     await self.membership.wait_for_ready(movable.served)
-        ready = self._able(movable)
-        session_id = None if request.session is None else (request.domain, request.session.session)
-        bound, generation = (None, 0) if session_id is None else self._sessions.get(session_id, (None, 0))
-        ready = [one for one in ready if one.generation >= generation] or ready  # no session goes back in an upgrade
-        page_tokens = ready[0].description.page_tokens if ready[0].description is not None else 1
-        num_tokens = len(request.prompt_token_ids) + len(movable.emitted)
-        demand = Demand(
-            num_tokens,
-            pages_for(num_tokens, page_tokens),
-            page_tokens,
-            needs_adapter=bool(request.adapters),
-            key=repr(session_id).encode() if session_id else request.domain,
-        )
-        candidates = [self._candidate(member, request, keys, bound) for member in ready]
-        chosen = self._policy.choose(demand, candidates)
-        member = self.membership.members[chosen.replica_id]
-        member.enter(max(num_tokens - chosen.cached_tokens, 1))
-        self.membership.count(member.replica_id).requests += 1
-        self.membership.prefixes.note(member.replica_id, keys.keys)
-        if session_id is not None:
-            self._bind(session_id, member)
-        return member
+        able = self._able(movable)
+        request = movable.to_send(self._clock.monotonic())
+        attempt = self._placer.place(movable, keys, able)
+        self._placer.bind(request, attempt.member)
+        return Runner(attempt, attempt.member, attempt.member.client.generate(request))
+
+    def _events(self, movable: MovableRequest, keys: BlockKeys, first: Runner) -> AsyncGenerator[EngineEvent, None]:
+        """Returns the events of one attempt. If its first token is late, a second engine may be asked for it."""
+        late_after_s = self._late_after_s(movable, first.attempt)
+        if late_after_s is None:
+            return first.events
+
+        def begin_second() -> Runner | None:
+            return self._begin_second(movable, keys, first.attempt)
+
+        def note_failure(runner: Runner, error: GraftworkError) -> None:
+            member = runner.member
+            if error.code == ENGINE_UNAVAILABLE and self.membership.members.get(member.replica_id) is member:
+                self.membership.note_lost(member, error.message)
+
+        def note_winner(winner: Runner) -> None:
+            first.attempt.follow(winner.attempt)
+            self._placer.bind(movable.request, winner.member)
+
+        return race(first, late_after_s, begin_second, note_failure, note_winner)
+
+    def _late_after_s(self, movable: MovableRequest, attempt: Attempt) -> float | None:
+        """Returns after how many seconds the first token of an attempt is late; None if nobody else is asked for it."""
+        request = movable.request
+        if request.tier is not ServiceTier.PRIORITY or movable.emitted or request.sampling.prompt_logprobs is not None:
+            return None
+        self._hedges.begin()
+        return self._first_tokens.late_after_s(attempt.expected_s)
+
+    def _begin_second(self, movable: MovableRequest, keys: BlockKeys, first: Attempt) -> Runner | None:
+        """Sends a request to a second engine. Returns None if none has nothing to wait for, or if the budget is used."""
+        others = [one for one in self.membership.ready if one is not first.member and one.serves(first.served)]
+        idle = [one for one in others if not one.load.waiting_requests + one.load.queued_tokens + one.sent_requests]
+        if not idle or not self._hedges.take():
+            return None
+        try:
+            request = movable.to_send(self._clock.monotonic(), again=True)
+        except DeadlineExceeded:
+            return None  # the first engine ends the request
+        second = self._placer.place(movable, keys, idle)
+        self.membership.count(second.member.replica_id).hedges += 1
+        return Runner(second, second.member, second.member.client.generate(request))
+
+    def _note_first_token(self, attempt: Attempt) -> None:
+        attempt.awaits_token = False
+        self._first_tokens.note(attempt.expected_s, self._clock.monotonic() - attempt.began_at)
 
     def _able(self, movable: MovableRequest) -> list[Member]:
         """Returns the engines that can take a request. Raises Unavailable if there is none."""
@@ -156,26 +176,6 @@ class FleetClient:
         if not able:
             raise no_engine(self._problems())
         return able
-
-    def _candidate(self, member: Member, request: EngineRequest, keys: BlockKeys, bound: str | None) -> Candidate:
-        load = member.load
-        return Candidate(
-            member.replica_id,
-            cached_tokens=self.membership.prefixes.cached_tokens(member.replica_id, keys.keys),
-            queued_tokens=load.queued_tokens + member.sent_tokens,
-            free_pages=load.free_pages,
-            requests=load.running_requests + load.waiting_requests + member.sent_requests,
-            has_adapters=set(request.adapter_digests) <= set(load.resident_adapters),
-            prefill_token_s=load.prefill_token_s or DEFAULT_PREFILL_TOKEN_S,
-            slowness=self.membership.speeds.slowness(member.replica_id),
-            has_session=member.replica_id == bound,
-        )
-
-    def _bind(self, session_id: _SessionId, member: Member) -> None:
-        self._sessions[session_id] = member.replica_id, member.generation
-        self._sessions.move_to_end(session_id)
-        if len(self._sessions) > _MAX_SESSIONS:
-            self._sessions.popitem(last=False)
 
     def _refuse(self, movable: MovableRequest, member: Member, error: CapacityContended) -> None:
         """Lets a request that an engine has no room for try the others. Raises `error` if there is none left."""
@@ -240,7 +240,7 @@ class FleetClient:
             return_exceptions=True,
         )
         if command.verb is SessionVerb.CLOSE:
-            self._sessions.pop((command.domain, command.session), None)
+            self._placer.forget((command.domain, command.session))
         if isinstance(own, BaseException):
             raise own
         return own
@@ -249,7 +249,7 @@ class FleetClient:
         answering = self._answering()
         if not answering:
             raise no_engine(self._problems())
-        bound, _ = self._sessions.get((command.domain, command.session), (None, 0))
+        bound = self._placer.replica_of((command.domain, command.session))
         for member in answering:
             if member.replica_id == bound:
                 return member

@@ -73,13 +73,14 @@ class MovableRequest:
         self.refused_by.clear()
         self._skips_scores = self._num_scored
 
-    def to_send(self, now: float) -> EngineRequest:
-        """Returns the request for the next engine, with the tokens so far and the time that is left.
+    def to_send(self, now: float, *, again: bool = False) -> EngineRequest:
+        """Returns the request for the next engine, or with `again` for a second one beside it, with the tokens so far
+        and the time that is left.
 
         Raises DeadlineExceeded if none is left.
         """
         request = self.request
-        if not self.num_moves:
+        if not self.num_moves and not again:
             return request
         passed_s = now - self._started_at
         has_tokens = len(self.emitted) > len(request.emitted_token_ids)

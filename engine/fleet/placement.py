@@ -47,6 +47,8 @@ class Candidate:
     """Requests that wait or run there."""
     has_adapters: bool = True
     """Whether the adapters of the request are on its device."""
+    adapter_load_s: float | None = None
+    """The seconds that it takes to load an adapter; None if it has loaded none."""
     prefill_token_s: float = DEFAULT_PREFILL_TOKEN_S
     slowness: float = 1.0
     """How many times slower than its peers the engine works; at least 1."""
@@ -59,7 +61,7 @@ class PlacementCosts:
     """The constants of the estimate, in seconds unless they say otherwise."""
 
     adapter_load_s: float = 0.1
-    """The time to load an adapter to the device."""
+    """The time to load an adapter to the device of an engine that has not measured it."""
     move_s: float = 0.05
     """How much faster another engine must be before a session moves: what the move itself costs."""
     move_share: float = 0.1
@@ -78,7 +80,8 @@ def first_token_s(demand: Demand, candidate: Candidate, costs: PlacementCosts = 
     uncached = max(demand.prompt_tokens - candidate.cached_tokens, 1)
     missing_pages = max(demand.pages - candidate.cached_tokens // demand.page_tokens - candidate.free_pages, 0)
     tokens = uncached + candidate.queued_tokens + missing_pages * demand.page_tokens
-    adapter_s = costs.adapter_load_s if demand.needs_adapter and not candidate.has_adapters else 0.0
+    load_s = costs.adapter_load_s if candidate.adapter_load_s is None else candidate.adapter_load_s
+    adapter_s = load_s if demand.needs_adapter and not candidate.has_adapters else 0.0
     return candidate.slowness * (tokens * candidate.prefill_token_s + adapter_s)
 
 

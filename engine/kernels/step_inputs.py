@@ -2,6 +2,7 @@
 
     WordLayout     where each array is in the block; it follows from the arrays' capacities alone
     StepInputs     the block on the device, and two blocks in pinned host memory, which take turns
+    SharedWords    two blocks in pinned host memory that kernels read where they are, without a copy
 
 A step's arrays are filled by numpy. One copy, for which the host does not wait, carries them to the device. The block on
 the device stays where it is, so a CUDA graph may hold addresses in it. While the device still copies the numbers of one
@@ -183,3 +184,34 @@ class StepInputs:
             block.wait()
         self._block = torch.empty(num_words, dtype=torch.int32, device=self._device)
         self._host_blocks = [_HostBlock(self._host.words(num_words), _no_wait) for _ in range(2)]
+
+
+class SharedWords:
+    """Numbers that kernels read from pinned host memory, because they are not known when the step's copy is made.
+
+    CUDA maps pinned memory into the addresses of the device, so a kernel reads it over the bus without a copy. Two
+    blocks take turns: the host fills one while kernels still read the other.
+    """
+
+    def __init__(self, host: HostMemory) -> None:
+        self._host = host
+        self._blocks = [_HostBlock(host.words(0), _no_wait) for _ in range(2)]
+        self._next = 0
+
+    def next_words(self, num_words: int) -> torch.Tensor:
+        """Returns the first words of the block that is lent next, to be filled. Waits until no kernel reads it.
+
+        Blocks that are too small grow to a power of two.
+        """
+        if num_words > len(self._blocks[self._next].words):
+            for block in self._blocks:
+                block.wait()
+                block.words = self._host.words(1 << (num_words - 1).bit_length())
+        block = self._blocks[self._next]
+        block.wait()
+        return block.words[:num_words]
+
+    def lent(self, wait: Callable[[], None]) -> None:
+        """Records that kernels were launched that read the block. `wait` waits until they have ended."""
+        self._blocks[self._next].wait = wait
+        self._next = 1 - self._next

@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 Group = tuple[str, ...]
 """The digests of the adapters that one request needs together: one digest, or those of a mixture."""
 
+_KEPT = 0.8
+"""The part of the former estimate of a load's seconds that a new load leaves."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoraPoolLimits:
@@ -80,6 +83,10 @@ class LoraPool:
         """Digests of adapters that were copied to the device, and become usable when no step uses the device."""
         self.host_bytes = 0
         self.num_loads = 0
+        self._wanted_at: dict[str, float] = {}
+        """By digest of an adapter that is read from its file: when a request first needed it."""
+        self.load_s: float | None = None
+        """The usual seconds from the need for an adapter until it is on the host; None before the first load."""
 
     @property
     def resident_digests(self) -> tuple[str, ...]:
@@ -118,9 +125,12 @@ class LoraPool:
         self._device.wanted = {digest for group in distinct for digest in group}
         self._claims = {group: since for group, since in self._claims.items() if group in distinct}
         self._kept = self._first_on_host(distinct)
+        for digest in [one for one in self._wanted_at if one not in self._kept and one not in self._loader.loading]:
+            del self._wanted_at[digest]  # its requests are gone
         for digest in self._kept:
             if digest not in self._host:
                 self._loader.start(digest)
+                self._wanted_at.setdefault(digest, self._clock.monotonic())
         for group in distinct:
             if self._is_claimed(group):
                 self._claims.setdefault(group, self._clock.monotonic())
@@ -220,6 +230,7 @@ class LoraPool:
         all requests that wait for this adapter. Else returns None.
         """
         self._loader.loading.discard(loaded.digest)
+        wanted_at = self._wanted_at.pop(loaded.digest, None)
         if isinstance(loaded.outcome, GraftworkError):
             return loaded.outcome
         adapter = loaded.outcome
@@ -227,8 +238,13 @@ class LoraPool:
         if too_large is not None:
             return adapter_too_large(f"The weights of adapter {loaded.digest} {too_large}")
         self.num_loads += 1
+        if wanted_at is not None:
+            self._note_load(self._clock.monotonic() - wanted_at)
         self._keep_on_host(adapter)
         return None
+
+    def _note_load(self, seconds: float) -> None:
+        self.load_s = seconds if self.load_s is None else _KEPT * self.load_s + (1 - _KEPT) * seconds
 
     def absorb_copy(self, copied: AdapterCopied) -> GraftworkError | None:
         """Processes the end of a copy to the device. The adapter becomes usable with the next call of `want`.

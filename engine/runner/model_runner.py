@@ -23,7 +23,7 @@ from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.runner.forward import ForwardPass, SampledTokens
 from graftwork.engine.runner.input_batch import BatchRows
 from graftwork.engine.runner.prompt_scorer import PromptScorer
-from graftwork.engine.sampling.sampler import Sampled, SampledRows, Sampler, StepSampling
+from graftwork.engine.sampling.sampler import AwaitedTokens, Sampled, SampledRows, Sampler, StepSampling
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
@@ -110,8 +110,8 @@ class ModelRunner:
             assert self._launched is not None, "a plan awaits tokens of no step"
             tokens = self._launched.sampled_tokens()
         passenger: Passenger | None = None
-        if plan.can_prepare_sampling:
-            passenger = flight.prepare()  # so that grammar masks are filled during the forward pass
+        if plan.can_prepare_sampling or self._sampler.takes_awaited_tokens:
+            passenger = flight.prepare(tokens)  # so that its numbers travel with those of the forward pass
         flight.computes(*self.forward.compute(rows, tokens, passenger))
         self._launched = flight
         return flight
@@ -156,12 +156,14 @@ class StepFlight:
         self._sampled: Sampled | None = None
         self._wait: Callable[[], None] | None = None
 
-    def prepare(self) -> Passenger | None:
-        """Prepares the sampling. What it needs besides the logits must be known.
+    def prepare(self, tokens: SampledTokens | None = None) -> Passenger | None:
+        """Prepares the sampling. `tokens` has those that the slices await; without it, all tokens must be known.
 
         Returns the numbers that the sampling sends to the device, if they may travel with others.
         """
-        self._sampling = self._sampler.begin([spec for piece in self._slices for spec in piece.samples])
+        specs = [spec for piece in self._slices for spec in piece.samples]
+        awaited = None if tokens is None else AwaitedTokens(tokens.token_ids, _sources(self._slices, tokens))
+        self._sampling = self._sampler.begin(specs, awaited)
         return self._sampling.passenger
 
     def computes(self, hidden: torch.Tensor | None, logits: torch.Tensor) -> None:
@@ -200,6 +202,13 @@ class StepFlight:
         self._wait()
         scores = {} if self._hidden is None else self._scorer.score(self._slices, self._hidden)
         return _by_request(self._slices, self._sampled.result(), scores)
+
+
+def _sources(slices: Sequence[RequestSlice], tokens: SampledTokens) -> list[int | None]:
+    """Returns, for each sampled row, where the token right before it is, if its slice awaits this token."""
+    return [
+        tokens.row_by_id[piece.request_id] if piece.awaits_token else None for piece in slices for _ in piece.samples
+    ]
 
 
 def _by_request(

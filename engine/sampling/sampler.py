@@ -1,8 +1,8 @@
 """Defines the interface of a sampler: from the logits of a step to its tokens. An engine chooses one sampler at its
 start.
 
-The runner calls `begin` before the forward pass, so that the host prepares the parameters and the grammar masks while
-the device computes. It calls `sample` when the logits are computed, and `result` when it needs the tokens on the host.
+The runner calls `begin` before the forward pass, so that the parameters travel with its numbers, and the host fills
+grammar masks while the device computes. It calls `sample` when the logits are computed, and `result` when it needs the tokens on the host.
 
 A row is the logits of one position of one request. Invariant: a row's token depends only on this row's logits and spec,
 never on other rows or on their order.
@@ -33,6 +33,15 @@ class SampledRows:
 
     The value is None if the row's answer is complete, else the error that ends the request.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedTokens:
+    """The tokens right before the sampled positions, where only the device knows them. The step before samples them."""
+
+    token_ids: torch.Tensor  # [any number] int32 or int64, on the device
+    sources: Sequence[int | None]
+    """For each row of the step, where its awaited token is in `token_ids`; None if the host knows it."""
 
 
 class Sampled(Protocol):
@@ -71,6 +80,14 @@ class StepSampling(Protocol):
 class Sampler(Protocol):
     """Samples the tokens of each step. Only the engine loop's thread calls it."""
 
-    def begin(self, specs: Sequence[SampleSpec]) -> StepSampling:
-        """Prepares the sampling of one step, before its forward pass. `specs` has one entry for each row."""
+    takes_awaited_tokens: bool
+    """Whether `begin` can be called when only the device knows the last tokens, though penalties or grammars depend on
+    them."""
+
+    def begin(self, specs: Sequence[SampleSpec], awaited: AwaitedTokens | None = None) -> StepSampling:
+        """Prepares the sampling of one step, before its forward pass. `specs` has one entry for each row.
+
+        With `awaited`, the histories of the specs lack the awaited tokens. Their grammars must have them by the time of
+        `sample`.
+        """
         ...

@@ -23,7 +23,7 @@ from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.engine.core.step import SampleSpec
 from graftwork.engine.grammar.matching.masks import FilledMasks, MaskFiller
 from graftwork.engine.sampling.rng import uniform
-from graftwork.engine.sampling.sampler import SampledRows
+from graftwork.engine.sampling.sampler import AwaitedTokens, SampledRows
 from graftwork.engine.sampling.top_k_top_p import first_width, keep_likeliest, truncates, wider
 from graftwork.platform.errors import GraftworkError
 
@@ -33,10 +33,12 @@ _NEVER = float("-inf")
 class TorchSampler:
     """The sampler in torch, for any device. It waits for the device in each step."""
 
+    takes_awaited_tokens = False
+
     def __init__(self, masks: MaskFiller) -> None:
         self._masks = masks
 
-    def begin(self, specs: Sequence[SampleSpec]) -> "TorchSampling":
+    def begin(self, specs: Sequence[SampleSpec], awaited: AwaitedTokens | None = None) -> "TorchSampling":
         return TorchSampling(self._masks, self._masks.begin(specs), specs)
 
 

@@ -179,6 +179,8 @@ class Turn(Answer):
     error: ErrorFields | None
     made_with: dict[str, Any] | None
     """What produced the turn: digests that identify the inputs, such as the weights, and the sampling parameters."""
+    service_tier: str | None = None
+    """The tier that served the turn. It may be lower than the tier that the request asked for."""
     created_at: float
     finished_at: float | None
 

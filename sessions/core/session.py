@@ -89,6 +89,8 @@ class SessionSettings:
 
     truncates_history: bool = False
     """Whether a prompt that does not fit in the context leaves out the oldest items, instead of an error."""
+    service_tier: str = "default"
+    """The service tier that the client asks for, of `SERVICE_TIERS`. A tenant with a lower ceiling is served there."""
 
     @property
     def opening(self) -> Opening:
@@ -269,12 +271,17 @@ class Turn:
     error: Mapping[str, Any] | None = None
     finished_at: float | None = None
     made_with: Mapping[str, Any] | None = None
-    """The sampling, and the digests of the weights, the chat template and the tokenizer that made the answer.
+    """The sampling, the digests of the weights, the chat template and the tokenizer that made the answer, and its tier.
 
     It is None for turns that an older version of the server stored.
     """
     key_id: KeyId | None = None
     """The API key that started the turn; None for turns that an older version stored, and for given history."""
+
+    @property
+    def service_tier(self) -> str | None:
+        """The service tier that serves the turn; None for turns that an older version of the server stored."""
+        return None if self.made_with is None else self.made_with.get("service_tier")
 
     @property
     def failed_by_server(self) -> bool:

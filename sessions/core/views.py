@@ -83,6 +83,7 @@ def turn_answer(turn: Turn) -> answers.Turn:
         cache=None if turn.cache is None else figures.CacheReport.read(turn.cache),
         error=cast(ErrorFields | None, turn.error),
         made_with=None if turn.made_with is None else dict(turn.made_with),
+        service_tier=turn.service_tier,
         created_at=turn.created_at,
         finished_at=turn.finished_at,
     )

@@ -35,6 +35,7 @@ from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnDependencie
 from graftwork.sessions.turns.running import RunningTurns, SessionLoader, TurnHandle, TurnReader, TurnTask, may_be_id
 from graftwork.sessions.turns.settings import (
     NO_OVERRIDES,
+    TurnOverrides,
     check_vocabulary,
     output_constraints,
     read_sampling,
@@ -156,7 +157,7 @@ class TurnLauncher:
             isolation=isolation,
             stop=tuple(fields.stop or ()),
             weight=principal.weight,
-            tier=ServiceTier(principal.capped_tier(ServiceTier.DEFAULT.value)),
+            tier=ServiceTier(principal.capped_tier(settings.service_tier)),
             parse_tool_calls=output.calls_tools,
             parallel_tool_calls=output.parallel_tool_calls,
             session=SessionUse(SessionKey(session.session_id), len(prompt.transcript.token_ids)),
@@ -254,7 +255,9 @@ def _charge(plan: TurnPlan) -> Charge:
 
 
 def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:
-    """Returns the weights, template, tokenizer and sampling of one turn, with the seed that was drawn if none was given."""
+    """Returns the weights, template, tokenizer, sampling and service tier of one turn, with the seed that was drawn if none
+    was given.
+    """
     version = request.resolved.version
     return {
         "base": description.fingerprint,
@@ -262,6 +265,7 @@ def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: En
         "template": encoder.template_digest,
         "tokenizer": encoder.tokenizer_digest,
         "sampling": {**asdict(request.sampling), "stop": list(request.stop)},
+        "service_tier": request.tier.value,
     }
 
 
@@ -311,11 +315,15 @@ class ToolOutputs:
         return ToolOutputsResult(session, tuple(stored), session.awaited_call_ids)
 
     async def send(
-        self, principal: Principal, session_id: str, outputs: Sequence[Mapping[str, Any]]
+        self,
+        principal: Principal,
+        session_id: str,
+        outputs: Sequence[Mapping[str, Any]],
+        overrides: TurnOverrides = NO_OVERRIDES,
     ) -> ToolOutputsResult:
         """Stores outputs of tool calls. If then no output is missing, starts the session's next turn.
 
-        Each of `outputs` has the fields `call_id` and `output`.
+        Each of `outputs` has the fields `call_id` and `output`. `overrides` are for the next turn, if it starts now.
         Raises LimitExceeded, ContextLengthExceeded or Unavailable if the next turn cannot start; the outputs stay
         stored. Can also raise ValidationFailed, NotFound or Conflict.
         """
@@ -324,7 +332,7 @@ class ToolOutputs:
         accepted = await self._store.accept_outputs(scope, session.session_id, given)
         if accepted.may_continue:
             try:
-                turn = await self._continue(principal, accepted.session)
+                turn = await self._continue(principal, accepted.session, overrides)
                 return ToolOutputsResult(accepted.session, accepted.outputs, (), turn)
             except Conflict:
                 # Another request with the same outputs was faster, or the session was rewound. Read the session again.
@@ -336,10 +344,10 @@ class ToolOutputs:
             await self._prefetch(principal, accepted, given)
         return ToolOutputsResult(accepted.session, accepted.outputs, accepted.session.awaited_call_ids, earlier)
 
-    async def _continue(self, principal: Principal, session: AgentSession) -> TurnHandle:
+    async def _continue(self, principal: Principal, session: AgentSession, overrides: TurnOverrides) -> TurnHandle:
         """Starts a turn with the outputs of the session's last tool calls, in the order of the calls."""
         answers = [function_call_output(call.call_id, call.output or "") for call in session.ledger]
-        return await self._launcher.launch(principal, session, answers, NO_OVERRIDES.over(session.settings))
+        return await self._launcher.launch(principal, session, answers, overrides.over(session.settings))
 
     async def _prefetch(self, principal: Principal, accepted: AcceptedOutputs, given: Sequence[ToolOutput]) -> None:
         """Loads the session's KV to the device while the tools without an output still run."""

@@ -287,6 +287,11 @@ class TurnHandle:
         return None if self._started is None else self._started[0].plan.request.output_cap
 
     @property
+    def service_tier(self) -> str | None:
+        """The service tier that serves the turn; None for turns that an older version of the server stored."""
+        return self._turn.service_tier
+
+    @property
     def num_dropped(self) -> int:
         """How many of the oldest items of the history the prompt leaves out.
 

@@ -28,6 +28,7 @@ class TurnOverrides:
     tool_choice: Any = None
     response_format: Mapping[str, Any] | None = None
     sampling: Mapping[str, Any] | None = None
+    service_tier: str | None = None
 
     def over(self, settings: SessionSettings) -> SessionSettings:
         """Returns a copy of a session's settings in which these values replace the session's values.
@@ -40,6 +41,7 @@ class TurnOverrides:
                 tool_choice=settings.tool_choice if self.tool_choice is None else self.tool_choice,
                 response_format=settings.response_format if self.response_format is None else self.response_format,
                 sampling={**settings.sampling, **(self.sampling or {})},
+                service_tier=settings.service_tier if self.service_tier is None else self.service_tier,
             )
         )
 

@@ -5,6 +5,7 @@ Owns the run and its verdicts. A client goes on with each operation until it is 
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -69,6 +70,8 @@ class Chaos:
     untyped_ends: tuple[str, ...]
     not_run: tuple[str, ...] = ()
     """Faults that this machine could not have."""
+    load_average: tuple[float, ...] = ()
+    """The machine's, over 1, 5 and 15 minutes, at the end: times of a busy machine say little."""
 
 
 async def run_chaos(folder: Path, plan: FleetPlan, agents: int, rounds: int, show: Show) -> Chaos:
@@ -159,6 +162,7 @@ async def _found(fleet: WholeFleet, plan: FleetPlan, clients: Sequence[Client], 
         wrong_bills=tuple(bills),
         untyped_ends=tuple(verdicts.untyped_ends(fleet, agents, chats)),
         not_run=() if fleet.has_small_disk else ("the disk is full",),
+        load_average=os.getloadavg(),
     )
 
 

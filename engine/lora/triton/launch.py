@@ -125,7 +125,7 @@ def shrink_launch(
     The kernel multiplies `x` by the first low-rank factor (A) of each adapter. It writes partial sums of the product to
     `planes`, fp32 [num_planes, rows, ranks].
     """
-    arguments = _common_arguments(planes, table, segments, plan)
+    arguments = _common_arguments(planes, table, segments, plan.block_rank)
     grid = (segments.num_tiles * segments.num_parts * table.num_slices * arguments["rank_blocks"], plan.num_planes)
     arguments |= {
         "x": x,
@@ -162,7 +162,7 @@ def expand_launch(
     """
     out_blocks = sum(-(-width // plan.block_out) for width in table.slice_widths)
     grid = (segments.num_tiles * out_blocks,)
-    arguments = _common_arguments(planes, table, segments, plan) | {
+    arguments = _common_arguments(planes, table, segments, plan.expanded_ranks) | {
         "y": y,
         "b_pointers": table.b_pointers,
         "column_scales": table.column_scales,
@@ -209,16 +209,16 @@ def _most_registers(kernel: Any, plan: LoraPlan, tile_rows: int, *, is_fp32: boo
     if kernel is expand_rows_kernel:
         return 168 if is_fp32 else 96
     if kernel is expand_tiles_kernel and tile_rows == 32:
-        return 224
+        return 128 if is_fp32 else 224
     if kernel is expand_tiles_kernel and plan.num_planes > 1 and not is_fp32:
         return 168
     return None
 
 
 def _common_arguments(
-    planes: torch.Tensor, table: SliceTable, segments: LoraSegments, plan: LoraPlan
+    planes: torch.Tensor, table: SliceTable, segments: LoraSegments, block_rank: int
 ) -> dict[str, Any]:
-    """Returns the arguments that all four kernels take."""
+    """Returns the arguments that all four kernels take. `block_rank` are the ranks that a program loads at once."""
     return {
         "planes": planes,
         "ranks": table.ranks,
@@ -226,14 +226,14 @@ def _common_arguments(
         "part_slot": segments.part_slot,
         "permutation": segments.permutation,
         "slot_words": table.words.stride(0),
-        "rank_blocks": planes.shape[2] // (segments.num_parts * table.num_slices * plan.block_rank),
+        "rank_blocks": planes.shape[2] // (segments.num_parts * table.num_slices * block_rank),
         "plane_stride": planes.stride(0),
         "plane_width": planes.stride(1),
         "NUM_SLICES": table.num_slices,
         "NUM_PARTS": segments.num_parts,
         "WEIGHT_DTYPE": TRITON_DTYPES[table.dtype],
         "ALIGNMENT": 16 if table.is_aligned else 1,
-        "BLOCK_RANK": plan.block_rank,
+        "BLOCK_RANK": block_rank,
     }
 
 

@@ -33,6 +33,7 @@ _BUSY_PROGRAMS = 256  # about two for each multiprocessor; with more, the device
 _ROW_BLOCK_RANK = 16
 _ROW_BLOCK_IN = 256  # one row of A to a warp: 32 lanes of 16 bytes
 _ROW_BLOCK_OUT = 256
+_PRECISE_BLOCK = 32  # ranks and columns that expand multiplies at once in fp32: registers hold them, not matrix units
 _ROWS_AN_ADAPTER = (
     2  # with more, repeated row-wise reads from L2 would take longer than reading the weights from memory
 )
@@ -121,6 +122,8 @@ class LoraPlan:
     """Input features that a shrink program loads at once."""
     block_rank: int
     block_out: int
+    expanded_ranks: int
+    """Ranks that an expand program loads at once. A divisor of block_rank."""
     num_spans: int
     """The number of spans: equal parts of the input features, each of which is summed separately."""
     parallel_spans: bool
@@ -154,13 +157,14 @@ def plan_for(shape: LaunchShape) -> LoraPlan:
     else:
         block_in = 128 if is_narrow else 64
         block_rank = min(max(16, 1 << (shape.max_rank - 1).bit_length()), 64)
-        block_out = 128 if block_rank <= 32 else 64
+        block_out = (128 if block_rank <= 32 else 64) if is_narrow else _PRECISE_BLOCK
     num_spans = min(max(shape.in_features // _SPAN_FEATURES, 1), _MAX_SPANS)
     programs = shape.num_tiles * shape.num_slices * -(-shape.launched_rank // block_rank)
     return LoraPlan(
         block_in=block_in,
         block_rank=block_rank,
         block_out=block_out,
+        expanded_ranks=block_rank if is_row_wise or is_narrow else min(block_rank, _PRECISE_BLOCK),
         num_spans=num_spans,
         parallel_spans=num_spans > 1 and programs < _BUSY_PROGRAMS,
         num_stages=3 if is_narrow else 2,

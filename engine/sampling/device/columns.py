@@ -48,7 +48,10 @@ class Int(IntEnum):
     """Where the row's list of changed counts begins, in int32 words: pairs (token, new entry of the table)."""
     CHANGES_END = 6
     DRAFTS = 7
-    """Where the row's draft tokens begin. The penalties count them too."""
+    """Where the row's draft tokens begin. The penalties count them too.
+
+    An awaited token stands here as -1 - its place among the tokens of the step before, which the device alone knows.
+    """
     DRAFTS_END = 8
     BIASES = 9
     """Where the row's list of biases begins: pairs (token, bits of the fp32 bias). A banned token's bias is -inf."""
@@ -137,21 +140,28 @@ class StepParameters:
         block[layout.lists_at : self.num_words(layout)] = self.lists
 
 
-def pack(specs: Sequence[SampleSpec], counts: Sequence[CountChanges | None], vocab_size: int) -> StepParameters:
-    """Returns the parameters of a step. `specs` and `counts` have one entry for each row.
+def pack(
+    specs: Sequence[SampleSpec],
+    counts: Sequence[CountChanges | None],
+    vocab_size: int,
+    sources: Sequence[int | None] | None = None,
+) -> StepParameters:
+    """Returns the parameters of a step. `specs`, `counts` and `sources` have one entry for each row.
 
-    `counts` is None for a row without penalties.
+    `counts` is None for a row without penalties. `sources` says where the token right before the row's position is among
+    those of the step before, if the row's counts lack it.
     """
     lists = _Lists()
     ints = []
     num_masks = 0
-    for spec, own in zip(specs, counts, strict=True):
+    for spec, own, source in zip(specs, counts, sources or [None] * len(specs), strict=True):
         params = spec.params
         mask = -1
         if spec.mask is not None:
             mask, num_masks = num_masks, num_masks + 1
         changes = lists.add(own.changes if own is not None else ())
-        drafts = lists.add(spec.draft_token_ids if own is not None else ())
+        awaited = () if source is None else (-1 - source,)
+        drafts = lists.add((*awaited, *spec.draft_token_ids) if own is not None else ())
         biases = lists.add(_biases(spec) if params.logit_bias or spec.banned_token_ids else ())
         top_k = 0 if params.top_k is None else min(params.top_k, vocab_size)
         logprobs = 0 if params.logprobs is None else 1 + (params.logprobs > 0)

@@ -1,8 +1,11 @@
 """Samples on a CUDA device. The host never waits for the device before it asks for the result.
 
-The step's parameters travel to the device with the numbers of its forward pass; if they were not known by then, by a copy
-of their own. Grammar masks, as bits, are filled while the device computes, so if a row has one, a further copy carries
-them, with the parameters if these have not travelled before. Four kernels choose the tokens (see launches.py), and one copy brings them back. The tokens also stay on the device, where the next step can read them.
+The step's parameters travel to the device with the numbers of its forward pass. Four kernels choose the tokens (see
+launches.py), and one copy brings them back. The tokens also stay on the device, where the next step can read them.
+
+Two things may be known only after the launch. A token that the step before samples counts for penalties: the parameters
+say where it will be on the device, and the kernel reads it there, as if it were a draft. Grammar masks, as bits, are
+filled while the device computes: the kernel reads them from pinned host memory, each word once, so nothing is copied.
 
 The tokens are those of engine/sampling/torch_sampler.py: the same order of operations, the same order of equal logits,
 the same noise. The two may differ only where the noise falls within about 1e-6 of the border between two tokens.
@@ -20,11 +23,11 @@ from graftwork.engine.core.events import TokenLogprobs
 from graftwork.engine.core.sampling import MAX_TOP_LOGPROBS
 from graftwork.engine.core.step import SampleSpec
 from graftwork.engine.grammar.matching.masks import MaskFiller
-from graftwork.engine.kernels.step_inputs import HostMemory, PinnedMemory, StepInputs, Words
+from graftwork.engine.kernels.step_inputs import HostMemory, PinnedMemory, SharedWords, StepInputs, Words
 from graftwork.engine.sampling.device.columns import pack
 from graftwork.engine.sampling.device.count_table import CountTable
 from graftwork.engine.sampling.device.launches import OUTPUT_ROWS, SamplerMemory, SamplerSizes
-from graftwork.engine.sampling.sampler import SampledRows
+from graftwork.engine.sampling.sampler import AwaitedTokens, SampledRows
 from graftwork.platform.errors import GraftworkError
 
 _FEWEST_ROWS = 16
@@ -33,6 +36,8 @@ _FIRST_WORDS = 4096
 
 class DeviceSampler:
     """The sampler of a CUDA device."""
+
+    takes_awaited_tokens = True
 
     def __init__(
         self,
@@ -54,22 +59,25 @@ class DeviceSampler:
         self._host = host or PinnedMemory(device)
         self._counts = CountTable(max_requests, vocab_size, device)
         self._parameters = StepInputs(_FIRST_WORDS, device, self._host)
-        self._mask_words = StepInputs(0, device, self._host)
+        self._mask_words = SharedWords(self._host)
         self._turn = 0
         self._allocate(_FEWEST_ROWS)
 
-    def begin(self, specs: Sequence[SampleSpec]) -> "DeviceSampling":
-        """Prepares the parameters, and starts to fill the grammar masks."""
+    def begin(self, specs: Sequence[SampleSpec], awaited: AwaitedTokens | None = None) -> "DeviceSampling":
+        """Prepares the parameters. Starts to fill the grammar masks, if all tokens before them are known."""
         memory = self._memory_for(len(specs))
-        parameters = pack(specs, self._counts.follow(specs), memory.vocab_size)
+        sources = None if awaited is None else awaited.sources
+        parameters = pack(specs, self._counts.follow(specs), memory.vocab_size, sources)
         words = np.empty(parameters.num_words(memory.columns), np.int32)
         parameters.write_to(words, memory.columns)
         wanted = tuple(_num_tops(spec, memory.vocab_size) for spec in specs)
-        masks = None
-        if num_masks := sum(spec.mask is not None for spec in specs):
-            self._mask_words.reserve(_aligned(num_masks * memory.mask_words) + len(words))
-            masks = self._fill_masks(specs, num_masks, memory.mask_words)
-        return DeviceSampling(self, memory, words, wanted, masks)
+        constrained = specs if any(spec.mask is not None for spec in specs) else ()
+        sampling = DeviceSampling(
+            self, memory, words, wanted, constrained, None if awaited is None else awaited.token_ids
+        )
+        if awaited is None:
+            sampling.fill_masks()
+        return sampling
 
     def send(self, words: Words) -> torch.Tensor:
         """Sends parameters that did not travel with a forward pass. Returns them on the device."""
@@ -77,25 +85,24 @@ class DeviceSampler:
         self._parameters.next_words(len(words))[:] = words
         return self._parameters.send_next(len(words))
 
-    def send_masks(self, num_masks: int, parameters: Words | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sends the masks that were filled and, behind them, parameters that did not travel with a forward pass.
+    def fill_masks(self, specs: Sequence[SampleSpec]) -> "StepMasks":
+        """Starts to fill the grammar masks of a step, where the kernels will read them."""
+        num_masks = sum(spec.mask is not None for spec in specs)
+        words = self._mask_words.next_words(num_masks * self._memory.mask_words).view(num_masks, -1)
+        return StepMasks(words, self._masks.begin_words(specs, words.numpy()))
 
-        Returns both on the device. The masks are [num_masks, mask words] int32.
-        """
-        mask_words = self._memory.mask_words
-        end = num_masks * mask_words
-        start = _aligned(end)
-        if parameters is None:
-            return self._mask_words.send_next(end).view(num_masks, mask_words), None
-        self._mask_words.next_words(start + len(parameters))[start:] = parameters
-        sent = self._mask_words.send_next(start + len(parameters))
-        return sent[:end].view(num_masks, mask_words), sent[start:]
-
-    def launch(self, logits: torch.Tensor, parameters: torch.Tensor, masks: torch.Tensor | None) -> None:
+    def launch(
+        self,
+        logits: torch.Tensor,
+        parameters: torch.Tensor,
+        masks: torch.Tensor | None,
+        awaited: torch.Tensor | None = None,
+    ) -> None:
         """Launches the kernels that choose the tokens."""
-        memory = self._memory
-        for launch in memory.launches(logits, self._counts.entries, parameters, masks):
+        for launch in self._memory.launches(logits, self._counts.entries, parameters, masks, awaited):
             launch.run()
+        if masks is not None:
+            self._mask_words.lent(self._host.mark())
 
     def receive(self, num_rows: int) -> "Received":
         """Starts to copy the first rows of the output to the host. The host memory is used again two steps later."""
@@ -104,10 +111,6 @@ class DeviceSampler:
         on_host = self._outputs[self._turn][: num_rows * memory.columns.capacity].view(num_rows, -1)
         on_host.copy_(memory.output[:num_rows], non_blocking=True)
         return Received(on_host, self._host.mark())
-
-    def _fill_masks(self, specs: Sequence[SampleSpec], num_masks: int, mask_words: int) -> "_StepMasks":
-        words = self._mask_words.next_words(num_masks * mask_words).reshape(num_masks, mask_words)
-        return _StepMasks(num_masks, self._masks.begin_words(specs, words))
 
     def check_integrity(self) -> None:
         self._counts.check_integrity()
@@ -127,10 +130,10 @@ class DeviceSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class _StepMasks:
+class StepMasks:
     """The grammar masks of one step, which another thread fills."""
 
-    num_masks: int
+    words: torch.Tensor  # [num_masks, mask words] int32, in pinned host memory
     filling: "Future[dict[int, GraftworkError | None]]"
 
 
@@ -152,7 +155,12 @@ class DeviceSampling:
     """The parameters of the step, on the host."""
     wanted: tuple[int | None, ...]
     """How many likely tokens each row reports; None for no log probabilities."""
-    masks: _StepMasks | None
+    constrained: Sequence[SampleSpec]
+    """The specs of the step; empty if none has a grammar."""
+    awaited: torch.Tensor | None
+    """The tokens of the step before, on the device, if the step awaits some."""
+    masks: StepMasks | None = None
+    """The grammar masks, once their filling has begun."""
     parameters: torch.Tensor | None = None
     """The parameters on the device; None until they are sent."""
 
@@ -163,23 +171,27 @@ class DeviceSampling:
     def board(self, on_device: torch.Tensor) -> None:
         self.parameters = on_device
 
+    def fill_masks(self) -> None:
+        """Starts to fill the grammar masks. All tokens before the sampled ones must be known to the grammars."""
+        if self.constrained:
+            self.masks = self.sampler.fill_masks(self.constrained)
+
     def sample(self, logits: torch.Tensor) -> "DeviceSampled":
         """Launches the kernels. Raises ValueError if the logits do not fit the step or the vocabulary."""
         self._check_fits(logits)
         sampler = self.sampler
+        if self.masks is None:
+            self.fill_masks()
         ends: Mapping[int, GraftworkError | None] = {}
         masks: torch.Tensor | None = None
-        parameters = self.parameters
         if self.masks is not None:
-            ends = self.masks.filling.result()
-            masks, sent = sampler.send_masks(self.masks.num_masks, self.words if parameters is None else None)
-            parameters = parameters if sent is None else sent
-        elif parameters is None:
+            masks, ends = self.masks.words, self.masks.filling.result()
+        parameters = self.parameters
+        if parameters is None:
             parameters = sampler.send(self.words)
         with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
             if len(logits):
-                assert parameters is not None
-                sampler.launch(logits, parameters, masks)
+                sampler.launch(logits, parameters, masks, self.awaited)
             received = sampler.receive(_output_rows(self.wanted))
         return DeviceSampled(self.memory.output[0, : len(logits)], received, self.wanted, ends)
 
@@ -207,11 +219,6 @@ class DeviceSampled:
         output: NDArray[np.int32] = self.received.output.numpy()
         token_ids: list[int] = output[0, : len(self.wanted)].tolist()
         return SampledRows(token_ids, [_logprobs(output, row, top) for row, top in enumerate(self.wanted)], self.ends)
-
-
-def _aligned(num_words: int) -> int:
-    """Returns the next number of words that is a multiple of 16 bytes."""
-    return -(-num_words // 4) * 4
 
 
 def _num_tops(spec: SampleSpec, vocab_size: int) -> int | None:

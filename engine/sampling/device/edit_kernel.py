@@ -63,11 +63,17 @@ def write_counts(entries, first_token, last_token, pairs, start, end, LIST_BLOCK
 
 
 @triton.jit
-def penalise(x, tokens, entries, lists, draft_start, draft_end, repetition, frequency, presence):
-    """Returns x after the penalties. An entry is twice the token's count, plus 1 if the prompt has the token."""
+def penalise(x, tokens, entries, lists, awaited, draft_start, draft_end, repetition, frequency, presence):
+    """Returns x after the penalties. An entry is twice the token's count, plus 1 if the prompt has the token.
+
+    A draft below 0 is an awaited token: -1 - its place in `awaited`.
+    """
     count = entries >> 1
     for at in range(draft_start, draft_end):
-        count += tl.where(tokens == tl.load(lists + at), 1, 0)
+        draft = tl.load(lists + at)
+        if draft < 0:
+            draft = tl.load(awaited + (-1 - draft))
+        count += tl.where(tokens == draft, 1, 0)
     is_seen = (count > 0) | (entries > 0)
     repeated = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
     penalty = count.to(tl.float32) * frequency + tl.where(count > 0, presence, 0.0)
@@ -95,6 +101,7 @@ def edit_kernel(
     floats,
     lists,
     masks,
+    awaited,
     counts,
     work,
     bests,
@@ -113,7 +120,8 @@ def edit_kernel(
 ):
     """Writes the changed logits of one block of one row to `work`, and the block's best token to `bests`.
 
-    logits: [rows, vocab]; masks: int32 [masks, mask_stride] one bit a token; counts: int16 [slots, vocab]; work: fp32
+    logits: [rows, vocab]; masks: int32 [masks, mask_stride] one bit a token, perhaps in pinned host memory, so each word
+    is loaded once; awaited: int32, the tokens of the step before; counts: int16 [slots, vocab]; work: fp32
     [rows, work_stride]; bests: int64 [rows, num_blocks], packed; raw_*: the same for raw logits. Grid: rows, blocks.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -135,8 +143,10 @@ def edit_kernel(
 
     mask = tl.load(ints + columns * _MASK + row).to(tl.int64)
     if mask >= 0:
-        words = tl.load(masks + mask * mask_stride + (tokens >> 5), mask=inside, other=0)
-        x = tl.where(((words >> (tokens & 31)) & 1) == 1, x, float("-inf"))
+        word_ids = first // 32 + tl.arange(0, BLOCK // 32)
+        words = tl.load(masks + mask * mask_stride + word_ids, mask=word_ids < mask_stride, other=0)
+        bits = (words[:, None] >> tl.arange(0, 32)[None, :]) & 1
+        x = tl.where(tl.reshape(bits, (BLOCK,)) == 1, x, float("-inf"))
 
     bias_start = tl.load(ints + columns * _BIASES + row)
     bias_end = tl.load(ints + columns * _BIASES_END + row)
@@ -159,6 +169,7 @@ def edit_kernel(
             tokens,
             tl.load(counts + slot * vocab + tokens, mask=inside, other=0).to(tl.int32),
             lists,
+            awaited,
             tl.load(ints + columns * _DRAFTS + row),
             tl.load(ints + columns * _DRAFTS_END + row),
             tl.load(floats + columns * _REPETITION + row),

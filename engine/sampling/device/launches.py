@@ -77,13 +77,19 @@ class SamplerMemory:
         return -(-self.vocab_size // 32)
 
     def launches(
-        self, logits: torch.Tensor, counts: torch.Tensor, parameters: torch.Tensor, masks: torch.Tensor | None
+        self,
+        logits: torch.Tensor,
+        counts: torch.Tensor,
+        parameters: torch.Tensor,
+        masks: torch.Tensor | None,
+        awaited: torch.Tensor | None = None,
     ) -> Iterator[Launch]:
         """Yields the launches that sample the tokens of a step, in order. They write `output`.
 
         logits: [rows, vocab], which are only read; counts: int16 [slots, vocab], which are updated; parameters: int32,
-        as `columns` lays them out; masks: int32 [masks, mask_words], or None if no row has a mask. Parameters begin at
-        a multiple of 16 bytes.
+        as `columns` lays them out; masks: int32 [masks, mask_words] on the device or in pinned host memory, or None if
+        no row has a mask; awaited: int32, the tokens of the step before, or None if no row's counts lack one. Masks,
+        parameters and tokens begin at a multiple of 16 bytes.
         """
         grid = (len(logits), self.num_blocks)
         blocks = {"BLOCK": self.sizes.block, "BLOCKS": triton.next_power_of_2(self.num_blocks)}
@@ -109,6 +115,7 @@ class SamplerMemory:
             "lists": parameters[self.columns.lists_at :],
             "masks": parameters if masks is None else masks,  # not read without a mask
             "mask_stride": self.mask_words,
+            "awaited": parameters if awaited is None else awaited,  # not read without an awaited token
             "counts": counts,
             "BLOCK": self.sizes.block,
             "LIST_BLOCK": _LIST_BLOCK,

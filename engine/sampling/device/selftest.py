@@ -7,7 +7,9 @@ and the log probabilities with those of the torch sampler on the CPU.
 
 from contextlib import nullcontext
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.sampling import SamplingParams
@@ -53,12 +55,20 @@ def why_sampler_fails(device: torch.device) -> str | None:
     return _difference(actual, expected)
 
 
+class _EveryThird:
+    """A grammar that allows every third word of 32 tokens. On a GPU its bits are read from the host's memory."""
+
+    def fill(self, words: NDArray[np.int32]) -> None:
+        words[::3] = -1
+
+
 def _spec(number: int, params: SamplingParams) -> SampleSpec:
     history = None
     if params.counts_tokens:
         history = TokenHistory(range(0, _VOCAB, 3))
         history.extend([*range(0, _VOCAB, 2), 4, 4])
-    return SampleSpec(params, _SEED + number, position=number, banned_token_ids=(3, 4), history=history)
+    mask = _EveryThird() if number % 2 else None
+    return SampleSpec(params, _SEED + number, position=number, banned_token_ids=(3, 4), history=history, mask=mask)
 
 
 def _difference(actual: SampledRows, expected: SampledRows) -> str | None:

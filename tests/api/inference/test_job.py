@@ -1,14 +1,16 @@
 """Tests of a job: its events reach its reader in order, and it is settled once."""
 
 import asyncio
+import gc
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
 from graftwork.api.deps.resources import ServerTasks
-from graftwork.api.inference.job import ChoiceEvent
+from graftwork.api.inference.job import ChoiceEvent, InferenceJob
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, Unavailable
@@ -167,3 +169,28 @@ async def test_what_a_dead_gateway_delivered_is_in_its_journal(sqlite_database: 
     assert left.outcome is UsageOutcome.INTERRUPTED
     journal.close()
     assert not list((tmp_path / "alive").iterdir())
+
+
+async def test_a_cancelled_job_needs_no_garbage_collector(sqlite_database: Database) -> None:
+    """A job that its client has left is freed at its end: no cycle keeps it until a full collection."""
+    tasks = ServerTasks()
+
+    async def leave_a_job() -> "weakref.ref[InferenceJob]":
+        engine = FakeEngine(holds_after=2)
+        job = make_job(engine, sqlite_database)
+        job.start(tasks)
+        reading = asyncio.create_task(job.deliver(Reader().take))
+        await engine.held.wait()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        job.abandon()
+        return weakref.ref(job)
+
+    gc.disable()
+    try:
+        left = await leave_a_job()
+        await tasks.close()
+        await asyncio.sleep(0)
+        assert left() is None
+    finally:
+        gc.enable()

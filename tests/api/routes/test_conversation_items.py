@@ -192,3 +192,15 @@ async def test_a_conversation_has_a_limit_of_items(tenant: TestTenant) -> None:
 
     assert statuses == [200, 413]
     assert last.status_code == 200
+
+
+async def test_a_conversation_has_a_limit_of_characters(tenant: TestTenant) -> None:
+    """The JSON of a conversation's items is bounded by 16 MiB, which two requests of the largest size do not reach."""
+    seven_mb = [said("x" * 1_000_000) for _ in range(7)]
+    conversation = (await tenant.client.post("/v1/conversations", json={"items": seven_mb})).json()["id"]
+    path = f"/v1/conversations/{conversation}/items"
+
+    answers = [await tenant.client.post(path, json={"items": seven_mb}) for _ in range(2)]
+
+    assert [answer.status_code for answer in answers] == [200, 413]
+    assert answers[1].json()["error"]["code"] == "conversation_too_long"

@@ -47,6 +47,18 @@ def test_run_answers_calls_until_the_end() -> None:
     assert conversation.head == "ckp_1"
 
 
+def test_all_turns_of_a_run_have_its_tier() -> None:
+    """The turns after tool outputs are sent with the service tier of the first one; without one, none is sent."""
+    script = (session(), awaiting(call("a", "add", x=1, y=2)), turn(text="It is 3."))
+    asked, plain = ScriptedServer(*script), ScriptedServer(*script)
+
+    asked.client().sessions.create(model="base").run("Sum?", tools={"add": lambda x, y: x + y}, service_tier="flex")
+    plain.client().sessions.create(model="base").run("Sum?", tools={"add": lambda x, y: x + y})
+
+    assert [asked.body(number).get("service_tier") for number in (1, 2)] == ["flex", "flex"]
+    assert not any("service_tier" in plain.body(number) for number in (1, 2))
+
+
 def test_calls_of_one_turn_run_side_by_side() -> None:
     """The calls of one turn run at the same time."""
     meeting = threading.Barrier(2, timeout=60)

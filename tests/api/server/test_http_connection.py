@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 
 from graftwork.api.http.streaming import WRITE_BODY, Write
 from graftwork.api.server.http_connection import MAX_HEAD_BYTES, ConnectionLimits, HttpConnections
+from graftwork.platform.settings import Settings
 from tests.api.gateway_on_port import gateway_on_port, running_server
 from tests.api.in_process_gateway import Gateway
 
@@ -106,6 +107,15 @@ async def test_connections_from_one_address() -> None:
 
     assert (first, other) == ([True, True, False], True)
     assert connections.enter("192.0.2.1")
+
+
+async def test_the_limit_of_a_server_as_it_is_installed() -> None:
+    """An address may have 512 connections, as docs/operations.md says, unless the operator sets another number."""
+    installed = HttpConnections(ConnectionLimits.of(Settings()))
+    chosen = HttpConnections(ConnectionLimits.of(Settings(max_connections_per_address=2)))
+
+    assert [installed.enter("192.0.2.1") for _ in range(513)] == [True] * 512 + [False]
+    assert [chosen.enter("192.0.2.1") for _ in range(3)] == [True, True, False]
 
 
 async def test_connections_from_this_machine() -> None:

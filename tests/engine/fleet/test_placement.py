@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,6 +96,18 @@ def test_the_session_stays_until_waiting_costs_more_than_restoring() -> None:
         return choose(demand, [own, Candidate("other", free_pages=1000)]).replica_id
 
     assert [chosen_with_queue(queued) for queued in (0, 1900, 2200, 2500)] == ["own", "own", "own", "other"]
+
+
+def test_an_adapter_costs_what_the_engine_has_measured() -> None:
+    """Without the adapter, an engine costs its own load time more, or the default one if it has loaded none."""
+    demand, without = Demand(100, 7, needs_adapter=True), Candidate("own", free_pages=10, has_adapters=False)
+    least_s = first_token_s(demand, replace(without, has_adapters=True))
+
+    costs_s = [
+        first_token_s(demand, replace(without, adapter_load_s=seconds)) - least_s for seconds in (None, 0.0, 2.5)
+    ]
+
+    assert costs_s == pytest.approx([DEFAULT_COSTS.adapter_load_s, 0.0, 2.5])
 
 
 def test_equal_engines_share_by_their_requests() -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.kernels.step_inputs import PinnedMemory, StepInputs, WordLayout, Words
+from graftwork.engine.kernels.step_inputs import PinnedMemory, SharedWords, StepInputs, WordLayout, Words
 
 CPU = torch.device("cpu")
 
@@ -80,3 +80,24 @@ def test_host_memory_is_written_again_only_after_its_copy_has_ended() -> None:
     inputs.send(layout, {"a": words(3)})
     assert device.ended == [1]
     assert inputs.views(layout)["a"].tolist() == [3, -1, -1, -1]
+
+
+def test_shared_memory_is_filled_again_only_after_its_kernels_have_ended() -> None:
+    """Two steps lend their words without waiting; the third waits for the first and gets its memory. A larger step waits
+    for all kernels, and both blocks get new memory."""
+    device = LateDevice()
+    shared = SharedWords(device)
+    shared.next_words(4)
+    device.ended.clear()
+
+    lent = []
+    for _ in range(2):
+        lent.append(shared.next_words(4).data_ptr())
+        shared.lent(device.mark())
+    assert device.ended == []
+    assert lent[0] != lent[1]
+
+    assert shared.next_words(4).data_ptr() == lent[0]
+    assert device.ended == [1]
+    assert len(shared.next_words(5)) == 5
+    assert device.ended[1:3] == [1, 2]

@@ -115,6 +115,23 @@ def test_bytes_are_counted_at_real_rank() -> None:
     assert driver.pool.num_bytes == 9 * UNIT
 
 
+def test_the_time_of_loads_is_measured() -> None:
+    """The first load sets the time, later ones move it by a fifth; a failed one and one that nobody waits for do not."""
+    driver = LoraPoolDriver(units=9)
+    loaded: list[float | None] = [driver.pool.load_s]
+    for number, seconds in enumerate((0.5, 1.0)):
+        driver.pool.want([(f"sha256:1-{number}",)])
+        driver.wait(seconds)
+        driver.pool.absorb(driver.inbox.get(timeout=60))
+        loaded.append(driver.pool.load_s)
+    driver.pool.want([("sha256:broken",)])
+    driver.wait(9.0)
+    driver.pool.absorb(driver.inbox.get(timeout=60))
+
+    assert loaded == [None, 0.5, pytest.approx(0.6)]
+    assert driver.pool.load_s == pytest.approx(0.6)
+
+
 def test_the_least_recently_used_makes_room_and_pinned_ones_do_not() -> None:
     """The least recently used adapter is evicted, and a pinned adapter is not."""
     driver = LoraPoolDriver(units=3)

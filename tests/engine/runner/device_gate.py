@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton import knobs
 
+from graftwork.engine.kernels.launch import Launch
 from tests.engine.kernels.fake_driver import fake_driver
 
 DEVICE = torch.device("meta")
@@ -52,11 +53,13 @@ class StepCounts:
     """The kernels that would be compiled, by name and by what Triton compiles anew for."""
     words_in: list[int] = field(default_factory=list)
     """The int32 words of each copy to the device."""
+    words_read: int = 0
+    """The int32 words of pinned host memory that kernels read."""
     copies_out: int = 0
     allocations: int = 0
     """Allocations on the device."""
     faults: list[str] = field(default_factory=list)
-    """Waits for the device, and copies that the host waits for."""
+    """Waits for the device, copies that the host waits for, and kernels that get memory which they cannot read."""
 
     @property
     def copies_in(self) -> int:
@@ -109,6 +112,27 @@ class DeviceGate(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
+def watched_launches(counts: StepCounts, pinned: PinnedWords) -> Iterator[None]:
+    """Looks at the arguments of each launch: a kernel may read the device and pinned host memory alone."""
+    run = Launch.run
+
+    def watched(launch: Launch) -> None:
+        tensors = [one for one in launch.arguments.values() if isinstance(one, torch.Tensor)]
+        for tensor in tensors:
+            if tensor.device.type == "cpu":
+                counts.words_read += tensor.numel()
+                if not pinned.holds(tensor):
+                    counts.faults.append(f"{launch.kernel.__name__} reads memory that is not pinned")
+        run(launch)
+
+    Launch.run = watched  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        Launch.run = run  # type: ignore[method-assign]
+
+
+@contextmanager
 def counted(pinned: PinnedWords) -> Iterator[StepCounts]:
     """Counts what the code inside asks of the device. Kernels are bound to their arguments, but not compiled."""
     counts = StepCounts()
@@ -120,5 +144,5 @@ def counted(pinned: PinnedWords) -> Iterator[StepCounts]:
 
     with fake_driver(), knobs.runtime.scope():
         knobs.runtime.jit_cache_hook = launched
-        with torch.inference_mode(), DeviceGate(counts, pinned):
+        with torch.inference_mode(), DeviceGate(counts, pinned), watched_launches(counts, pinned):
             yield counts

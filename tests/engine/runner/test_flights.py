@@ -4,11 +4,15 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from graftwork.engine.core.step import Flight, StepPlan, StepResult
+from graftwork.engine.grammar.matching.masks import MaskFiller
+from graftwork.engine.runner.model_runner import ModelRunner
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import EngineDriver, Outcome
 from tests.engine.flights import RunnerAround
+from tests.engine.kernels.interpreted import interpreted_copies
 from tests.engine.runner.test_decoder_parity import random_prompt
 
 ADAPTERS = (None, "sha256:wide", "sha256:narrow", "sha256:rooted")
@@ -21,6 +25,10 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "seed": 5, "stop_token_ids": tuple(range(10, 40))},
     {"max_tokens": 1},
 )
+
+
+SAMPLER = ("number_math", "edit_kernel", "weigh_kernels", "choose_kernel", "launches", "device_sampler")
+"""The modules of the device sampler that hold or launch kernels."""
 
 
 class LateRunner(RunnerAround):
@@ -85,3 +93,46 @@ def test_overlap_changes_no_answer_and_no_bit(models: RandomModels, is_late: boo
         assert (one.token_ids, one.finish, one.error) == (other.token_ids, other.finish, other.error)
         assert (one.logprobs, one.prompt_logprobs) == (other.logprobs, other.prompt_logprobs)
     assert counter.num_awaited > (0 if max_draft_tokens else 30)
+
+
+PENALTIES: tuple[dict[str, Any], ...] = (
+    {"presence_penalty": 1.5, "repetition_penalty": 1.3},
+    {"temperature": 1.0, "seed": 7, "frequency_penalty": 1.9, "top_p": 0.9},
+    {"repetition_penalty": 3.0},
+    {},
+)
+VOCAB = 97
+
+
+def penalised(driver: EngineDriver) -> list[Outcome]:
+    """Submits requests whose tokens depend on the tokens before them, and runs them to their ends."""
+    random = Random(12)
+    outcomes = []
+    for number in range(8):
+        prompt = random_prompt(random, random.choice((2, 9)))
+        outcomes.append(driver.submit(prompt, max_tokens=random.choice((5, 8)), **PENALTIES[number % len(PENALTIES)]))
+        driver.step()
+    driver.finish()
+    return outcomes
+
+
+def test_the_device_sampler_counts_tokens_that_the_host_does_not_know(models: RandomModels) -> None:
+    """With overlap, the device sampler's penalties include the token that the step before has sampled: requests get the
+    tokens of the torch sampler without overlap."""
+    pytest.importorskip("triton", reason="the kernels extra is not installed")
+    names = [f"graftwork.engine.sampling.device.{name}" for name in SAMPLER]
+    copies = interpreted_copies(["graftwork.engine.kernels.blocks", *names])
+    sizes = copies[names[-2]].SamplerSizes(block=128, room=128, chunk=128, digits=16)
+    options = {"max_draft_tokens": 0, "max_running": 4}
+    plain = models.engine(overlap_steps=False, **options)
+    driver = models.engine(overlap_steps=True, **options)
+    masks, runner = MaskFiller(VOCAB), driver.loop.steps.runner
+    assert isinstance(runner, ModelRunner)
+    runner._sampler = copies[names[-1]].DeviceSampler(masks, VOCAB, 8, torch.device("cpu"), sizes)
+    driver.loop.steps.runner = counter = AwaitCounter(runner)
+
+    expected, actual = penalised(plain), penalised(driver)
+
+    assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
+    assert counter.num_awaited > 20
+    masks.close()

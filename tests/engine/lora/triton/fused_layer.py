@@ -1,6 +1,7 @@
 """A fused layer of three adapters, small enough for the interpreter."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 
 import torch
@@ -17,8 +18,10 @@ OWNERS: list[int | None] = [2, None, 0, 1, 1, 2, None, 0]
 WAYS = (ROW_WISE, 16)
 """Rows to a tile: of the row-wise kernels, and of the grouped ones."""
 
-SPLIT_PLAN = LoraPlan(block_in=32, block_rank=32, block_out=64, num_spans=2, parallel_spans=True, num_stages=1)
-SERIAL_PLAN = LoraPlan(block_in=32, block_rank=32, block_out=64, num_spans=2, parallel_spans=False, num_stages=1)
+SPLIT_PLAN = LoraPlan(
+    block_in=32, block_rank=32, block_out=64, expanded_ranks=16, num_spans=2, parallel_spans=True, num_stages=1
+)
+SERIAL_PLAN = replace(SPLIT_PLAN, parallel_spans=False)
 
 
 class FusedLayer:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from graftwork.engine.lora.triton.launch_plan import GROUPED_TILE_ROWS
 from tests.engine.kernels.compiled import assert_fits, run_python
 
 
@@ -21,14 +20,12 @@ def compiled() -> list[tuple[Any, Any]]:
 
 
 def test_all_kernels_build_and_fit(compiled: list[tuple[Any, Any]]) -> None:
-    """Each kernel compiles for Ampere, Hopper and Blackwell within the limits of each architecture, and none spills a
-    register but expand for large tiles of prefill in fp32."""
+    """Each kernel compiles for Ampere, Hopper and Blackwell within the limits of each architecture, and none spills."""
     built_for = {(built.variant.kernel.__name__, built.capability) for _, built in compiled}
     kernels = {f"{step}_{way}_kernel" for step in ("shrink", "expand") for way in ("tiles", "rows")}
     assert built_for == {(kernel, target) for kernel in kernels for target in (80, 90, 100)}
-    for shape, built in compiled:
-        is_large_fp32 = shape.tile_rows == GROUPED_TILE_ROWS[1] and shape.dtype.itemsize == 4
-        assert_fits(built, spilled_bytes=24 if is_large_fp32 else 0)
+    for _, built in compiled:
+        assert_fits(built)
 
 
 def test_one_matrix_instruction_serves_all_tiles(compiled: list[tuple[Any, Any]]) -> None:

@@ -5,13 +5,16 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import SampleSpec
 from graftwork.engine.grammar.matching.masks import MaskFiller
-from graftwork.engine.sampling.sampler import SampledRows
+from graftwork.engine.sampling.sampler import AwaitedTokens, SampledRows
 from graftwork.engine.sampling.torch_sampler import TorchSampler
 from tests.engine.sampling.device.sampler_cases import VOCABULARIES, AllowedTokens, SamplerStep, random_step
 from tests.engine.sampling.device.sampler_oracle import tokens_within_rounding
@@ -20,6 +23,15 @@ LARGE = {"block": 4096, "room": 4096, "chunk": 4096, "digits": 16}
 """Sizes for which the interpreter needs few steps."""
 SMALL = {"block": 128, "room": 32, "chunk": 128}
 """Sizes that cut small rows into many blocks and chunks, and leave many rows ungathered."""
+
+
+class LateTokens:
+    """A grammar that learns the token before its position late: it allows what it is told last."""
+
+    allowed: tuple[int, ...] = ()
+
+    def fill(self, words: NDArray[np.int32]) -> None:
+        AllowedTokens(self.allowed).fill(words)
 
 
 class Samplers:
@@ -125,6 +137,32 @@ def test_it_draws_as_the_definition_says(samplers_of: Any) -> None:
     possible = [tokens_within_rounding(logits, spec) for logits, spec in zip(step.logits, step.specs, strict=True)]
     assert sum(len(tokens) == 1 for tokens in possible) >= 10
     assert all(token in tokens for token, tokens in zip(actual.token_ids, possible, strict=True))
+
+
+def test_an_awaited_token_counts_as_if_the_host_knew_it(samplers_of: Any) -> None:
+    """A step whose histories lack the last token, which is on the device, gets the tokens of one whose histories have it.
+    The awaited token would be chosen again if it did not count. Grammars learn it after the step was begun."""
+    source, samplers, late = Random(11), samplers_of(260), LateTokens()
+    sampler, noise = samplers.device(**SMALL), torch.Generator().manual_seed(4)
+    params = SamplingParams(max_tokens=9, temperature=0.0, frequency_penalty=2.0, repetition_penalty=1.7)
+    history = [TokenHistory([source.randrange(260) for _ in range(9)]) for _ in range(8)]
+    specs = [SampleSpec(params, row, 9, history=one, mask=late if row < 4 else None) for row, one in enumerate(history)]
+    specs += [SampleSpec(SamplingParams(max_tokens=9), row, 9) for row in range(8, 12)]
+    sources = [19 - row if row % 3 else None for row in range(12)]
+
+    for _ in range(3):
+        logits = 3 * torch.randn(12, 260, generator=noise)
+        before, best = torch.zeros(20, dtype=torch.int32), logits.argmax(-1)
+        for row, place in enumerate(sources):
+            before[place or 0] = best[row]
+        sampling = sampler.begin(specs, AwaitedTokens(before, sources))
+        for one, place in zip(history, sources, strict=False):
+            one.extend([] if place is None else [int(before[place])])
+        late.allowed = (*best.tolist(), *source.sample(range(260), 90))
+        actual = sampling.sample(logits.clone()).result()
+
+        assert actual.token_ids == samplers.torch(SamplerStep(logits, specs)).token_ids
+        assert sum(actual.token_ids[row] != best[row] for row in range(8) if row % 3) >= 3
 
 
 def test_a_row_chooses_the_same_in_any_batch(samplers_of: Any) -> None:

@@ -57,8 +57,8 @@ def calls_of_a_step(sampler: Any, specs: list[SampleSpec]) -> TorchCalls:
 
 @pytest.mark.parametrize("kind", ["greedy", "everything"])
 def test_a_step_makes_two_copies_and_waits_for_none(sampler: Any, kind: str) -> None:
-    """A step makes one copy of parameters and masks, one of results, and no other operation: it allocates no memory on
-    host or device, whatever its rows ask for."""
+    """A step makes one copy of parameters, one of results, and no other operation: it allocates no memory on host or
+    device, whatever its rows ask for. Masks are read where they were filled."""
     specs = [SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), 0, 0)] * 6
     if kind == "everything":
         source = Random(2)
@@ -69,6 +69,7 @@ def test_a_step_makes_two_copies_and_waits_for_none(sampler: Any, kind: str) -> 
     calls = calls_of_a_step(sampler, specs)
 
     assert calls.counts == {"aten::copy_": 2}
+    assert sum(num_bytes for num_bytes, _ in calls.copies) < 8192
     assert all(is_early for _, is_early in calls.copies)
 
 
