@@ -9,7 +9,7 @@ Invariant: one engine at a time drains, and it never is the last one that is rea
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from graftwork.api.deps.resources import repeating
 from graftwork.api.server.local_fleet import LocalFleet
@@ -74,6 +74,8 @@ class LocalScaling:
         if len(ready) < 2:
             return
         least = min(ready, key=lambda one: (one.num_requests, len(one.load.resident_adapters), one.replica_id))
-        with suppress(Conflict):  # another one was lost meanwhile
+        self._local.end_after_drain(least.replica_id)  # first: an idle engine has drained at once
+        try:
             await self._fleet.replicas.drain(least.replica_id)
-            self._local.end_after_drain(least.replica_id)
+        except Conflict:  # another one was lost meanwhile
+            self._local.running.add(least.replica_id)
