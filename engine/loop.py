@@ -208,6 +208,7 @@ class EngineLoop:
             prefill_token_s=scheduler.deadlines.prefill_token_s,
             adapter_load_s=self._adapters.load_s,
             resident_adapters=self._adapters.resident_digests,
+            adapter_loads=self._adapters.num_loads,
         )
 
     def stats(self) -> EngineStats:

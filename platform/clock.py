@@ -4,7 +4,9 @@ Code gets a `Clock` as an argument, and never reads the machine's clocks itself.
 needs no sleep.
 """
 
+import os
 import time
+from pathlib import Path
 from typing import Protocol
 
 
@@ -34,6 +36,15 @@ class SystemClock:
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
     worked = staticmethod(time.thread_time)
+
+
+def process_age_s() -> float:
+    """Returns the seconds since this process started. Returns 0 where the system does not say."""
+    try:
+        started = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):
+        return 0.0
 
 
 class ManualClock:

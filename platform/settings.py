@@ -54,6 +54,8 @@ class Settings:
     """The address of the Redis in which several gateways share their limits. None keeps limits in this process."""
     model: Path | None = None
     """The folder of the base model."""
+    served_model_name: str | None = None
+    """The name of the base model for clients. None is the name of its folder."""
     demo: bool = False
     engine_address: str | None = None
     """The gRPC address of the engine, or the addresses of several with commas between. None starts an engine as a child
@@ -61,6 +63,12 @@ class Settings:
     """
     replicas: int = 1
     """Engines that `serve` starts, 1 to 64. They divide the memory and disk of the settings between them."""
+    max_replicas: int | None = None
+    """With a number, `serve` runs `replicas` to so many engines, by their load. Memory and disk are divided by it."""
+    scale_first_token_s: float = 2.0
+    """Seconds, 0.01 to 3600: with `max_replicas`, engines start when new requests would wait longer for a first token."""
+    scale_down_after_s: float = 300.0
+    """Seconds, 1 to 86400: with `max_replicas`, an engine ends when nothing has needed it for so long."""
     fleet: str = "static"
     """Where a gateway finds its engines: `static` (`engine_address`, or the engines that it starts) or `leases` (all
     engines that have a lease in the database). An engine with `leases` takes a lease.
@@ -226,6 +234,11 @@ class Settings:
         return cls(**values)
 
     @property
+    def most_replicas(self) -> int:
+        """The most engines that `serve` runs at one time."""
+        return self.replicas if self.max_replicas is None else max(self.replicas, self.max_replicas)
+
+    @property
     def resolved_database_url(self) -> str:
         """The address of the database with an async driver: `database_url`, or a SQLite file in `data_dir`."""
         if self.database_url is None:
@@ -275,9 +288,13 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "database_url": parse_text,
     "redis_url": parse_text,
     "model": parse_path,
+    "served_model_name": parse_text,
     "demo": parse_flag,
     "engine_address": parse_text,
     "replicas": whole(1, 64),
+    "max_replicas": whole(1, 64),
+    "scale_first_token_s": seconds(0.01, 3600),
+    "scale_down_after_s": seconds(1, 86400),
     "fleet": one_of("static", "leases"),
     "replica_id": parse_text,
     "advertise": parse_text,
@@ -337,12 +354,12 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
 }
 
 
-def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables for a child process: all variables of this process, and `defaults`.
+def child_environment(defaults: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the environment variables for a child process: all variables of this process, and those that are given.
 
-    If a variable is in both, the value of this process is used.
+    If a variable is in several, that of `overrides` is used, or else that of this process.
     """
-    return {**defaults, **os.environ}
+    return {**defaults, **os.environ, **(overrides or {})}
 
 
 def time_zone() -> dict[str, str]:

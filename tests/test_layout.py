@@ -75,6 +75,7 @@ ROOMS = (
     "api/anthropic",
     "api/routes",
     "api/server",
+    "api/ray",
     "api/cli/console",
     "api/cli/demo",
     "api/cli/bench",
@@ -110,10 +111,9 @@ FENCES: dict[str, tuple[str, ...]] = {
     "fastapi": ("api/*",),
     "starlette": ("api/*",),
     "grpc": ("engine/rpc/*",),
+    "ray": ("api/ray/actors.py",),
     "prometheus_client": ("platform/*",),
-    "pickle": (),
-    "shelve": (),
-    "multiprocessing": (),
+    **dict.fromkeys(("pickle", "shelve", "multiprocessing"), ()),
     "marshal": ("platform/worker_pool.py",),
 }
 """By package: the only places in the rooms that may import it."""

@@ -6,7 +6,7 @@ success, 1 after a failure, 2 for wrong usage, and 75 for an engine that lost it
 
 import typer
 
-from graftwork.api.cli.commands import adapters, bench, keys, modes, quotas, replicas, sessions, tenants
+from graftwork.api.cli.commands import adapters, bench, fleet, keys, modes, quotas, replicas, sessions, tenants
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.demo import demo
 from graftwork.api.cli.commands.server import engine, gateway, probe, serve
@@ -31,6 +31,7 @@ def build_app() -> typer.Typer:
     for command in (serve, gateway, engine, probe, demo):
         app.command(rich_help_panel=SERVER)(command)
     app.add_typer(database.app, name="db", rich_help_panel=SERVER)
+    app.add_typer(fleet.app, name="fleet", rich_help_panel=SERVER)
     app.add_typer(bench.app, name="bench", rich_help_panel=SERVER)
     admin = {"tenants": tenants, "keys": keys, "quotas": quotas, "modes": modes, "replicas": replicas}
     for name, group in admin.items():

@@ -1,7 +1,8 @@
 """Runs several engines as children of one server, and tells its gateway where they answer and in which epoch.
 
     serve --replicas N ──► LocalFleet ──► N × EngineChild: own socket, own KV folder, an Nth of the memory
-                               └──► MemberSource of the FleetClient, and leases in the database
+                            ▲  └──► MemberSource of the FleetClient, and leases in the database
+                            └── add, end_after_drain: what scaling by load does (local_scaling.py)
 
 Owns the children. Never sends them a request.
 Invariant: each start of a child has an epoch of its own, also while the database does not answer.
@@ -41,9 +42,12 @@ class LocalFleet:
     ) -> None:
         """Starts nothing. Each engine answers at one of `sockets`. Their ids begin with `prefix`."""
         self._leases = leases
+        self._probes: Mapping[str, EngineClient] = {}
         self._replicas: dict[str, Replica] = {}
         """The present lease of each engine, whether or not the database has it."""
         self._children: dict[str, EngineChild] = {}
+        self.running: set[str] = set()
+        """The engines that run or start, without those that end after their drain."""
         self._sockets = {f"{prefix}engine-{number}": f"unix:{path}" for number, path in enumerate(sockets)}
         for number, (replica_id, address) in enumerate(self._sockets.items()):
             self._children[replica_id] = EngineChild(
@@ -53,21 +57,41 @@ class LocalFleet:
     async def addresses(self) -> Sequence[MemberAddress]:
         return [MemberAddress(one.replica_id, one.address, one.epoch) for one in self._replicas.values()]
 
-    async def start(self, probes: Mapping[str, EngineClient], report: Callable[[float], None]) -> None:
-        """Starts all engines, and waits until all answer. `probes` has a client for each address.
+    async def start(
+        self, probes: Mapping[str, EngineClient], report: Callable[[float], None], number: int | None = None
+    ) -> None:
+        """Starts the first `number` engines, and waits until they answer. None starts all.
 
-        Raises the error of the first engine that does not start.
+        `probes` has a client for each address. Raises the error of the first engine that does not start.
         """
-        starts = [
-            asyncio.create_task(child.start(probes[self._sockets[replica_id]], report))
-            for replica_id, child in self._children.items()
-        ]
+        self._probes = probes
+        starts = [asyncio.create_task(self._start(one, report)) for one in [*self._children][:number]]
         try:
             await asyncio.gather(*starts)
         finally:
             for start in starts:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
+
+    async def add(self) -> None:
+        """Starts one more engine, and waits until it answers. Does nothing if all run."""
+        for replica_id in self._children:
+            if replica_id not in self.running and replica_id not in self._replicas:
+                await self._start(replica_id, lambda waited_s: None)
+                return
+
+    def end_after_drain(self, replica_id: str) -> None:
+        """Lets an engine end when it has drained, instead of starting again."""
+        self.running.discard(replica_id)
+
+    async def _start(self, replica_id: str, report: Callable[[float], None]) -> None:
+        self.running.add(replica_id)
+        try:
+            await self._children[replica_id].start(self._probes[self._sockets[replica_id]], report)
+        except BaseException:
+            self.running.discard(replica_id)
+            self._replicas.pop(replica_id, None)
+            raise
 
     async def stop(self) -> None:
         """Ends all engines, and gives their leases back."""
@@ -76,9 +100,16 @@ class LocalFleet:
             with suppress(Unavailable):
                 await self._leases.end(replica)
 
-    async def restart(self, replica_id: str) -> None:
-        """Ends an engine in good order, and starts it again."""
-        await self._children[replica_id].restart()
+    async def renew_drained(self, replica_id: str) -> None:
+        """Starts an engine that has drained again, or ends it if it is not needed any more."""
+        if replica_id in self.running:
+            await self._children[replica_id].restart()
+            return
+        await self._children[replica_id].stop()
+        with suppress(Unavailable):
+            await self._leases.end(self._replicas[replica_id])
+        del self._replicas[replica_id]
+        _log.info("engine_ended_by_scaling", extra={"replica": replica_id})
 
     async def drain(self, replica_id: str) -> None:
         """Tells the gateways that share the database that an engine drains."""
@@ -125,9 +156,9 @@ class LocalFleet:
 
 
 def engine_settings(settings: Settings, number: int) -> Settings:
-    """Returns the settings of one of `settings.replicas` engines: its own KV folder, and its part of all sizes."""
+    """Returns the settings of one of `settings.most_replicas` engines: its own KV folder, and its part of all sizes."""
     kv_folder = settings.kv_dir or settings.data_dir / KV_FOLDER
-    engines = settings.replicas
+    engines = settings.most_replicas
 
     def part(size: int | None, default: int) -> int:
         return (default if size is None else size) // engines
@@ -145,9 +176,9 @@ def engine_settings(settings: Settings, number: int) -> Settings:
 
 
 def local_fleet_client(local: LocalFleet, connect: Connect, clock: Clock, drain_grace_s: float) -> FleetClient:
-    """Returns a client of the engines of `local`, which are started again when they have drained."""
+    """Returns a client of the engines of `local`, which are started again when they have drained, if they are needed."""
     fleet = FleetClient(local, connect, clock)
     fleet.replicas.grace_s = drain_grace_s
     fleet.replicas.on_drain = local.drain
-    fleet.replicas.on_drained = local.restart
+    fleet.replicas.on_drained = local.renew_drained
     return fleet

@@ -19,8 +19,10 @@ from graftwork.api.server.engine_supervisor import EngineChild
 from graftwork.api.server.fleets import engine_connection
 from graftwork.api.server.gateway import listen, run_until_signalled, serve_gateway
 from graftwork.api.server.local_fleet import LocalFleet, local_fleet_client
+from graftwork.api.server.local_scaling import LocalScaling
 from graftwork.api.server.served_model import model_folder
 from graftwork.api.server.uvicorn_server import SignalWatch
+from graftwork.engine.fleet.autoscaler import ScalingLimits
 from graftwork.engine.fleet.client import FleetClient
 from graftwork.engine.model.config import read_model_config
 from graftwork.platform.clock import SystemClock
@@ -52,7 +54,7 @@ async def _serve(settings: Settings, console: Console, signals: SignalWatch) -> 
             stack.enter_context(locked_data_folder(settings.data_dir))
             token = settings.engine_token or secrets.token_urlsafe(32)
             settings = replace(settings, engine_token=token)
-            if settings.replicas > 1:
+            if settings.most_replicas > 1:
                 fleet = await stack.enter_async_context(_running_fleet(settings, console, stack))
                 await serve_gateway(settings, listening, console, signals, fleet)
                 return
@@ -79,22 +81,30 @@ async def _running_engine(settings: Settings, console: Console) -> AsyncGenerato
 async def _running_fleet(
     settings: Settings, console: Console, stack: AsyncExitStack
 ) -> AsyncGenerator[FleetClient, None]:
-    """Starts `settings.replicas` engines, waits until all answer, and stops them at the end of the block.
+    """Starts `settings.replicas` engines, waits until all answer, and stops them at the end of the block. With
+    `settings.max_replicas`, more are started and ended by their load.
 
     Yields a client of all of them.
     """
     database, clock = Database(settings.resolved_database_url, settings.lease_s), SystemClock()
     await database.upgrade_to_head()
-    sockets = [_private_socket(settings, stack, f"engine-{number}.sock") for number in range(settings.replicas)]
+    sockets = [_private_socket(settings, stack, f"engine-{number}.sock") for number in range(settings.most_replicas)]
     connect = engine_connection(settings)
     probes = {f"unix:{path}": connect(f"unix:{path}") for path in sockets}
     local = LocalFleet(settings, sockets, ReplicaLeases(database, settings.lease_s), clock)
     fleet = local_fleet_client(local, connect, clock, settings.drain_grace_s)
     console.print(f"Starting {settings.replicas} engines with {model_folder(settings)} …", soft_wrap=True)
     try:
-        await local.start(probes, lambda waited_s: console.print(f"  … {waited_s:.0f} s"))
+        await local.start(probes, lambda waited_s: console.print(f"  … {waited_s:.0f} s"), settings.replicas)
         await fleet.describe()
-        async with local.leased(fleet, settings.lease_s):
+        limits = ScalingLimits(
+            settings.replicas,
+            settings.most_replicas,
+            first_token_s=settings.scale_first_token_s,
+            down_after_s=settings.scale_down_after_s,
+        )
+        scaling = LocalScaling(local, fleet, limits, clock)
+        async with local.leased(fleet, settings.lease_s), scaling.running():
             yield fleet
     finally:
         await fleet.close()

@@ -33,6 +33,8 @@ def model_folder(settings: Settings) -> Path:
 
 def model_name(settings: Settings) -> str:
     """Returns the name that clients use for the base model. If the name is empty, the engine uses the folder's name."""
+    if settings.served_model_name is not None:
+        return settings.served_model_name
     return DEMO_MODEL_NAME if settings.demo and settings.model is None else ""
 
 

@@ -26,6 +26,7 @@ from graftwork.engine.build.kv import (
 )
 from graftwork.engine.build.lora import build_lora, build_probe_lora
 from graftwork.engine.build.memory import EngineMemory
+from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.build.ranks import EngineRanks, RankSettings, check_division, choose_ranks
 from graftwork.engine.build.runner import RunnerParts
 from graftwork.engine.build.waiting_order import build_order
@@ -67,7 +68,7 @@ from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.engine.step_pipeline import StepPipeline
-from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.clock import Clock, SystemClock, process_age_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Engine:
     grammars: GrammarManager
     runner: ModelRunner
     memory: EngineMemory
+    phases: StartPhases
 
 
 SourceFor = Callable[[EngineDescription], AdapterSource]
@@ -99,16 +101,15 @@ def build_engine(
 ) -> Engine:
     """Loads the model, allocates memory for KV and adapters, and connects all parts of the engine.
 
-    `source_for` returns the source from which adapters of this model are read. `start_worker` starts the workers of an
-    engine with tensor parallelism. If `costs` is None, the engine measures two times on this device: the time to load KV
-    pages from host or disk, and the time of a prefill.
+    `source_for` makes the source of this model's adapters. `start_worker` starts the workers of tensor parallelism. If
+    `costs` is None, the engine measures the times to load KV pages from host or disk, and of a prefill.
 
     Raises InvalidRequest if the model is not supported, or if the configured sizes do not fit it.
     """
     clock = clock or SystemClock()
     inbox: SimpleQueue[Message] = SimpleQueue()
-    progress = LoopProgress(clock)
-    settings, ranks, parts, storage = _load_model(config, progress, inbox, start_worker)
+    progress, phases = LoopProgress(clock), StartPhases(clock, process_age_s())
+    settings, ranks, parts, storage = _load_model(config, progress, inbox, start_worker, phases)
     parts, model, dtype, limits = ranks.connected(parts), settings.model, settings.dtype, parts.limits
     description = _describe(settings, limits, storage.sizes.device_pages)
     tracker = costs or CostTracker(UNMEASURED)
@@ -120,10 +121,11 @@ def build_engine(
     loader = AdapterLoader(source_for(description), base, dtype, tester, inbox.put, ranks.divide)
     adapters = LoraPool(loader, LoraPoolLimits(config.lora_host_bytes), on_device, clock)
     grammars = _grammars(config, model, inbox, clock)
-    runner = parts.runner(storage, adapters)
-    all_ranks = ranks.runner(runner)
-    if costs is None:
-        tracker.start_from(measure(storage, all_ranks.run, limits))
+    with phases.phase("calibration"):
+        runner = parts.runner(storage, adapters)
+        all_ranks = ranks.runner(runner)
+        if costs is None:
+            tracker.start_from(measure(storage, all_ranks.run, limits))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     speculator = _speculator(config, grammars, clock)
@@ -148,6 +150,7 @@ def build_engine(
         grammars=grammars,
         runner=runner,
         memory=EngineMemory(parts.weights.num_bytes, storage.device_memory.frames, storage.host.block),
+        phases=phases,
     )
 
 
@@ -161,7 +164,11 @@ class _Loaded(NamedTuple):
 
 
 def _load_model(
-    config: EngineConfig, progress: LoopProgress, inbox: SimpleQueue[Message], start_worker: StartWorker
+    config: EngineConfig,
+    progress: LoopProgress,
+    inbox: SimpleQueue[Message],
+    start_worker: StartWorker,
+    phases: StartPhases,
 ) -> _Loaded:
     """Loads this rank's part of the model, allocates its memory, and waits for the other ranks.
 
@@ -171,15 +178,20 @@ def _load_model(
     model, device = read_served_model(config), choose_device(config.device)
     dtype, limits = choose_dtype(config.dtype, model, device), scheduler_limits(config, model, device)
     check_division(config, model, dtype, device)
-    settings = RankSettings(config, model, fingerprint(config.model), device, dtype)
+    with phases.phase("fingerprint"):
+        content = fingerprint(config.model)
+    settings = RankSettings(config, model, content, device, dtype)
     ranks = choose_ranks(settings, start_worker)
     own, part = ranks.config, ranks.model
     try:
-        weights = load_weights(own, part, device, dtype, ranks.tensors(WeightReader(config.model)))
+        with phases.phase("weights"):
+            weights = load_weights(own, part, device, dtype, ranks.tensors(WeightReader(config.model)))
         lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
-        sizes = ranks.agree(choose_sizes(parts, device))
-        storage = allocate_kv_storage(own, part, sizes, ranks.layout, device, dtype)
+        with phases.phase("warm_up"):
+            sizes = ranks.agree(choose_sizes(parts, device))
+        with phases.phase("memory"):
+            storage = allocate_kv_storage(own, part, sizes, ranks.layout, device, dtype, phases)
         ranks.meet(storage, inbox.put)
     except Exception:
         ranks.abandon()

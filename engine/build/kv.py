@@ -6,12 +6,13 @@ Owns the sizes of the tiers. Never moves a page between tiers: the KV cache does
 import hashlib
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from graftwork.engine.build.device_sizes import FrameSizer
+from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.kv.disk.file_format import file_bytes
@@ -96,6 +97,7 @@ def allocate_kv_storage(
     content: str,
     device: torch.device,
     dtype: torch.dtype,
+    phases: StartPhases | None = None,
 ) -> KvStorage:
     """Allocates KV memory of these sizes on the device and the host, and opens the disk tier.
 
@@ -110,7 +112,9 @@ def allocate_kv_storage(
     with _allocating("--host-kv-bytes", config.host_kv_bytes, "on the host"):
         registry = CudaRegistry() if device.type == "cuda" else None
         host = HostMemory(sizes.host_pages, cache.page_shape, dtype, registry)
-    return KvStorage(sizes, device_memory, cache, host, _open_disk(config, f"{content}/{dtype}/{cache.page_shape}"))
+    with nullcontext() if phases is None else phases.phase("disk_scan"):
+        disk = _open_disk(config, f"{content}/{dtype}/{cache.page_shape}")
+    return KvStorage(sizes, device_memory, cache, host, disk)
 
 
 def build_page_copier(config: EngineConfig, storage: KvStorage, report: Report, clock: Clock) -> PageCopier:

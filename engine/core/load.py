@@ -26,6 +26,8 @@ class EngineLoad:
     """The usual seconds to read an adapter from its file; None before the first one."""
     resident_adapters: tuple[str, ...] = ()
     """Digests of the adapters on the device."""
+    adapter_loads: int = 0
+    """Adapters loaded to the device since the engine's start, because a request missed them."""
 
 
 NO_LOAD = EngineLoad()

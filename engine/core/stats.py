@@ -63,6 +63,10 @@ def _gpu(owner: str) -> dict[str, Any]:
     return gauge("engine_memory_bytes", "Memory of the engine by owner.", memory="gpu", owner=owner)
 
 
+def _start(phase: str) -> dict[str, Any]:
+    return gauge("engine_start_seconds", "Seconds of the engine's start, by phase.", phase=phase)
+
+
 def _drafts(result: str) -> dict[str, Any]:
     return counter("draft_tokens", "Guessed tokens by what came of them.", result=result)
 
@@ -213,6 +217,19 @@ class EngineStats(EngineCounters):
     gpu_adapters: int = field(default=0, metadata=_gpu("adapters"))
     gpu_workspace: int = field(default=0, metadata=_gpu("workspace"))
     """What torch holds for the tensors of steps."""
+    start_imports_s: float = field(default=0.0, metadata=_start("imports"))
+    """From the start of the process until the engine was built: Python's imports."""
+    start_fingerprint_s: float = field(default=0.0, metadata=_start("fingerprint"))
+    """Reading and hashing all files of the model."""
+    start_weights_s: float = field(default=0.0, metadata=_start("weights"))
+    start_warm_up_s: float = field(default=0.0, metadata=_start("warm_up"))
+    """On a GPU: the trial steps that compile kernels and measure memory."""
+    start_memory_s: float = field(default=0.0, metadata=_start("memory"))
+    """Allocating the memory of KV and adapters."""
+    start_disk_scan_s: float = field(default=0.0, metadata=_start("disk_scan"))
+    """Reading what the KV folder has."""
+    start_calibration_s: float = field(default=0.0, metadata=_start("calibration"))
+    """Measuring loads and prefills, after the CUDA graphs of a GPU are captured."""
     resident_adapters: tuple[str, ...] = ()
     """Digests of the adapters on the device."""
     running_adapters: tuple[str, ...] = ()

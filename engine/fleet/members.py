@@ -2,7 +2,8 @@
 
 Owns a member's connection, and what its engine last said of itself. Never chooses between members.
 Invariant: a member gets no request before its engine has described itself, with the epoch and the weights that the
-fleet expects of its generation. After a lost connection it must do so again, because another engine may answer at the address now.
+fleet expects of its generation. After a lost connection it must do so again, because another engine may answer at the
+address now.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ def merged_stats(readings: Sequence[EngineStats]) -> EngineStats:
         values = [getattr(reading, field.name) for reading in readings]
         if isinstance(values[0], tuple):
             total: object = tuple(sorted({one for value in values for one in value}))
-        elif field.name in _LARGEST or field.name in _ANY:
+        elif field.name in _LARGEST or field.name in _ANY or field.name.startswith("start_"):
             total = max(values)
         else:
             total = sum(values) / len(values) if field.name in _MEAN else sum(values)

@@ -73,6 +73,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self._inbox = engine.loop.inbox
         self._progress = engine.loop.progress
         self._memory = engine.memory
+        self._phases = engine.phases
         self._description = engine.description
         self.epoch: int | None = None
         self.generation = FIRST_GENERATION
@@ -126,7 +127,8 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             event_loop.call_soon_threadsafe(_settle, answer, stats)
 
         self._inbox.put(ReadStats(settle))
-        return codec.stats_to_wire(await asyncio.to_thread(self._memory.complete, await answer))
+        stats = await asyncio.to_thread(self._memory.complete, await answer)
+        return codec.stats_to_wire(self._phases.complete(stats))
 
     async def ReadProgress(self, request: wire.ProgressRequest, context: Context) -> wire.Progress:  # noqa: N802
         return codec.progress_to_wire(self._progress.stalled_s, replace(self._progress.load, epoch=self.epoch))
@@ -331,6 +333,7 @@ async def run_server(
     if watch is not None:
         watch.start()
     async with nullcontext() if membership is None else membership(server):
+        engine.phases.report()
         _log.info("engine_ready", extra={"listen": listen, "model": engine.description.model_name})
         waits = [asyncio.create_task(event.wait()) for event in (stopping, server.has_died)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -46,7 +46,7 @@ class DemoServer:
         with (self.data_dir / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         deadline = time.monotonic() + _READY_WITHIN_S
-        while not self._is_ready():
+        while not self.is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"the server did not become ready:\n{self.log}")
 
@@ -98,7 +98,7 @@ class DemoServer:
                 return metrics
         raise AssertionError("the metrics never said so")
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         try:
             return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
         except httpx.TransportError:

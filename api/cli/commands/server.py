@@ -30,6 +30,7 @@ from graftwork.api.cli.console.flags import (
     KvDir,
     MaxContextTokens,
     MaxDraftTokens,
+    MaxReplicas,
     MemoryShare,
     ModelDir,
     Port,
@@ -37,6 +38,7 @@ from graftwork.api.cli.console.flags import (
     RedisUrl,
     ReplicaId,
     Replicas,
+    ServedModelName,
     SharedKvDir,
     TensorParallel,
     TlsCert,
@@ -51,6 +53,7 @@ from graftwork.platform.settings import Settings
 def serve(
     demo: Demo = False,
     model: ModelDir = None,
+    served_model_name: ServedModelName = None,
     host: Host = None,
     port: Port = None,
     tls_cert: TlsCert = None,
@@ -73,6 +76,7 @@ def serve(
     kv_dir: KvDir = None,
     shared_kv_dir: SharedKvDir = None,
     replicas: Replicas = None,
+    max_replicas: MaxReplicas = None,
 ) -> None:
     """Serve a model: a gateway and its engine in one command.
 
@@ -90,6 +94,7 @@ def gateway(
     engine_address: EngineAddress = None,
     demo: Demo = False,
     model: ModelDir = None,
+    served_model_name: ServedModelName = None,
     host: Host = None,
     port: Port = None,
     tls_cert: TlsCert = None,
@@ -122,6 +127,7 @@ def engine(
     ] = None,
     demo: Demo = False,
     model: ModelDir = None,
+    served_model_name: ServedModelName = None,
     data_dir: DataDir = None,
     device: Device = None,
     tensor_parallel: TensorParallel = None,

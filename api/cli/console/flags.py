@@ -109,6 +109,9 @@ EngineAddress = Annotated[
     ),
 ]
 Replicas = Annotated[int | None, typer.Option(metavar="N", help="Engines to start on this machine (default: 1).")]
+MaxReplicas = Annotated[
+    int | None, typer.Option(metavar="N", help="The most engines: with it, their number follows their load.")
+]
 Fleet = Annotated[
     str | None,
     typer.Option(
@@ -118,6 +121,9 @@ Fleet = Annotated[
 ]
 ReplicaId = Annotated[
     str | None, typer.Option(metavar="ID", help="The engine's name among the replicas (default: by its address).")
+]
+ServedModelName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The base model's name for clients (default: its folder's name).")
 ]
 Generation = Annotated[
     int | None,
