@@ -9,6 +9,7 @@ import pytest
 from graftwork.engine.core.events import TokensGenerated
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import StepResult
+from graftwork.engine.scheduler.arrival import length_of
 from graftwork.engine.scheduler.first_token import Correction
 from graftwork.engine.scheduler.step_time import PromptWork
 from graftwork.platform.errors import CapacityContended, DeadlineExceeded, InvalidRequest, Unavailable
@@ -174,8 +175,8 @@ def test_long_estimates_are_corrected_apart_from_short_ones() -> None:
     for _ in range(100):
         correction.record(0.02, 0.06, 0.01)
 
-    assert correction.factor(0.02, 0.01) >= 3.0
-    assert correction.factor(2.0, 0.01) == 1.0
+    assert correction.factors[length_of(0.02, 0.01)] >= 3.0
+    assert correction.factors[length_of(2.0, 0.01)] == 1.0
 
 
 @pytest.mark.parametrize("target_itl_s", [None, 0.02])
@@ -193,7 +194,7 @@ def test_the_estimate_of_prompts_is_what_steps_take_under_the_target(target_itl_
             driver.timed_step()
     work = PromptWork.of(0, 200)
 
-    expected_s = driver.scheduler.step_times.seconds_of_prompts(work, 6)
+    expected_s = driver.scheduler.step_times.pace().seconds_of_prompts(work, 6)
     asked_at = driver.clock.monotonic()
     driver.submit("long", [40 + place % 50 for place in range(200)], max_tokens=1)
     while "long" not in driver.first_token_at:
