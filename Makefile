@@ -57,13 +57,14 @@ proto: $(VENV)/.installed-dev ## regenerate engine/rpc from engine.proto
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src \
 		src/graftwork/engine/rpc/engine.proto
 
-LOCK := $(BIN)/uv pip compile pyproject.toml --extra server -c constraints.txt --universal --python-version 3.11 \
+LOCK := $(BIN)/uv pip compile pyproject.toml -c constraints.txt --universal --python-version 3.11 \
 	--generate-hashes --custom-compile-command 'make lock' --quiet
 lock: $(VENV)/.installed-dev ## write requirements/*.lock: what a server installs, with hashes, in the versions of constraints.txt
-	$(LOCK) -o requirements/server.lock
-	$(LOCK) -o requirements/server-cpu.lock \
+	$(LOCK) --extra gateway -o requirements/gateway.lock
+	$(LOCK) --extra server -o requirements/server.lock
+	$(LOCK) --extra server -o requirements/server-cpu.lock \
 		$$(grep -oE '^(torch|cuda|nvidia)[a-z0-9-]*' requirements/server.lock | sed 's/^/--no-emit-package /')
-	$(LOCK) -o requirements/server-own-torch.lock \
+	$(LOCK) --extra server -o requirements/server-own-torch.lock \
 		$$(grep -oE '^(torch|triton|cuda|nvidia)[a-z0-9-]*' requirements/server.lock | sed 's/^/--no-emit-package /')
 
 demo-model: $(VENV)/.installed-dev ## rebuild the demo model and its adapters from a seed (45 minutes of one core)

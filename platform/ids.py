@@ -24,6 +24,9 @@ IsolationDomain = NewType("IsolationDomain", bytes)
 The engine cannot find out from the digest which tenant it is.
 """
 
+FIRST_GENERATION = 1
+"""The generation of engines before any upgrade of what they serve under one model name."""
+
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 
 

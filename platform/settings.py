@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.objectives import Objective, parse_deadlines, parse_objectives
 from graftwork.platform.setting_values import (
     one_of,
@@ -68,6 +69,10 @@ class Settings:
     """The name of an engine in the list of replicas. None takes one from the machine's name and the address."""
     advertise: str | None = None
     """The address at which gateways reach an engine with a lease. None takes that at which it listens."""
+    generation: int = FIRST_GENERATION
+    """The generation of an engine, 1 to 2³¹ − 1. Engines of one model name and generation must have the same weights and
+    version; those of the next generation may differ, for a rolling upgrade.
+    """
     drain_grace_s: float = 30.0
     """Seconds, 0 to 86400, that the requests of a draining engine have to end there. The rest goes on elsewhere."""
     admin_key: str | None = field(default=None, repr=False)
@@ -78,6 +83,14 @@ class Settings:
     """The secret that an engine demands of its gateways. An engine that other machines can reach needs one. `serve`
     makes one for its own engine at each start.
     """
+    engine_tls_ca: Path | None = None
+    """The PEM file of the authority that signs the certificates of engines and gateways."""
+    engine_tls_cert: Path | None = None
+    """The PEM file of the certificate with which an engine or a gateway proves to the other who it is."""
+    engine_tls_key: Path | None = None
+    """The PEM file of the private key of `engine_tls_cert`."""
+    engine_tls_name: str | None = None
+    """The name in the certificates of all engines. None means the host in each engine's address."""
     engine_silence_s: float = 5.0
     """Seconds, 0.1 to 3600: if the engine's process answers no ping for so long, its requests end with a 503. The
     engine that `serve` started is killed and started again after four times as long.
@@ -268,10 +281,15 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "fleet": one_of("static", "leases"),
     "replica_id": parse_text,
     "advertise": parse_text,
+    "generation": whole(1, 2**31 - 1),
     "drain_grace_s": seconds(0, 86400),
     "admin_key": parse_text,
     "pepper": parse_text,
     "engine_token": parse_token,
+    "engine_tls_ca": parse_path,
+    "engine_tls_cert": parse_path,
+    "engine_tls_key": parse_path,
+    "engine_tls_name": parse_text,
     "engine_silence_s": seconds(0.1, 3600),
     "step_timeout_s": seconds(0.1, 86400),
     "request_timeout_s": seconds(0.1, 604800),

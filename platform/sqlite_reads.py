@@ -9,8 +9,7 @@ Never writes, never waits for a lock, and never reads what may be large: the eve
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar, cast
 
-from sqlalchemy import URL, Result, create_engine, event
-from sqlalchemy.orm import Session
+from sqlalchemy import URL, Connection, Result, create_engine, event
 
 Value = TypeVar("Value")
 
@@ -22,6 +21,7 @@ class SqliteReads:
         """`url` is the address of the file with its async driver."""
         self._engine = create_engine(url.set(drivername="sqlite"), connect_args={"timeout": 0})
         event.listen(self._engine, "connect", _begin_nothing)
+        self._connection: Connection | None = None
 
     @classmethod
     def of(cls, url: URL) -> Self | None:
@@ -34,27 +34,32 @@ class SqliteReads:
 
         Raises DBAPIError, also if another connection has locked the file.
         """
-        with Session(self._engine, expire_on_commit=False) as session:
-            coroutine = cast("Any", read(_InstantSession(session)))
-            try:
-                coroutine.send(None)
-            except StopIteration as end:
-                return cast("Value", end.value)
+        connection = self._connection = self._connection or self._engine.connect()
+        coroutine = cast("Any", read(_InstantSession(connection)))
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            return cast("Value", end.value)
+        finally:
             coroutine.close()
-            raise AssertionError("a read on the caller's thread must not wait")
+            connection.rollback()  # the next read sees what is committed then
+        raise AssertionError("a read on the caller's thread must not wait")
 
     def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         self._engine.dispose()
 
 
 class _InstantSession:
     """Has the method of an AsyncSession that a read of one statement needs. It never waits."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
-    async def execute(self, statement: Any) -> Result[Any]:
-        return self._session.execute(statement)
+    async def execute(self, statement: Any, parameters: Any = None) -> Result[Any]:
+        return self._connection.execute(statement, parameters)
 
 
 def _begin_nothing(connection: Any, _record: Any) -> None:

@@ -29,6 +29,7 @@ from graftwork.platform.clock import SystemClock
 from graftwork.platform.engine_collector import EngineCollector, EngineReading
 from graftwork.platform.ids import TenantId
 from graftwork.platform.objectives import ObjectiveMeter
+from graftwork.platform.replica_collector import ReplicaCollector
 
 __all__ = ["EngineReading", "JsonFormatter", "Telemetry", "configure_logging"]
 
@@ -118,6 +119,9 @@ class Telemetry:
         self._sessions = Gauge("graftwork_sessions", "Sessions by status.", ["status"], registry=self.registry)
         self._engine = EngineCollector()
         self.registry.register(self._engine)
+        self.replicas = ReplicaCollector()
+        """The engines of the fleet; without a fleet it is empty."""
+        self.registry.register(self.replicas)
         self._labelled_tenants: set[TenantId] = set()
 
     def count_request(self, tenant_id: TenantId, outcome: str) -> None:

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from tests.test_layout import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+GATEWAY = ROOT / "requirements" / "gateway.lock"
 LOCKS = [ROOT / "requirements" / name for name in ("server.lock", "server-cpu.lock", "server-own-torch.lock")]
 OF_CUDA = re.compile(r"(torch|cuda-|nvidia-)")
 """The packages that the lock file for the CPU leaves out, because torch for the CPU comes from another index."""
@@ -33,13 +34,19 @@ def versions(path: Path) -> dict[str, str]:
     return found
 
 
-def server_requirements() -> list[Requirement]:
-    """What `graftwork[server]` names itself."""
-    named = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["server"]]
-    return [Requirement(line) for line in named]
+def requirements_of(extra: str) -> list[Requirement]:
+    """What `graftwork[extra]` names itself, and what the extras name that it includes."""
+    found = [Requirement(line) for line in PROJECT["optional-dependencies"][extra]]
+    included = [name for one in found if one.name == "graftwork" for name in one.extras]
+    own = [one for one in found if one.name != "graftwork"]
+    return [
+        *map(Requirement, PROJECT["dependencies"]),
+        *own,
+        *(one for name in included for one in requirements_of(name)),
+    ]
 
 
-@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [GATEWAY, *LOCKS], ids=lambda path: path.name)
 def test_every_locked_package_has_hashes(path: Path) -> None:
     """Each line has at least one sha256, and nothing but packages of an index."""
     for line in logical_lines(path):
@@ -50,12 +57,13 @@ def test_every_locked_package_has_hashes(path: Path) -> None:
         assert " @ " not in line
 
 
-@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [GATEWAY, *LOCKS], ids=lambda path: path.name)
 def test_what_the_server_needs_is_locked_in_the_tested_version(path: Path) -> None:
-    """Each dependency of `[server]` is locked, in a version of its range, and all versions are those of the constraints."""
+    """Each dependency of `[server]`, or of `[gateway]`, is locked, in a version of its range, and all versions are those of
+    the constraints."""
     locked, tested = versions(path), versions(ROOT / "constraints.txt")
 
-    for requirement in server_requirements():
+    for requirement in requirements_of("gateway" if path == GATEWAY else "server"):
         name = canonicalize_name(requirement.name)
         if path.name != "server.lock" and OF_CUDA.match(name):
             continue
@@ -65,6 +73,14 @@ def test_what_the_server_needs_is_locked_in_the_tested_version(path: Path) -> No
         name: (version, tested[name]) for name, version in locked.items() if tested.get(name, version) != version
     }
     assert differing == {}, "run `make lock`"
+
+
+def test_the_lock_of_a_gateway_computes_nothing() -> None:
+    """A gateway's lock file is a part of the server's, without what only an engine needs."""
+    gateway, server = versions(GATEWAY), versions(LOCKS[0])
+
+    assert gateway.items() <= server.items()
+    assert gateway.keys().isdisjoint({"torch", "triton", "numba", "safetensors", "xgrammar", "llguidance"})
 
 
 def test_the_lock_for_the_cpu_leaves_out_cuda_alone() -> None:

@@ -9,7 +9,7 @@ import typer
 from graftwork.api.cli.commands import adapters, bench, keys, modes, quotas, replicas, sessions, tenants
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.demo import demo
-from graftwork.api.cli.commands.server import engine, gateway, serve
+from graftwork.api.cli.commands.server import engine, gateway, probe, serve
 from graftwork.api.cli.commands.usage import audit, usage
 from graftwork.api.cli.console.failures import CommandGroup
 
@@ -28,7 +28,7 @@ def build_app() -> typer.Typer:
         "First steps: `graftwork serve --demo` in one terminal; it prints keys to use in another.",
         epilog="Client commands read GRAFTWORK_URL (default http://127.0.0.1:8000) and the two keys.",
     )
-    for command in (serve, gateway, engine, demo):
+    for command in (serve, gateway, engine, probe, demo):
         app.command(rich_help_panel=SERVER)(command)
     app.add_typer(database.app, name="db", rich_help_panel=SERVER)
     app.add_typer(bench.app, name="bench", rich_help_panel=SERVER)

@@ -235,6 +235,7 @@ class ServerResources:
     quotas: QuotaKeeper
     telemetry: Telemetry
     engine: EngineClient
+    replicas: ReplicaDirectory
     json: JsonParsing
     """Parses long bodies in another process."""
 

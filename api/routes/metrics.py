@@ -34,5 +34,6 @@ async def get_metrics(request: Request, resources: ForServer, sessions: ForSessi
         resources.telemetry.show_sessions({status: counts.get(status, 0) for status in _SHOWN_STATUSES})
     with suppress(Unavailable):  # /readyz and the age of vllm:lora_requests_info show that the engine does not answer
         resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())
+    resources.telemetry.replicas.observe(resources.replicas.figures())
     text, content_type = resources.telemetry.render(request.headers.get("accept", ""))
     return Response(text, media_type=content_type)

@@ -94,6 +94,9 @@ def replica_answer(reading: ReplicaReading) -> answers.Replica:
         "epoch": reading.epoch,
         "status": reading.status,
         "reason": reading.problem,
+        "generation": reading.generation,
+        "version": reading.version,
+        "fingerprint": reading.fingerprint,
     }
     stats = reading.stats
     if stats is None:

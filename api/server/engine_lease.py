@@ -1,6 +1,7 @@
 """Makes an engine's process known to gateways: with an epoch of its supervisor, or with a lease in the database.
 
     claim ──► serve ──► renew, again and again ──(draining, and nothing runs)──► end the process in good order
+                                └──(SIGTERM)──► draining
 
 Owns the lease of this process's engine. Never serves a request.
 Invariant: an engine whose id was taken by another one ends. An engine that cannot reach the database goes on to serve.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from graftwork.engine.fleet.members import version_of
 from graftwork.platform.database import Database
 from graftwork.platform.errors import GraftworkError, Unavailable
+from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.replicas.lease import Replica, ReplicaLeases, ReplicaState
 from graftwork.platform.settings import Settings
 
@@ -30,16 +32,18 @@ RENEWALS_PER_LEASE = 10
 """How often a lease is renewed in its length."""
 _RETRY_S = 1.0
 _SEPARATORS = re.compile(r"[^A-Za-z0-9._-]+")
+_DRAIN_LOOK_S = 1.0
+"""Seconds between two looks at an engine that drains. Gateways read the leases as often."""
 _IDLE_LOOKS = 2
 """How many renewals in a row find a draining engine idle before it ends. Gateways learn of a drain within a second."""
 
 
-def with_epoch(epoch: int) -> "Membership":
-    """Returns a membership for an engine whose supervisor has given it this epoch."""
+def with_epoch(epoch: int | None, generation: int = FIRST_GENERATION) -> "Membership":
+    """Returns a membership for an engine without a lease of its own. `epoch` is what its supervisor has given it."""
 
     @asynccontextmanager
     async def joined(server: "EngineServer") -> AsyncGenerator[None]:
-        server.join(epoch)
+        server.join(epoch, generation)
         yield
 
     return joined
@@ -69,10 +73,13 @@ async def _kept_lease(settings: Settings, listen: str, server: "EngineServer") -
     database = Database(settings.resolved_database_url, settings.lease_s)
     address = advertised_address(settings, listen)
     replica_id = settings.replica_id or _SEPARATORS.sub("-", f"{socket.gethostname()}-{address}")
-    keeper = _LeaseKeeper(ReplicaLeases(database, settings.lease_s), server, settings.lease_s / RENEWALS_PER_LEASE)
+    keeper = _LeaseKeeper(ReplicaLeases(database, settings.lease_s), server, settings)
     keeping = asyncio.create_task(keeper.keep(replica_id, address), name="engine-lease")
     try:
         yield
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await keeper.drain()
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
@@ -83,10 +90,11 @@ async def _kept_lease(settings: Settings, listen: str, server: "EngineServer") -
 class _LeaseKeeper:
     """Takes and renews one lease. Ends the engine if the lease is lost, or when it has drained."""
 
-    def __init__(self, leases: ReplicaLeases, server: "EngineServer", interval_s: float) -> None:
+    def __init__(self, leases: ReplicaLeases, server: "EngineServer", settings: Settings) -> None:
         self._leases = leases
         self._server = server
-        self._interval_s = interval_s
+        self._settings = settings
+        self._interval_s = settings.lease_s / RENEWALS_PER_LEASE
         self._replica: Replica | None = None
         self._idle_looks = 0
 
@@ -97,12 +105,36 @@ class _LeaseKeeper:
             while not has_drained:
                 await asyncio.sleep(self._interval_s)
                 has_drained = await self._has_drained(replica)
+            self._replica = replace(replica, state=ReplicaState.GONE)
         except GraftworkError as error:
             _log.critical("engine_refused", extra={"replica": replica_id, "reason": error.message})
             self._server.fail(error)
         else:
             _log.info("engine_drained", extra={"replica": replica_id})
             self._server.must_end.set()
+
+    async def drain(self) -> None:
+        """Lets gateways use other engines and the running requests end here, after a signal has asked for the end.
+
+        Returns when the engine has nothing to do, at a second signal, or when the longest request must have ended. If
+        the database does not answer, gateways cannot know that the engine drains, and it waits for `drain_grace_s` only.
+        """
+        replica = self._replica
+        if replica is None or replica.state is ReplicaState.GONE or self._server.death is not None:
+            return
+        limit_s = self._settings.request_timeout_s
+        try:
+            await self._leases.drain(replica.replica_id, replica.epoch)
+        except Unavailable:
+            limit_s = self._settings.drain_grace_s
+        except GraftworkError:  # another engine has the id, or the lease was lost long ago
+            return
+        _log.info("engine_drains", extra={"replica": replica.replica_id})
+        self._idle_looks = 0
+        with suppress(TimeoutError, GraftworkError):
+            async with asyncio.timeout(limit_s):
+                while not self._server.must_end_now.is_set() and not await self._has_drained(replica):
+                    await wait_at_most(self._server.must_end_now, min(self._interval_s, _DRAIN_LOOK_S))
 
     async def end(self) -> None:
         if self._replica is not None:
@@ -114,16 +146,18 @@ class _LeaseKeeper:
         served = version_of(self._server.description)
         while True:
             try:
-                replica = self._replica or await self._leases.claim(replica_id, address)
+                generation = self._settings.generation
+                replica = self._replica or await self._leases.claim(replica_id, address, generation)
                 self._replica = replica
-                self._server.join(replica.epoch)
+                self._server.join(replica.epoch, generation)
                 await self._leases.note_ready(replica, served)
             except Unavailable as error:
                 _log.warning("engine_without_lease", extra={"replica": replica_id, "reason": error.message})
                 await asyncio.sleep(_RETRY_S)
             else:
                 _log.info("engine_has_lease", extra={"replica": replica_id, "epoch": replica.epoch})
-                return replace(replica, served=served, state=ReplicaState.READY)
+                self._replica = replace(replica, served=served, state=ReplicaState.READY)
+                return self._replica
 
     async def _has_drained(self, replica: Replica) -> bool:
         """Renews the lease. Returns whether the engine is draining and has nothing to do."""
@@ -136,3 +170,10 @@ class _LeaseKeeper:
         is_idle = state is ReplicaState.DRAINING and load.running_requests + load.waiting_requests == 0
         self._idle_looks = self._idle_looks + 1 if is_idle else 0
         return self._idle_looks >= _IDLE_LOOKS
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    """Waits until an event is set, for `seconds` at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -63,6 +63,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     """
     configure_logging(settings.log_level)
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
+    from graftwork.api.server.tls import engine_tls
     from graftwork.engine.rpc.server import serve_engine
 
     warn_of_former_settings(settings)
@@ -101,18 +102,17 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         settings.engine_token,
         step_limit_s=None if has_supervisor else settings.step_timeout_s,
         membership=_membership(settings, listen, epoch, has_supervisor=has_supervisor),
+        tls=engine_tls(settings),
     )
 
 
-def _membership(settings: Settings, listen: str, epoch: int | None, *, has_supervisor: bool) -> "Membership | None":
-    """Returns what makes the engine known to gateways: its supervisor's epoch, a lease of its own, or nothing."""
+def _membership(settings: Settings, listen: str, epoch: int | None, *, has_supervisor: bool) -> "Membership":
+    """Returns what makes the engine known to gateways: its supervisor's epoch and its generation, or a lease of its own."""
     from graftwork.api.server.engine_lease import leased, with_epoch
 
-    if epoch is not None:
-        return with_epoch(epoch)
-    if settings.fleet == "leases" and not has_supervisor:
+    if epoch is None and settings.fleet == "leases" and not has_supervisor:
         return leased(settings, listen)
-    return None
+    return with_epoch(epoch, settings.generation)
 
 
 def warn_of_former_settings(settings: Settings) -> None:

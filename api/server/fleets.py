@@ -10,6 +10,7 @@ Owns no engine. Never starts a process.
 
 from collections.abc import Sequence
 
+from graftwork.api.server.tls import engine_tls
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.progress import FreezeLimits
 from graftwork.engine.fleet.client import FleetClient
@@ -18,6 +19,7 @@ from graftwork.engine.fleet.replicas import ReplicaDirectory, ReplicaReading
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, NotFound, Unavailable
+from graftwork.platform.replica_collector import ReplicaFigures
 from graftwork.platform.replicas.lease import ReplicaLeases, ReplicaState
 from graftwork.platform.settings import Settings
 
@@ -37,11 +39,15 @@ def connect_engine(settings: Settings, database: Database) -> EngineClient:
 
 
 def engine_connection(settings: Settings) -> Connect:
-    """Returns a function that connects to the engine at an address, with the token and the limits of the settings."""
+    """Returns a function that connects to the engine at an address, with the settings' token, limits and certificates.
+
+    Raises InvalidRequest if the settings name certificates that are incomplete.
+    """
     from graftwork.engine.rpc.client import GrpcEngineClient
 
     limits = FreezeLimits(settings.engine_silence_s, settings.step_timeout_s)
-    return lambda address: GrpcEngineClient(address, limits, settings.engine_token)
+    tls = engine_tls(settings)
+    return lambda address: GrpcEngineClient(address, limits, settings.engine_token, tls)
 
 
 class LeasedMembers:
@@ -59,7 +65,7 @@ class LeasedMembers:
 
 def static_fleet(connect: Connect, clock: Clock, settings: Settings) -> FleetClient:
     """Returns a client of the engines at the settings' addresses. Only this gateway knows which of them drain."""
-    fleet = FleetClient(StaticMembers(settings.engine_addresses), connect, clock)
+    fleet = FleetClient(StaticMembers(settings.engine_addresses), connect, clock, silence_s=settings.engine_silence_s)
     fleet.replicas.grace_s = settings.drain_grace_s
     return fleet
 
@@ -70,7 +76,7 @@ def leased_fleet(connect: Connect, clock: Clock, settings: Settings, leases: Rep
     async def note_drain(replica_id: str) -> None:
         await leases.drain(replica_id)
 
-    fleet = FleetClient(LeasedMembers(leases), connect, clock)
+    fleet = FleetClient(LeasedMembers(leases), connect, clock, silence_s=settings.engine_silence_s)
     fleet.replicas.grace_s = settings.drain_grace_s
     fleet.replicas.on_drain = note_drain
     return fleet
@@ -89,6 +95,10 @@ class OnlyReplica:
         except Unavailable as error:
             return [ReplicaReading(ONLY_REPLICA, self._address, None, "absent", error.message, None)]
         return [ReplicaReading(ONLY_REPLICA, self._address, None, "ready", None, stats)]
+
+    def figures(self) -> Sequence[ReplicaFigures]:
+        """Returns nothing: the metrics of a single engine have no labels."""
+        return []
 
     async def drain(self, replica_id: str) -> ReplicaReading:
         """Raises Conflict: the only engine cannot drain. Raises NotFound for another id."""

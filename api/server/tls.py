@@ -1,5 +1,7 @@
 """Reads the certificate and the private key with which the gateway serves HTTPS, and reads them again when they change.
 
+Also finds the certificates of the connections between gateways and engines in the settings (`engine_tls`).
+
 Owns the TLS contexts. Never makes a certificate. Invariant: new connections get the newest pair of files that fit each
 other. Connections that are already open keep the certificate that they began with.
 
@@ -13,6 +15,7 @@ import logging
 import ssl
 from pathlib import Path
 
+from graftwork.engine.rpc.engine_tls import EngineTls
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.settings import Settings
 
@@ -90,6 +93,26 @@ class TlsFiles:
             else:
                 found.append((status.st_mtime_ns, status.st_ino))
         return tuple(found)
+
+
+def engine_tls(settings: Settings) -> EngineTls | None:
+    """Returns the files that protect the connections between gateways and engines, or None if the settings name none.
+
+    Raises InvalidRequest if the settings name some of them and not all.
+    """
+    files = {name: getattr(settings, name) for name in ("engine_tls_ca", "engine_tls_cert", "engine_tls_key")}
+    missing = [name for name, path in files.items() if path is None]
+    if len(missing) == len(files) and settings.engine_tls_name is None:
+        return None
+    if missing:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise InvalidRequest(
+            f"TLS between gateways and engines needs an authority, a certificate and its key: give {flags} as well.",
+            param=missing[0],
+        )
+    return EngineTls(
+        files["engine_tls_ca"], files["engine_tls_cert"], files["engine_tls_key"], settings.engine_tls_name
+    )
 
 
 def _refuse_password() -> str:

@@ -282,6 +282,7 @@ def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerReso
         quotas=tenants.quotas,
         telemetry=base.telemetry,
         engine=base.engine,
+        replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         json=JsonParsing(),
     )
 

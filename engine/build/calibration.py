@@ -4,7 +4,7 @@ The measurements overwrite device pages. So they must run before the scheduler s
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from graftwork.engine.kv.transfer.host_memory import HostMemory
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.ids import RequestId
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 
 
 _UNAVAILABLE = TransferCost(fixed_s=1e6, page_s=1e6)
@@ -41,7 +41,7 @@ _UNAVAILABLE = TransferCost(fixed_s=1e6, page_s=1e6)
 _PAGE_COUNTS = (1, 4, 16)
 
 
-_REPEATS = 3
+_REPEATS = 5
 
 
 _SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, position=0)
@@ -79,7 +79,7 @@ def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCo
             torch.cuda.synchronize(cache.device)
 
     counts = [count for count in _PAGE_COUNTS if count <= min(num_pages, host.num_pages)]
-    return fit_transfer([TransferSample(count, _fastest(load, count)) for count in counts])
+    return fit_transfer([TransferSample(*measured) for measured in _fastest(load, counts).items()])
 
 
 def measure_disk(disk: TierStore | None, page_bytes: int, host: TransferCost) -> TransferCost:
@@ -99,7 +99,8 @@ def measure_disk(disk: TierStore | None, page_bytes: int, host: TransferCost) ->
     def read(count: int) -> None:
         disk.read_pages(keys[:count], into[: count * page_bytes])
 
-    samples = [TransferSample(count, _fastest(read, count)) for count in _PAGE_COUNTS if count <= stored]
+    counts = [count for count in _PAGE_COUNTS if count <= stored]
+    samples = [TransferSample(*measured) for measured in _fastest(read, counts).items()] if counts else []
     for key in keys:
         disk.forget(key)
     disk.sweep()
@@ -130,13 +131,20 @@ def measure_prefill(
         piece = RequestSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), (_SAMPLE,))
         run(StepPlan((piece,)))
 
-    return fit_prefill([PrefillSample(cell[0], max(cell[1], 0), _fastest(compute, cell)) for cell in sorted(cells)])
+    seconds = _fastest(compute, sorted(cells))
+    return fit_prefill([PrefillSample(cell[0], max(cell[1], 0), seconds[cell]) for cell in sorted(cells)])
 
 
-def _fastest(act: Callable[[T], None], argument: T) -> float:
-    """Calls a function once to warm up, then several times. Returns the seconds of the fastest call."""
-    act(argument)
-    return min(_seconds(act, argument) for _ in range(_REPEATS))
+def _fastest(act: Callable[[T], None], arguments: Sequence[T]) -> dict[T, float]:
+    """Calls a function once for each argument to warm up, then several times in turns.
+
+    Returns the seconds of the fastest call for each argument. In turns, a moment in which the machine is busy slows all
+    arguments, not all calls of one.
+    """
+    for argument in arguments:
+        act(argument)
+    rounds = [[_seconds(act, argument) for argument in arguments] for _ in range(_REPEATS)]
+    return dict(zip(arguments, map(min, zip(*rounds, strict=True)), strict=True))
 
 
 def _seconds(act: Callable[[T], None], argument: T) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graftwork.engine.core.events import CacheReport
+from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.metrics import counter, gauge
 
 
@@ -42,6 +43,8 @@ class EngineDescription:
     """The version of Graftwork that the engine runs; empty if the engine does not say."""
     epoch: int | None = None
     """Counts the starts of engines under one replica id (see platform/replicas/lease.py). None without a lease."""
+    generation: int = FIRST_GENERATION
+    """Counts the upgrades of what engines serve under this model name. Engines of one generation agree in all of it."""
 
 
 def _pages(tier: str, state: str) -> dict[str, Any]:

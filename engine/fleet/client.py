@@ -19,11 +19,12 @@ from typing import TypeVar
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
 from graftwork.engine.core.events import EngineEvent
 from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
 from graftwork.engine.core.requests import EngineRequest, SessionKey
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.fleet.failover import MovableRequest, MoveBudget
-from graftwork.engine.fleet.members import Connect, Member, MemberSource, no_engine
+from graftwork.engine.fleet.members import Connect, Member, MemberSource, no_engine, version_of
 from graftwork.engine.fleet.membership import LOOK_EVERY_S, Membership
 from graftwork.engine.fleet.merged_stats import merged_description, merged_stats
 from graftwork.engine.fleet.placement import (
@@ -62,18 +63,20 @@ class FleetClient:
         *,
         policy: PlacementPolicy | None = None,
         look_every_s: float = LOOK_EVERY_S,
+        silence_s: float = DEFAULT_FREEZE_LIMITS.silence_s,
     ) -> None:
         """`policy` places requests: by default by the least estimated time to the first token. `look_every_s` is the
-        time between two questions to an engine for its load.
+        time between two questions to an engine for its load, and `silence_s` the longest silence that an engine may have.
         """
-        self.membership = Membership(source, connect, clock, look_every_s)
+        self.membership = Membership(source, connect, clock, look_every_s, silence_s)
         self.replicas = Replicas(self.membership)
         """The engines, for operators."""
         self._clock = clock
         self._policy = policy or LeastSeconds(Random())
         self._budget = MoveBudget()
-        self._sessions: OrderedDict[_SessionId, str] = OrderedDict()
-        """By session, the replica that had its last request."""
+        self.membership.may_hand_over = self._budget.has_room
+        self._sessions: OrderedDict[_SessionId, tuple[str, int]] = OrderedDict()
+        """By session, the replica that had its last request, and its generation."""
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
@@ -91,10 +94,12 @@ class FleetClient:
         try:
             while True:
                 member = await self._member_for(movable, keys)
+                served = None if member.description is None else version_of(member.description)
                 events = member.client.generate(movable.to_send(self._clock.monotonic()))
                 try:
                     async for event in events:
-                        if (shown := movable.take(event)) is not None:
+                        member.has_spoken = True
+                        if (shown := movable.take(event, served)) is not None:
                             yield shown
                     keys.extend(movable.emitted)
                     self.membership.prefixes.note(member.replica_id, keys.keys)
@@ -115,15 +120,14 @@ class FleetClient:
         Raises Unavailable if no engine can take the request.
         """
         request = movable.request
-        if movable.num_moves and not self.membership.ready:
+        if movable.num_moves:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_MOVE_WITHIN_S):
-                    await self.membership.wait_for_ready()
-        ready = [one for one in self.membership.ready if one.replica_id not in movable.refused_by]
-        if not ready:
-            raise no_engine(self._problems())
+                    await self.membership.wait_for_ready(movable.served)
+        ready = self._able(movable)
         session_id = None if request.session is None else (request.domain, request.session.session)
-        bound = None if session_id is None else self._sessions.get(session_id)
+        bound, generation = (None, 0) if session_id is None else self._sessions.get(session_id, (None, 0))
+        ready = [one for one in ready if one.generation >= generation] or ready  # no session goes back in an upgrade
         page_tokens = ready[0].description.page_tokens if ready[0].description is not None else 1
         num_tokens = len(request.prompt_token_ids) + len(movable.emitted)
         demand = Demand(
@@ -137,10 +141,21 @@ class FleetClient:
         chosen = self._policy.choose(demand, candidates)
         member = self.membership.members[chosen.replica_id]
         member.enter(max(num_tokens - chosen.cached_tokens, 1))
+        self.membership.count(member.replica_id).requests += 1
         self.membership.prefixes.note(member.replica_id, keys.keys)
         if session_id is not None:
             self._bind(session_id, member)
         return member
+
+    def _able(self, movable: MovableRequest) -> list[Member]:
+        """Returns the engines that can take a request. Raises Unavailable if there is none."""
+        ready = [one for one in self.membership.ready if one.replica_id not in movable.refused_by]
+        able = [one for one in ready if one.serves(movable.served)]
+        if ready and not able:
+            raise no_engine(f"Its answer was begun with {movable.served}, and no engine with that is left.")
+        if not able:
+            raise no_engine(self._problems())
+        return able
 
     def _candidate(self, member: Member, request: EngineRequest, keys: BlockKeys, bound: str | None) -> Candidate:
         load = member.load
@@ -157,7 +172,7 @@ class FleetClient:
         )
 
     def _bind(self, session_id: _SessionId, member: Member) -> None:
-        self._sessions[session_id] = member.replica_id
+        self._sessions[session_id] = member.replica_id, member.generation
         self._sessions.move_to_end(session_id)
         if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
@@ -172,14 +187,15 @@ class FleetClient:
         """Lets a request that has lost its engine go on elsewhere. Raises `error` if it may not."""
         if error.code != ENGINE_UNAVAILABLE:
             raise error
-        if self.membership.members.get(member.replica_id) is member and not member.is_draining:
+        if self.membership.members.get(member.replica_id) is member and not member.is_draining and not member.is_silent:
             self.membership.note_lost(member, error.message)
-        if not self._budget.allows(movable):
+        if not self._budget.allows(movable, is_late=member.is_silent):
             _log.error(
                 "request_not_moved", extra={"request_id": movable.request.request_id, "moves": movable.num_moves}
             )
             raise error
-        movable.move()
+        movable.move(is_late=member.is_silent)
+        self.membership.count(member.replica_id).hand_overs += 1
         extra = {"request_id": movable.request.request_id, "replica": member.replica_id}
         _log.warning("request_moves", extra=extra | {"emitted_tokens": len(movable.emitted)})
 
@@ -190,9 +206,13 @@ class FleetClient:
     # ---- the model, and what engines keep ---------------------------------------------------------------------
 
     async def describe(self) -> EngineDescription:
-        """Returns what all engines that answer can serve together. Raises Unavailable if none answers."""
+        """Returns what all engines that answer can serve together, with the weights of the newest generation.
+
+        Raises Unavailable if none answers.
+        """
         await self.membership.start()
         found = [one.description for one in self.membership.members.values() if one.description is not None]
+        found.sort(key=lambda description: -description.generation)
         if not found:
             raise no_engine(self._problems())
         return merged_description(found[0], found[1:])
@@ -229,7 +249,7 @@ class FleetClient:
         answering = self._answering()
         if not answering:
             raise no_engine(self._problems())
-        bound = self._sessions.get((command.domain, command.session))
+        bound, _ = self._sessions.get((command.domain, command.session), (None, 0))
         for member in answering:
             if member.replica_id == bound:
                 return member

@@ -18,6 +18,7 @@ from graftwork.engine.core.events import (
 )
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.errors import DeadlineExceeded
+from graftwork.platform.replicas.lease import ServedVersion
 
 MAX_MOVES = 2
 """How often one request may lose its engine. A request that ends engines must not end all of them."""
@@ -31,15 +32,23 @@ class MovableRequest:
         self.request = request
         self.emitted: list[int] = list(request.emitted_token_ids)
         self.num_moves = 0
+        self.num_losses = 0
+        """Moves because an engine was lost; the others are because it did not answer in time."""
         self.is_admitted = False
         self.refused_by: set[str] = set()
         """The replicas that had no room for the request."""
+        self.served: ServedVersion | None = None
+        """The weights and the version that have computed what the caller has got; None while that is nothing. Only an
+        engine with the same may go on: otherwise the answer would be that of no model.
+        """
         self._num_scored = 0
         self._skips_scores = 0
         self._started_at = now
 
-    def take(self, event: EngineEvent) -> EngineEvent | None:
-        """Records an event of the engine. Returns what the caller should see of it, if anything."""
+    def take(self, event: EngineEvent, served: ServedVersion | None = None) -> EngineEvent | None:
+        """Records an event of an engine that serves `served`. Returns what the caller should see of it, if anything."""
+        if not isinstance(event, PromptAdmitted):
+            self.served = served
         if isinstance(event, TokensGenerated):
             self.emitted.extend(event.token_ids)
             return event
@@ -57,9 +66,10 @@ class MovableRequest:
         self._num_scored += len(event.logprobs) - skipped
         return event if not skipped else PromptScored(event.logprobs[skipped:]) if event.logprobs[skipped:] else None
 
-    def move(self) -> None:
-        """Notes that the engine is lost, and that the request goes to another."""
+    def move(self, *, is_late: bool = False) -> None:
+        """Notes that the engine is lost, or with `is_late` does not answer, and that the request goes to another."""
         self.num_moves += 1
+        self.num_losses += not is_late
         self.refused_by.clear()
         self._skips_scores = self._num_scored
 
@@ -112,9 +122,16 @@ class MoveBudget:
     def end(self) -> None:
         self._running -= 1
 
-    def allows(self, request: MovableRequest) -> bool:
-        """Returns whether this request may move now, and if so takes the move from the budget."""
-        if request.num_moves >= MAX_MOVES or self._credit <= 0:
+    def has_room(self, requests: int) -> bool:
+        """Returns whether so many requests may move now."""
+        return self._credit >= requests
+
+    def allows(self, request: MovableRequest, *, is_late: bool = False) -> bool:
+        """Returns whether this request may move now, and if so takes the move from the budget.
+
+        With `is_late`, its engine does not answer. It has not ended by the request, so MAX_MOVES does not hold.
+        """
+        if self._credit <= 0 or (request.num_losses >= MAX_MOVES and not is_late):
             return False
         self._credit -= 1
         return True

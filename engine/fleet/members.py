@@ -2,11 +2,11 @@
 
 Owns a member's connection, and what its engine last said of itself. Never chooses between members.
 Invariant: a member gets no request before its engine has described itself, with the epoch and the weights that the
-fleet expects. After a lost connection it must do so again, because another engine may answer at the address now.
+fleet expects of its generation. After a lost connection it must do so again, because another engine may answer at the address now.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.load import NO_LOAD, EngineLoad
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import Conflict, Unavailable
+from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.replicas.lease import FENCED, MISMATCH, ServedVersion
 
 
@@ -22,6 +23,10 @@ class MemberClient(EngineClient, Protocol):
 
     async def read_load(self, within_s: float) -> EngineLoad:
         """Returns the latest load of the engine. Raises Unavailable if it does not answer in `within_s` seconds."""
+        ...
+
+    def lose_requests(self) -> None:
+        """Ends all running requests with the error of a lost engine, and cancels them there. The connection stays."""
         ...
 
 
@@ -61,12 +66,20 @@ class StaticMembers:
         return self._addresses
 
 
+@dataclass(slots=True)
+class ReplicaCounters:
+    """What this gateway has counted of one replica, over all starts of its engine."""
+
+    requests: int = 0
+    hand_overs: int = 0
+    hedges: int = 0
+
+
 class Member:
     """One engine of a fleet."""
 
     def __init__(self, place: MemberAddress, connect: Connect) -> None:
         self.place = place
-        self._connect = connect
         self.client = connect(place.address)
         self.description: EngineDescription | None = None
         """What the engine has said of itself; None while it must say it again."""
@@ -74,6 +87,10 @@ class Member:
         self.problem: str | None = "The engine has not answered yet."
         """Why the engine gets no requests; None if it gets some."""
         self.is_draining = place.is_draining
+        self.is_silent = False
+        """Whether its requests were handed over because it does not answer. It ends with the next answer."""
+        self.has_spoken = False
+        """Whether an event of a request has come since the last tick."""
         self.num_requests = 0
         """Requests of this gateway that the engine works on."""
         self.sent_tokens = 0
@@ -86,6 +103,11 @@ class Member:
     @property
     def replica_id(self) -> str:
         return self.place.replica_id
+
+    @property
+    def generation(self) -> int:
+        """The generation of what the engine serves, as it has said itself."""
+        return FIRST_GENERATION if self.description is None else self.description.generation
 
     @property
     def is_ready(self) -> bool:
@@ -107,26 +129,33 @@ class Member:
     def note_load(self, load: EngineLoad) -> None:
         """Records a report of the engine. Raises Conflict if it comes from another epoch."""
         self.check_epoch(load.epoch)
+        self.is_silent = False
         self.load, self.sent_tokens, self.sent_requests = load, 0, 0
 
     def note_lost(self, reason: str) -> None:
         """Notes that the engine does not answer. It gets requests again after it has described itself."""
-        self.description, self.problem = None, reason
+        self.description, self.problem, self.is_silent = None, reason, False
         self.load, self.sent_tokens, self.sent_requests = NO_LOAD, 0, 0
 
-    async def verify(self, served: ServedVersion | None) -> EngineDescription:
+    async def verify(self, others: Iterable["Member"]) -> EngineDescription:
         """Asks the engine to describe itself, and returns the description.
 
-        Raises Unavailable if it does not answer, and Conflict if it has another epoch than its lease says, or other
-        weights or another version than `served`, which is what the fleet serves; None accepts any.
+        Raises Unavailable if it does not answer, and Conflict if it has another epoch than its lease says, if it serves
+        another model name than `others`, or if one of them in its generation has other weights or another version.
+        Engines that drain do not count.
         """
         description = await self.client.describe()
         self.check_epoch(description.epoch)
         own = version_of(description)
-        if served is not None and own != served:
+        for other in others:
+            if other is self or other.description is None or other.is_draining:
+                continue
+            served, generation = version_of(other.description), other.description.generation
+            if served.model == own.model and (served == own or generation != description.generation):
+                continue
             raise Conflict(
                 f"The fleet serves {served.model!r} with {served}; the engine {self.replica_id} has {own.model!r} with "
-                f"{own}. Start it with the same model folder and version.",
+                f"{own}. Start it with the same model folder and version, or with another --generation.",
                 code=MISMATCH,
             )
         return description
@@ -141,17 +170,20 @@ class Member:
             code=FENCED,
         )
 
-    async def hand_over(self) -> None:
+    def serves(self, served: ServedVersion | None) -> bool:
+        """Returns whether the engine has exactly these weights and this version; None means any."""
+        return served is None or (self.description is not None and version_of(self.description) == served)
+
+    def hand_over(self) -> None:
         """Ends the requests of this gateway at the engine, so that they go on elsewhere. New ones may follow."""
-        former, self.client = self.client, self._connect(self.place.address)
-        await former.close()
+        self.client.lose_requests()
 
     async def close(self) -> None:
         await self.client.close()
 
 
 def version_of(description: EngineDescription) -> ServedVersion:
-    """Returns what an engine serves, in the form in which all engines of a fleet must agree."""
+    """Returns what an engine serves, in the form in which all engines of a generation must agree."""
     return ServedVersion(description.model_name, description.fingerprint, description.version)
 
 

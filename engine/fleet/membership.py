@@ -1,6 +1,7 @@
 """Follows the engines of a fleet: which there are, which answer, and what load they report.
 
     MemberSource ──(each second)──► members ──► one watch each: describe, then read the load four times a second
+                                       └─(each tick)──► silent ones hand their requests over (silence.py)
 
 Owns the members and their watches. Never sends a request.
 Invariant: nothing here waits for the source when a request is placed: the members are those that were read last.
@@ -10,8 +11,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from graftwork.engine.fleet.members import Connect, Member, MemberAddress, MemberSource, version_of
+from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
+from graftwork.engine.fleet.members import (
+    Connect,
+    Member,
+    MemberAddress,
+    MemberSource,
+    ReplicaCounters,
+    version_of,
+)
 from graftwork.engine.fleet.prefix_map import PrefixMap
+from graftwork.engine.fleet.silence import TICK_S, SilenceMonitor
 from graftwork.engine.fleet.speed import STALLED_AFTER_S, SpeedMonitor
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
@@ -24,6 +34,7 @@ LOOK_EVERY_S = 0.25
 _LOOKS_PER_REFRESH = 4
 _ANSWER_WITHIN_S = 1.0
 """Seconds for an answer to a question for the load. An engine that takes longer gets no new requests."""
+_MAX_COUNTERS = 1000
 _KV_TIERS = 4
 """The KV of all tiers, as a multiple of the device's, that the prefix map expects an engine to keep."""
 
@@ -32,24 +43,34 @@ class Membership:
     """The members of one fleet."""
 
     def __init__(
-        self, source: MemberSource, connect: Connect, clock: Clock, look_every_s: float = LOOK_EVERY_S
+        self,
+        source: MemberSource,
+        connect: Connect,
+        clock: Clock,
+        look_every_s: float = LOOK_EVERY_S,
+        silence_s: float = DEFAULT_FREEZE_LIMITS.silence_s,
     ) -> None:
+        """`silence_s` is the longest silence of an engine whose answers are always late."""
         self._source = source
         self._connect = connect
         self._clock = clock
         self._look_every_s = look_every_s
         self.members: dict[str, Member] = {}
         """By replica id."""
+        self.counters: dict[str, ReplicaCounters] = {}
+        """By replica id, also of those that have left, up to `_MAX_COUNTERS` of them."""
         self.prefixes = PrefixMap()
         self.speeds = SpeedMonitor()
-        self.served: ServedVersion | None = None
-        """What the fleet serves: what the first engine that answered has said."""
+        self.silences = SilenceMonitor(silence_s)
         self.on_draining: Callable[[Member], None] = lambda member: None
         """Is called when the source says that a member drains."""
+        self.may_hand_over: Callable[[int], bool] = lambda requests: True
+        """Says whether so many requests may move at once, because their engine is silent."""
         self._next_ready = asyncio.Event()
         """Is set when a member becomes ready. A new event then replaces it."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._following: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Reads the list of engines, asks all of them once, and follows them from then on. A second call does nothing.
@@ -66,15 +87,26 @@ class Membership:
             self._following = None
             raise
         await asyncio.gather(*(self._look(member) for member in self.members.values()))
+        self._listening = asyncio.create_task(self._listen(), name="fleet-silence")
+
+    def count(self, replica_id: str) -> ReplicaCounters:
+        """Returns the counters of a replica, to add to them."""
+        counted = self.counters.get(replica_id)
+        if counted is None:
+            if len(self.counters) >= _MAX_COUNTERS:
+                gone = next((one for one in self.counters if one not in self.members), replica_id)
+                self.counters.pop(gone, None)
+            counted = self.counters[replica_id] = ReplicaCounters()
+        return counted
 
     @property
     def ready(self) -> list[Member]:
         """The members that may get new requests."""
         return [member for member in self.members.values() if member.is_ready]
 
-    async def wait_for_ready(self) -> None:
-        """Waits until a member may get new requests."""
-        while not self.ready:
+    async def wait_for_ready(self, served: ServedVersion | None = None) -> None:
+        """Waits until a member may get new requests, one that serves `served` if that is given."""
+        while not any(member.serves(served) for member in self.ready):
             await self._next_ready.wait()
 
     def note_lost(self, member: Member, reason: str) -> None:
@@ -85,7 +117,7 @@ class Membership:
         self._forget(member.replica_id)
 
     async def close(self) -> None:
-        tasks = [task for task in (self._following, *self._tasks.values()) if task is not None]
+        tasks = [task for task in (self._following, self._listening, *self._tasks.values()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -140,7 +172,9 @@ class Membership:
         try:
             if member.description is None:
                 await self._admit(member)
+            self.silences.ask(member.replica_id)
             load = await member.client.read_load(_ANSWER_WITHIN_S)
+            self.silences.note_answer(member.replica_id)
             member.note_load(load)
         except Conflict as error:
             if member.problem != error.message:
@@ -152,9 +186,40 @@ class Membership:
             self.speeds.note(member.replica_id, load, self._clock.monotonic())
             self._judge(member)
 
+    async def _listen(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.check_silences()
+
+    def check_silences(self) -> None:
+        """Lets the requests of engines that have fallen silent go on elsewhere. Is called at each tick."""
+        self.silences.tick(self._clock.monotonic())
+        for member in [*self.members.values()]:
+            if member.has_spoken:
+                member.has_spoken = False
+                self.silences.note_sign(member.replica_id)
+            elif member.num_requests and not member.is_silent:
+                self._check_silence(member)
+
+    def _check_silence(self, member: Member) -> None:
+        """Hands the requests of a silent engine over, if another engine answers at this moment."""
+        silent_s = self.silences.silent_s(member.replica_id)
+        served = None if member.description is None else version_of(member.description)
+        others = [one for one in self.ready if one is not member and one.serves(served)]
+        if (
+            not silent_s
+            or not any(self.silences.answers(one.replica_id) for one in others)
+            or not self.may_hand_over(member.num_requests)
+        ):
+            return
+        extra = {"replica": member.replica_id, "silent_s": round(silent_s, 2), "requests": member.num_requests}
+        _log.warning("replica_silent", extra=extra)
+        member.is_silent = True
+        member.problem = f"The engine has not answered for {silent_s:.1f} s."
+        member.hand_over()
+
     async def _admit(self, member: Member) -> None:
-        description = await member.verify(self.served)
-        self.served = version_of(description)
+        description = await member.verify(self.members.values())
         pages = description.device_pages * _KV_TIERS
         self.prefixes.set_room(member.replica_id, pages * description.page_tokens)
         member.description = description
@@ -174,3 +239,4 @@ class Membership:
     def _forget(self, replica_id: str) -> None:
         self.prefixes.forget(replica_id)
         self.speeds.forget(replica_id)
+        self.silences.forget(replica_id)

@@ -8,20 +8,24 @@ Invariant: a drain that has begun ends, also if the operator does not wait for i
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from graftwork.engine.core.load import NO_LOAD
 from graftwork.engine.core.stats import EngineStats
-from graftwork.engine.fleet.members import Member
+from graftwork.engine.fleet.members import Member, ReplicaCounters, version_of
 from graftwork.engine.fleet.membership import Membership
 from graftwork.platform.errors import Conflict, NotFound, Unavailable
+from graftwork.platform.replica_collector import ReplicaFigures
 
 _log = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 30.0
 """Seconds that the requests of a draining engine have to end there."""
+_LOOK_EVERY_S = 1.0
+"""Seconds between two looks for an engine that could take over from a draining one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,11 @@ class ReplicaReading:
     """Why an absent engine gets no requests."""
     stats: EngineStats | None
     """The engine's figures; None if it does not answer."""
+    generation: int | None = None
+    """The engine's generation; None without a fleet, and if the engine has not described itself."""
+    version: str | None = None
+    """The version of Graftwork that the engine runs; None as above."""
+    fingerprint: str | None = None
 
 
 class ReplicaDirectory(Protocol):
@@ -44,6 +53,10 @@ class ReplicaDirectory(Protocol):
 
     async def list(self) -> list[ReplicaReading]:
         """Returns all engines, by id, with the figures of those that answer."""
+        ...
+
+    def figures(self) -> Sequence[ReplicaFigures]:
+        """Returns what is known of all engines without asking them, for metrics."""
         ...
 
     async def drain(self, replica_id: str) -> ReplicaReading:
@@ -95,6 +108,11 @@ class Replicas:
         self.follow(member)
         return await _reading(member)
 
+    def figures(self) -> Sequence[ReplicaFigures]:
+        """Returns what is known of all engines, without asking them. Counters go on over the starts of an engine."""
+        members, counters = self._membership.members, self._membership.counters
+        return [_figures(self._membership, members.get(one), one) for one in sorted({*members, *counters})]
+
     def follow(self, member: Member) -> None:
         """Waits in the background until a draining engine has drained. A second call changes nothing."""
         if member.replica_id not in self._drains or self._drains[member.replica_id].done():
@@ -111,12 +129,25 @@ class Replicas:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.grace_s):
                 await member.idle.wait()
+        while member.num_requests and not self._has_heir(member):  # the last engine with its weights ends what it began
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await member.idle.wait()
         if member.num_requests:
             _log.info("replica_hands_over", extra={"replica": member.replica_id, "requests": member.num_requests})
-            await member.hand_over()
+            member.hand_over()
             await member.idle.wait()
         _log.info("replica_drained", extra={"replica": member.replica_id})
         await self.on_drained(member.replica_id)
+
+    def _has_heir(self, member: Member) -> bool:
+        """Returns whether a ready engine could go on with a draining engine's requests: one with the same weights and
+        version. An engine that no longer answers has lost its requests already.
+        """
+        if member.description is None:
+            return True
+        served = version_of(member.description)
+        return any(other is not member and other.serves(served) for other in self._membership.ready)
 
     async def _member(self, replica_id: str) -> Member:
         await self._membership.start()
@@ -126,8 +157,25 @@ class Replicas:
         return member
 
 
+def _figures(membership: Membership, member: Member | None, replica_id: str) -> ReplicaFigures:
+    load = NO_LOAD if member is None else member.load
+    counted = membership.counters.get(replica_id, ReplicaCounters())
+    return ReplicaFigures(
+        replica_id,
+        is_ready=member is not None and member.is_ready,
+        running_requests=load.running_requests,
+        waiting_requests=load.waiting_requests,
+        queued_tokens=load.queued_tokens,
+        free_pages=load.free_pages,
+        slowness=membership.speeds.slowness(replica_id),
+        requests=counted.requests,
+        hand_overs=counted.hand_overs,
+        hedges=counted.hedges,
+    )
+
+
 async def _reading(member: Member) -> ReplicaReading:
-    stats, problem = None, member.problem
+    stats, problem, described = None, member.problem, member.description
     try:
         stats = await member.client.stats()
     except Unavailable as error:
@@ -140,4 +188,7 @@ async def _reading(member: Member) -> ReplicaReading:
         "draining" if member.is_draining else status,
         problem,
         stats,
+        None if described is None else described.generation,
+        None if described is None else described.version,
+        None if described is None else described.fingerprint,
     )

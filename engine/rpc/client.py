@@ -24,6 +24,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.engine.rpc.engine_tls import EngineTls, encrypts
 from graftwork.engine.rpc.engine_token import call_metadata
 from graftwork.engine.rpc.outputs import TICKET_KEY, OutputReader
 from graftwork.engine.rpc.watch import LoopWatch, look_every_s
@@ -62,15 +63,26 @@ _LAST = (RequestFinished, GraftworkError)
 class GrpcEngineClient:
     """Implements EngineClient for the engine at one gRPC address. Each client may be used from one event loop only."""
 
-    def __init__(self, address: str, limits: FreezeLimits = DEFAULT_FREEZE_LIMITS, token: str | None = None) -> None:
-        """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`. `token` is the engine's secret."""
+    def __init__(
+        self,
+        address: str,
+        limits: FreezeLimits = DEFAULT_FREEZE_LIMITS,
+        token: str | None = None,
+        tls: EngineTls | None = None,
+    ) -> None:
+        """`address` is a gRPC target: `unix:/path/engine.sock` or `host:port`. `token` is the engine's secret.
+
+        With `tls`, connections to `host:port` are encrypted and both ends prove who they are. Raises InvalidRequest if
+        its files cannot be used.
+        """
         self._address = address
         self._metadata = call_metadata(token)
-        self._channel = grpc.aio.insecure_channel(address, options=[*_OPTIONS, *_pings(limits.silence_s)])
+        self._channel = _open_channel(address, [*_OPTIONS, *_pings(limits.silence_s)], tls)
         self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
         self._conversation: _Conversation | None = None
         self._look_within_s = look_every_s(limits.step_s)
         self._stalled_s = 0.0
+        self._is_closed = False
         self._watch = LoopWatch(self.stalled_s, limits.step_s, self._has_requests, self._lose_conversation)
 
     async def describe(self) -> EngineDescription:
@@ -139,7 +151,13 @@ class GrpcEngineClient:
                 timer.cancel()
             conversation.leave(request.request_id, cancel=not ended)
 
+    def lose_requests(self) -> None:
+        """Ends all running requests with the error of a lost engine, and cancels them there. The connection stays."""
+        if self._conversation is not None:
+            self._conversation.lose(_absent(self._address, None, logging.DEBUG))
+
     async def close(self) -> None:
+        self._is_closed = True
         await self._watch.close()
         if self._conversation is not None:
             await self._conversation.close()
@@ -168,6 +186,11 @@ class GrpcEngineClient:
             return await method(message, timeout=within_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise _absent(self._address, error, logging.DEBUG) from error  # callers poll while an engine starts
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            task = asyncio.current_task()
+            if not self._is_closed or (task is not None and task.cancelling()):
+                raise
+            raise _absent(self._address, None, logging.DEBUG) from None  # gRPC cancels the calls of a closed channel
 
 
 class Wakeup:
@@ -350,6 +373,12 @@ def _stuck() -> Unavailable:
         code=ENGINE_UNAVAILABLE,
         retry_after_s=_RETRY_AFTER_S,
     )
+
+
+def _open_channel(address: str, options: list[tuple[str, object]], tls: EngineTls | None) -> grpc.aio.Channel:
+    if tls is not None and encrypts(address):
+        return tls.open_channel(address, options)
+    return grpc.aio.insecure_channel(address, options=options)
 
 
 def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> Unavailable:

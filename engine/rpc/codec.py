@@ -42,7 +42,7 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.platform.errors import GraftworkError, InternalFailure, error_classes
-from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.ids import FIRST_GENERATION, IsolationDomain, RequestId
 from graftwork.platform.metrics import HasFields
 
 T = TypeVar("T", bound=HasFields)
@@ -226,6 +226,7 @@ def description_from_wire(message: wire.Description) -> EngineDescription:
         max_domain_requests=message.max_domain_requests if message.HasField("max_domain_requests") else None,
         version=message.version,
         epoch=message.epoch if message.HasField("epoch") else None,
+        generation=message.generation or FIRST_GENERATION,
     )
 
 

@@ -40,12 +40,13 @@ from graftwork.engine.messages import (
 )
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.engine.rpc.engine_tls import EngineTls, encrypts
 from graftwork.engine.rpc.engine_token import TokenCheck, is_local
 from graftwork.engine.rpc.outputs import TICKET_KEY, GrpcOutputs, OutputListener, Outputs
 from graftwork.engine.rpc.watch import LoopWatch
 from graftwork.engine.step_pipeline import DeviceLost
 from graftwork.platform.errors import DEVICE_LOST, GraftworkError, InternalFailure, InvalidRequest
-from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.ids import FIRST_GENERATION, IsolationDomain, RequestId
 from graftwork.platform.memory import make_full_collections_rare
 
 _log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self._memory = engine.memory
         self._description = engine.description
         self.epoch: int | None = None
+        self.generation = FIRST_GENERATION
 
     async def Converse(  # noqa: N802 - gRPC's name
         self, messages: AsyncIterator[wire.GatewayMessage], context: Context
@@ -120,7 +122,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             self._inbox.put(SubmitRequest(request, sink, received))
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.Description:  # noqa: N802
-        return codec.description_to_wire(replace(self._description, epoch=self.epoch))
+        return codec.description_to_wire(replace(self._description, epoch=self.epoch, generation=self.generation))
 
     async def ReadStats(self, request: wire.StatsRequest, context: Context) -> wire.Stats:  # noqa: N802
         event_loop = asyncio.get_running_loop()
@@ -179,12 +181,13 @@ def _settle(answer: "asyncio.Future[Any]", value: object) -> None:
 class EngineServer:
     """Runs the gRPC server and the thread of the engine loop."""
 
-    def __init__(self, engine: Engine, listen: str, token: str | None = None) -> None:
+    def __init__(self, engine: Engine, listen: str, token: str | None = None, tls: EngineTls | None = None) -> None:
         """`listen` is a gRPC address: `unix:/path/engine.sock` or `host:port`. Port 0 takes a free one.
 
-        If there is a `token`, calls without it are refused.
+        If there is a `token`, calls without it are refused. With `tls`, connections to `host:port` are encrypted, and
+        those without a certificate of its authority are refused.
 
-        Raises InvalidRequest if the engine cannot listen there.
+        Raises InvalidRequest if the engine cannot listen there, or the files of `tls` cannot be used.
         """
         self._engine = engine
         checks = () if token is None else (TokenCheck(token),)
@@ -193,7 +196,10 @@ class EngineServer:
         self._servicer = EngineServicer(engine, self._listener)
         engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
         try:
-            self.port = self._server.add_insecure_port(listen)
+            if tls is not None and encrypts(listen):
+                self.port = self._server.add_secure_port(listen, tls.server_credentials())
+            else:
+                self.port = self._server.add_insecure_port(listen)
         except RuntimeError as error:
             raise InvalidRequest(
                 f"The engine cannot listen at {listen}: give another free address with --listen, unix:PATH or HOST:PORT.",
@@ -207,7 +213,9 @@ class EngineServer:
         """The error with which the engine's process must end; None while the loop lives."""
         self.must_end = asyncio.Event()
         """An event that is set when the process must end in good order: by a signal, or because the engine has drained.
-"""
+        """
+        self.must_end_now = asyncio.Event()
+        """An event that is set by a second signal: then running requests are not waited for."""
 
     @property
     def description(self) -> EngineDescription:
@@ -223,9 +231,15 @@ class EngineServer:
         self.death = error
         self.has_died.set()
 
-    def join(self, epoch: int) -> None:
-        """Tells gateways from now on that the engine has this epoch."""
-        self._servicer.epoch = epoch
+    def note_signal(self) -> None:
+        """Ends the process in good order, and at a second call at once."""
+        if self.must_end.is_set():
+            self.must_end_now.set()
+        self.must_end.set()
+
+    def join(self, epoch: int | None, generation: int = FIRST_GENERATION) -> None:
+        """Tells gateways from now on that the engine has this epoch and this generation."""
+        self._servicer.epoch, self._servicer.generation = epoch, generation
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()
@@ -275,22 +289,26 @@ def serve_engine(
     token: str | None = None,
     step_limit_s: float | None = None,
     membership: "Membership | None" = None,
+    tls: EngineTls | None = None,
 ) -> None:
     """Builds an engine and serves it at the address `listen`, until the process gets SIGTERM or SIGINT.
 
     `source_for` makes the source from which the engine loads adapters. If there is a `token`, the engine obeys only
-    gateways that send it. `step_limit_s` and `membership` are those of `run_server`.
+    gateways that send it. `step_limit_s`, `membership` and `tls` are those of `run_server`.
 
-    Raises InvalidRequest if other machines can reach the address and there is no token.
+    Raises InvalidRequest if other machines can reach the address and there is neither a token nor `tls`.
     """
-    if token is None and not is_local(listen):
+    if token is None and tls is None and not is_local(listen):
         raise InvalidRequest(
             f"An engine at {listen} needs a token, because other machines can reach it: set GRAFTWORK_ENGINE_TOKEN to "
-            "one secret for the engine and its gateways, such as the output of `openssl rand -hex 32`.",
+            "one secret for the engine and its gateways, such as the output of `openssl rand -hex 32`, or give both "
+            "certificates with --engine-tls-ca, --engine-tls-cert and --engine-tls-key.",
             param="engine_token",
         )
+    if tls is not None:
+        tls.check()
     keep_freed_memory()
-    asyncio.run(run_server(build_engine(config, source_for), listen, token, step_limit_s, membership))
+    asyncio.run(run_server(build_engine(config, source_for), listen, token, step_limit_s, membership, tls))
 
 
 async def run_server(
@@ -299,18 +317,21 @@ async def run_server(
     token: str | None,
     step_limit_s: float | None,
     membership: "Membership | None" = None,
+    tls: EngineTls | None = None,
 ) -> None:
     """Serves an engine until the process gets SIGTERM or SIGINT.
 
     If the loop works for more than `step_limit_s` seconds without advancing, ends the process with STUCK_STATUS, so that
     whoever started it can start it again. If it is None, another process has this duty. `membership` is open while the
-    engine serves. Raises InternalFailure if the loop ends by an error.
+    engine serves. With `tls`, connections that come by TCP are encrypted, and both ends prove who they are.
+
+    Raises InternalFailure if the loop ends by an error.
     """
-    server = EngineServer(engine, listen, token)
+    server = EngineServer(engine, listen, token, tls)
     stopping = server.must_end
     watch = None if step_limit_s is None else _watch(engine, step_limit_s)
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, server.note_signal)
     await server.start()
     make_full_collections_rare()
     if watch is not None:

@@ -175,6 +175,12 @@ class Replica(Answer):
     """Counts the starts of engines under this id; only with a lease."""
     status: Literal["ready", "draining", "absent"]
     reason: str | None = absent()
+    generation: int | None = absent()
+    """Counts the upgrades of the model or of Graftwork; engines of one generation serve the same. Only in a fleet."""
+    version: str | None = absent()
+    """The version of Graftwork that the engine runs."""
+    fingerprint: str | None = absent()
+    """`sha256:…` over the model's files."""
     running_requests: int | None = absent()
     waiting_requests: int | None = absent()
     device_pages: DevicePages | None = absent()

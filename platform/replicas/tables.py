@@ -9,8 +9,8 @@ from graftwork.platform.database import Base
 class ReplicaRow(Base):
     """One engine: where it answers, what it serves, and the last time that it was seen.
 
-    `epoch` counts the starts of engines under this id. `seen_at` is the database's own time, in seconds since the Unix
-    epoch.
+    `epoch` counts the starts of engines under this id, and `generation` the upgrades of what engines serve under this
+    model name. `seen_at` is the database's own time, in seconds since the Unix epoch.
     """
 
     __tablename__ = "replicas"
@@ -23,3 +23,4 @@ class ReplicaRow(Base):
     version: Mapped[str] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(String(16))
     seen_at: Mapped[float] = mapped_column(Float)
+    generation: Mapped[int] = mapped_column(BigInteger, server_default="1")

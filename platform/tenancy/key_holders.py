@@ -19,6 +19,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.ids import KeyId
 from graftwork.platform.tenancy import repository
 from graftwork.platform.tenancy.keys import KeyParts, matches
+from graftwork.platform.tenancy.request_rows import find_key_holders
 from graftwork.platform.tenancy.tenants import ApiKey, Tenant
 
 Value = TypeVar("Value")
@@ -128,4 +129,4 @@ class KeyHolders:
             self._noting.discard(key.id)
 
     async def _read(self, public_ids: Collection[str]) -> dict[str, tuple[ApiKey, Tenant]]:
-        return await self._database.read_few(partial(repository.find_key_holders, public_ids=public_ids))
+        return await self._database.read_few(partial(find_key_holders, public_ids=public_ids))

@@ -18,7 +18,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +42,10 @@ _WORD: Final = "q"
 """The format of one number of a slot's header: 8 bytes, written at once."""
 _HEADER = struct.Struct(4 * _WORD)
 """A slot's header: the length of its record in bytes (0 in a free slot), and its prompt, cached and answer tokens."""
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+_RECORDED = tuple(field.name for field in fields(UsageEvent) if field.name not in _COUNTS)
+"""The fields of a slot's record; the counts are in its header."""
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class JournalEntry:
@@ -176,9 +180,8 @@ class _JournalFile:
 
     def write(self, at: int, event: UsageEvent) -> None:
         """Writes a record into a slot. Its length is written last, so that a process that dies leaves all or nothing."""
-        fields = asdict(event)
-        counts = [fields.pop(name) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")]
-        text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+        counts = [getattr(event, name) for name in _COUNTS]
+        text = _encode({name: getattr(event, name) for name in _RECORDED}).encode()
         _HEADER.pack_into(self.memory, at, 0, *counts)
         start = at + _HEADER.size
         self.memory[start : start + len(text)] = text

@@ -22,8 +22,8 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
 from graftwork.platform.ids import IsolationDomain, KeyId, TenantId
 from graftwork.platform.quotas.in_flight import HeldPlaces
-from graftwork.platform.tenancy import repository
 from graftwork.platform.tenancy.idempotency import TurnClaim
+from graftwork.platform.tenancy.request_rows import find_usable_keys
 
 TenantScope = NewType("TenantScope", TenantId)
 """Permission to read and write one tenant's rows."""
@@ -172,7 +172,7 @@ class AccessWatch:
         """
         key_ids = sorted(self._work.key_ids)
         usable = set[KeyId]()
-        find = partial(repository.find_usable_keys, now=self._clock.now())
+        find = partial(find_usable_keys, now=self._clock.now())
         for first in range(0, len(key_ids), _KEYS_PER_READ):
             few = key_ids[first : first + _KEYS_PER_READ]
             usable |= await self._database.read_few(partial(find, key_ids=few))

@@ -3,7 +3,7 @@
 Owns the conversion between rows and the platform's own types. Never commits: the caller that opened the session does.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import ColumnElement, Select, and_, case, delete, exists, func, not_, or_, select, update
@@ -118,37 +118,6 @@ async def find_key(session: ReadSession, tenant_id: TenantId, key_id: KeyId) -> 
     return _key(row) if row else None
 
 
-async def find_key_holders(session: ReadSession, public_ids: Collection[str]) -> dict[str, tuple[ApiKey, Tenant]]:
-    """Returns the API keys with these public ids and their tenants, by public id. Unknown ids are left out.
-
-    This statement needs no tenant as an argument, because its purpose is to find the tenants.
-    """
-    statement = (
-        select(ApiKeyRow, TenantRow)
-        .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
-        .where(ApiKeyRow.public_id.in_(public_ids))
-    )
-    found = (await session.execute(statement)).all()
-    return {key.public_id: (_key(key), _tenant(tenant)) for key, tenant in found}
-
-
-async def find_usable_keys(session: ReadSession, key_ids: Collection[KeyId], now: float) -> set[KeyId]:
-    """Returns those of the API keys that are not revoked, deleted or expired at the time `now`, and whose tenants are
-    active.
-    """
-    statement = (
-        select(ApiKeyRow.id)
-        .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
-        .where(
-            ApiKeyRow.id.in_(key_ids),
-            ApiKeyRow.revoked_at.is_(None),
-            or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > now),
-            TenantRow.status == TenantStatus.ACTIVE,
-        )
-    )
-    return {KeyId(key_id) for (key_id,) in await session.execute(statement)}
-
-
 async def list_keys(session: ReadSession, tenant_id: TenantId, page: PageRequest) -> Page[ApiKey]:
     rows = await _page(session, select(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id), ApiKeyRow, page)
     return cut([_key(row) for row in rows], page)
@@ -165,19 +134,6 @@ async def change_key(session: WriteSession, tenant_id: TenantId, key_id: KeyId, 
 async def find_quota(session: ReadSession, tenant_id: TenantId) -> Quota | None:
     row = await session.get(QuotaRow, tenant_id)
     return _quota(row) if row else None
-
-
-async def find_status_and_quota(session: ReadSession, tenant_id: TenantId) -> tuple[TenantStatus | None, Quota | None]:
-    """Returns the state of a tenant and its limits. Each is None if it is not stored."""
-    statement = (
-        select(TenantRow.status, QuotaRow)
-        .outerjoin(QuotaRow, QuotaRow.tenant_id == TenantRow.id)
-        .where(TenantRow.id == tenant_id)
-    )
-    found = (await session.execute(statement)).one_or_none()
-    if found is None:
-        return None, None
-    return TenantStatus(found[0]), _quota(found[1]) if found[1] else None
 
 
 async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) -> None:

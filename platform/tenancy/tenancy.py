@@ -32,6 +32,7 @@ from graftwork.platform.tenancy.keys import (
 )
 from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, AdminPrincipal, Principal, RunningWork
 from graftwork.platform.tenancy.recent_keys import RecentKeys
+from graftwork.platform.tenancy.request_rows import find_status_and_quota
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
 
 _MAX_NAME_CHARACTERS = 200
@@ -232,7 +233,7 @@ class Tenancy:
 
         Raises NotPermitted if the tenant was suspended or deleted since the request was authenticated.
         """
-        status, quota = await self._database.read_few(partial(repository.find_status_and_quota, tenant_id=tenant_id))
+        status, quota = await self._database.read_few(partial(find_status_and_quota, tenant_id=tenant_id))
         if status not in (None, TenantStatus.ACTIVE):
             raise NotPermitted("This tenant is suspended or deleted; ask the operator.", code=f"tenant_{status}")
         return quota or Quota()

@@ -1,10 +1,10 @@
-"""Turns prompts into token ids, off the event loop: short prompts on a thread, long prompts in a worker process.
+"""Turns prompts into token ids: long prompts in a worker process, others on a thread, and a few words at once.
 
 Owns the three kinds of prompts, the order of the steps (the chat template renders messages, and the tokenizer encodes
-the text), the choice between thread and process, and the worker processes. The tokenizer needs seconds and a gigabyte
+the text), the choice of where to encode, and the worker processes. The tokenizer needs seconds and a gigabyte
 for a long text; a worker process that ends frees this memory. Also owns the public prefixes: system prompts that the
 operator declares as public, so that all tenants may share their KV.
-Never encodes on the event loop. Never encodes a text whose length proves that it is longer than the context. Never lets
+Never keeps the event loop busy for longer than the change to a thread would. Never encodes a text whose length proves that it is longer than the context. Never lets
 the text of a user or a tool become control tokens.
 Invariants: for texts that spell no control token, the ids equal those of `apply_chat_template(tokenize=True)`. Tokens
 of a prompt are public only as far as they equal a declared prefix, from the first token on.
@@ -223,6 +223,16 @@ def has_more_characters(prompt: Prompt, limit: int) -> bool:
     return False
 
 
+def is_short(prompt: Prompt) -> bool:
+    """Returns whether a prompt takes no more time than a thread's start and end.
+
+    Names of the client's choice may be numbers of rounds for the template, so their length says nothing.
+    """
+    if isinstance(prompt, ConversationPrompt) and prompt.variables:
+        return False
+    return not has_more_characters(prompt, SHORT_CHARACTERS)
+
+
 def as_plain(prompt: Prompt) -> dict[str, Any]:
     """Returns a prompt as texts, numbers, lists and objects. `from_plain` reads it."""
     return {"kind": type(prompt).__name__, "fields": asdict(prompt)}
@@ -256,6 +266,10 @@ def _messages(plain: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
 
 LONG_CHARACTERS = 32_768
 """A prompt with more characters than this is encoded in a worker process."""
+SHORT_CHARACTERS = 512
+"""A prompt with at most this many characters is encoded at once: a thread's start and end take 0.3 ms of the event loop,
+and these characters take as long.
+"""
 _MOST_WORKERS = 4
 _MODULE = "graftwork.sessions.text.encoding_worker"
 
@@ -331,6 +345,8 @@ class PromptEncoding:
         Raises ContextLengthExceeded if the prompt has more tokens than the context. Can also raise InvalidRequest, and
         for a long prompt the errors of `WorkerPool.run`.
         """
+        if is_short(prompt):
+            return self._local.encode_fitting(prompt)
         if not self.is_long(prompt):
             return await asyncio.to_thread(self._local.encode_fitting, prompt)
         packed = array("i")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import asyncpg
 
-from graftwork.api.cli.bench.faults import HOLD_S, PROCESS_FAULTS, Fault, stop_for_a_while
+from graftwork.api.cli.chaos.faults import HOLD_S, PROCESS_FAULTS, Fault, stop_for_a_while
 from tests.chaos.fleet import ServedFleet
 
 

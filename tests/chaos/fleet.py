@@ -16,7 +16,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from graftwork.api.cli.bench.fleet import (
+from graftwork.api.cli.chaos.fleet import (
     PROGRAM,
     READY_WITHIN_S,
     Fleet,
@@ -71,7 +71,7 @@ async def running_fleet(folder: Path, postgres_url: str) -> AsyncIterator[Served
     server = ["redis-server", "--port", str(redis_port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
     processes = fleet_processes(folder, ["--database-url", postgres_url, "--redis-url", redis_url])
     fleet = ServedFleet(
-        engine=processes.engine,
+        engines=processes.engines,
         gateways=processes.gateways,
         urls=processes.urls,
         redis=Process("redis", server, folder),
@@ -112,7 +112,7 @@ async def running_server(folder: Path, data_dir: Path) -> AsyncIterator[ServedFl
     environment = fleet_environment() | {"GRAFTWORK_DISK_KV_BYTES": str(8 << 20)}
     server = Process("serve", command, folder, environment)
     urls, database = [f"http://127.0.0.1:{port}"], str(data_dir / "graftwork.db")
-    fleet = ServedFleet(server, [server], urls, redis=server, redis_url="", database_url=database)
+    fleet = ServedFleet([server], [server], urls, redis=server, redis_url="", database_url=database)
     try:
         server.start()
         await fleet.ready()

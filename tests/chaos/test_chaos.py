@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from graftwork.api.cli.bench.faults import STUCK_S, Fault, progress_after
-from graftwork.api.cli.bench.fleet_clients import ChatClient, Client, SessionClient
+from graftwork.api.cli.chaos.faults import STUCK_S, Fault, progress_after
+from graftwork.api.cli.chaos.fleet_clients import ChatClient, Client, SessionClient
+from graftwork.api.cli.chaos.verdicts import lost_turns, wrong_chat_bills, wrong_turn_bills
 from tests.chaos.faults import FAULTS, full_disk
 from tests.chaos.fleet import ServedFleet, running_fleet, running_server, small_disk
 
@@ -51,45 +52,6 @@ async def strike_all(
     return took
 
 
-async def check_chats(fleet: ServedFleet, clients: list[ChatClient]) -> None:
-    """Each delivered token is billed, unless the server says that it failed; then none is."""
-    rows = {row["request_id"]: row for row in await fleet.query("SELECT * FROM usage_events WHERE session_id IS NULL")}
-    unbilled, overbilled = [], []
-    for told in (told for client in clients for told in client.told):
-        row = rows.pop(told.request_id, None)
-        billed = 0 if row is None else row["completion_tokens"]
-        if told.end == "failed":
-            overbilled += [(told, billed)] if billed else []
-        elif billed < told.num_tokens:
-            unbilled.append((told, None if row is None else dict(row)))
-        elif told.end == "completed" and billed != told.num_tokens:
-            overbilled.append((told, billed))
-    assert not unbilled, f"{len(unbilled)} chats have tokens that nobody is billed for: {unbilled[:5]}"
-    assert not overbilled, f"{len(overbilled)} chats are billed for what was not delivered: {overbilled[:5]}"
-
-
-async def check_sessions(fleet: ServedFleet, clients: list[SessionClient]) -> None:
-    """Each completed turn is stored and billed once, and no failed one is."""
-    for client in clients:
-        for session_id, said in client.said.items():
-            stored = await client.stored(session_id)
-            assert stored == said, f"of {len(said)} messages of {session_id} the server has {len(stored)}"
-    stored_ids = {row["id"] for row in await fleet.query("SELECT id FROM turns WHERE status = 'completed'")}
-    assert stored_ids == {turn_id for client in clients for turn_id in client.completed}
-    running = await fleet.query("SELECT id FROM turns WHERE status = 'running'")
-    assert not running, f"{len(running)} turns never ended"
-    rows = {row["request_id"]: row for row in await fleet.query("SELECT * FROM usage_events WHERE session_id <> ''")}
-    for client in clients:
-        for turn_id, usage in client.completed.items():
-            row = rows[turn_id]
-            told = (usage["prompt_tokens"], usage["completion_tokens"])
-            assert (row["prompt_tokens"], row["completion_tokens"]) == told
-        for turn_id in client.failed & rows.keys():
-            row = rows[turn_id]
-            if row["outcome"] != "interrupted":
-                assert not row["prompt_tokens"] + row["completion_tokens"], dict(row)
-
-
 async def run_clients(fleet: ServedFleet, faults: Sequence[Fault[ServedFleet]], rounds: int, report: Report) -> None:
     """Strikes the fleet while clients of two tenants talk to it, and then compares what they know with the database."""
     luck = random.Random(20261122)
@@ -116,8 +78,9 @@ async def run_clients(fleet: ServedFleet, faults: Sequence[Fault[ServedFleet]], 
         report.counts["refusals"] = sum(client.num_refused for client in clients)
         report.counts["failed turns"] = sum(len(client.failed) for client in sessions)
         await settled(fleet)
-        await check_chats(fleet, chats)
-        await check_sessions(fleet, sessions)
+        assert await wrong_chat_bills(fleet, chats) == []
+        assert await wrong_turn_bills(fleet, sessions) == []
+        assert await lost_turns(fleet, sessions) == []
 
 
 @pytest.mark.postgres

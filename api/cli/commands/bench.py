@@ -204,27 +204,41 @@ def soak(
 @app.command()
 def chaos(
     rounds: Annotated[int, typer.Option(min=1, help="How often each fault strikes.")] = 1,
+    agents: Annotated[int, typer.Option(min=2, help="Agents that stream turns of sessions all the time.")] = 64,
+    engines: Annotated[int, typer.Option(min=2, max=8, help="Engines of the fleet.")] = 3,
+    gateways: Annotated[int, typer.Option(min=1, max=8, help="Gateways of the fleet.")] = 2,
+    store: Annotated[
+        str, typer.Option(metavar="auto|postgres|sqlite", help="Where the fleet keeps its rows.")
+    ] = "auto",
+    keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the fleet's files and logs there.")] = None,
     html: Html = None,
     png: Png = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Kill and stop the processes of a demo fleet while clients talk to it, and check what they were told.
+    """Kill, stop and cut off the parts of a demo fleet while agents talk to it, and check what they were told.
 
-    Starts two gateways and an engine of its own. Exits with status 1 if a client gets stuck or something is lost.
+    Starts a fleet of its own, with a PostgreSQL and a Redis of its own where their programs are. Exits with status 1 if a
+    client gets stuck, or something is lost, doubled or billed wrongly.
 
     Example: graftwork bench chaos --rounds 2
     """
-    from graftwork.api.cli.bench.chaos import Chaos, chaos_report, run_chaos
     from graftwork.api.cli.bench.progress import LiveProgress
     from graftwork.api.cli.bench.servers import server_failures
+    from graftwork.api.cli.chaos.chaos import Chaos, chaos_report, run_chaos
+    from graftwork.api.cli.chaos.whole_fleet import STORES, FleetPlan
     from graftwork.api.cli.console.failures import require_modules
 
     _check_png(png)
+    if store not in STORES:
+        raise typer.BadParameter(f"{store!r} is none of {', '.join(STORES)}.", param_hint="--store")
     require_modules("fastapi", "torch")  # the fleet's processes need them
+    if keep is not None:
+        keep.mkdir(parents=True)
+    plan = FleetPlan(engines, gateways, store)
 
     async def run() -> "Chaos":
         with LiveProgress() as progress, tempfile.TemporaryDirectory(prefix="graftwork-bench-") as folder:
-            return await run_chaos(Path(folder), rounds, progress.update)
+            return await run_chaos(keep or Path(folder), plan, agents, rounds, progress.update)
 
     with server_failures():
         found = asyncio.run(run())

@@ -23,7 +23,7 @@ def list_replicas(as_json: JsonFlag = False) -> None:
         replicas = client.admin.replicas()
     if as_json:
         return show_json(replicas.raw)
-    columns = ("id", "status", "epoch", "address", "running", "waiting", "adapters", "reason")
+    columns = ("id", "status", "epoch", "generation", "address", "running", "waiting", "adapters", "reason")
     return show_table(columns, [_row(each) for each in replicas], "No engines.")
 
 
@@ -49,6 +49,7 @@ def _row(replica: "Replica") -> tuple[object, ...]:
         replica.id,
         replica.status,
         replica.epoch,
+        replica.generation,
         replica.address,
         replica.running_requests,
         replica.waiting_requests,

@@ -1,5 +1,8 @@
-"""Defines `graftwork serve`, which runs the whole server, and `gateway` and `engine`, which run one part of it."""
+"""Defines `graftwork serve`, which runs the whole server, `gateway` and `engine`, which run one part of it, and `probe`,
+which asks an engine for a token.
+"""
 
+import asyncio
 import os
 from typing import Annotated
 
@@ -15,7 +18,12 @@ from graftwork.api.cli.console.flags import (
     DeviceBytes,
     DiskKvBytes,
     EngineAddress,
+    EngineTlsCa,
+    EngineTlsCert,
+    EngineTlsKey,
+    EngineTlsName,
     Fleet,
+    Generation,
     Host,
     HostKvBytes,
     Kernels,
@@ -92,6 +100,10 @@ def gateway(
     cors_origin: CorsOrigin = None,
     tool_call_form: ToolForm = None,
     fleet: Fleet = None,
+    engine_tls_ca: EngineTlsCa = None,
+    engine_tls_cert: EngineTlsCert = None,
+    engine_tls_key: EngineTlsKey = None,
+    engine_tls_name: EngineTlsName = None,
 ) -> None:
     """Run a gateway alone, for production. Any number of gateways may share PostgreSQL and Redis.
 
@@ -125,7 +137,11 @@ def engine(
     fleet: Fleet = None,
     database_url: DatabaseUrl = None,
     replica_id: ReplicaId = None,
+    generation: Generation = None,
     advertise: Advertise = None,
+    engine_tls_ca: EngineTlsCa = None,
+    engine_tls_cert: EngineTlsCert = None,
+    engine_tls_key: EngineTlsKey = None,
 ) -> None:
     """Run an engine alone, for production. Run one for each device.
 
@@ -137,6 +153,33 @@ def engine(
     from graftwork.api.server.engine_process import run_engine
 
     run_engine(settings, listen or settings.resolved_engine_address)
+
+
+def probe(
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="The engine: unix:PATH or HOST:PORT (default: in the data dir)."),
+    ] = None,
+    within: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="How long the token may take.")] = 10.0,
+    data_dir: DataDir = None,
+    engine_tls_ca: EngineTlsCa = None,
+    engine_tls_cert: EngineTlsCert = None,
+    engine_tls_key: EngineTlsKey = None,
+    engine_tls_name: EngineTlsName = None,
+) -> None:
+    """Ask an engine for one token, to see that it computes: the readiness probe of a container.
+
+    Example: graftwork probe 127.0.0.1:9000
+    """
+    given = locals()
+    given = {name: value for name, value in given.items() if name not in ("address", "within")}
+    settings = _settings(given)
+    from graftwork.api.server.engine_probe import probe_engine
+
+    target = address or settings.resolved_engine_address
+    found = asyncio.run(probe_engine(settings, target, within))
+    seen = "is busy: its queue is full" if found.is_busy else f"gave a token in {found.seconds * 1000:.0f} ms"
+    typer.echo(f"{found.model_name} at {target} {seen}.")
 
 
 def _settings(flags: dict[str, object]) -> Settings:

@@ -19,6 +19,22 @@ TlsCert = Annotated[
     typer.Option(metavar="FILE", help="The certificate chain in PEM form; with --tls-key the server speaks HTTPS."),
 ]
 TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The private key of --tls-cert in PEM form.")]
+EngineTlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The authority that signs the certificates of engines and gateways; with it they speak TLS to each other.",
+    ),
+]
+EngineTlsCert = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The certificate of this engine or gateway, signed by --engine-tls-ca."),
+]
+EngineTlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The private key of --engine-tls-cert.")]
+EngineTlsName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The name in all engines' certificates (default: the host in each address)."),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where keys, adapters and the database lie (default: ./graftwork-data)."),
@@ -102,6 +118,12 @@ Fleet = Annotated[
 ]
 ReplicaId = Annotated[
     str | None, typer.Option(metavar="ID", help="The engine's name among the replicas (default: by its address).")
+]
+Generation = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="The engine's generation: the next one may have other weights or versions (default: 1)."
+    ),
 ]
 Advertise = Annotated[
     str | None,

@@ -20,6 +20,9 @@ from graftwork.engine.core.tiers import Tier
 _MIN_SECONDS = 1e-9
 """The lower bound of every cost, in seconds. Without this bound, a fit to noise could make an operation look free."""
 
+_GROWING_SHARE = 0.25
+"""The least share of the longest measured prefill's time that grows with its tokens."""
+
 _MAX_RATIO = 8.0
 """The largest factor between an observed and an expected time. A larger difference is limited to this factor."""
 
@@ -128,11 +131,21 @@ def fit_transfer(samples: Sequence[TransferSample]) -> TransferCost:
 
 
 def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillCost:
-    """Returns the PrefillCost whose predictions have the least relative error for the measured prefills."""
+    """Returns the PrefillCost whose predictions have the least relative error for the measured prefills.
+
+    At least a quarter of the longest prefill's time is charged to its tokens. On a busy machine, noise can hide that
+    time grows with tokens. A cost without growth would say that tokens are free, and no page would ever be loaded.
+    """
     features = [
         [float(sample.num_tokens), _attended(sample.num_tokens, sample.context_tokens), 1.0] for sample in samples
     ]
     token_s, attended_s, fixed_s = fit_costs(features, [sample.seconds for sample in samples])
+    longest = max(samples, key=lambda sample: sample.num_tokens)
+    growing_s = attended_s * _attended(longest.num_tokens, longest.context_tokens)
+    least_s = (_GROWING_SHARE * longest.seconds - growing_s) / longest.num_tokens
+    if token_s < least_s:
+        fixed_s = max(fixed_s - (least_s - token_s) * longest.num_tokens, 0.0)
+        token_s = least_s
     return PrefillCost(max(token_s, _MIN_SECONDS), attended_s, fixed_s)
 
 

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from graftwork.api.server.engine_lease import advertised_address, leased, with_epoch
-from graftwork.engine.build.engine import build_engine
+from graftwork.engine.build.engine import Engine, build_engine
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.engine.rpc.server import EngineServer
 from graftwork.platform.database import Database
@@ -26,9 +28,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def server(base: Path, tmp_path: Path) -> AsyncIterator[EngineServer]:
+def engine(base: Path) -> Engine:
     config = EngineConfig(model=base, dtype="float32", page_tokens=4, device_bytes=4 * 2**20)
-    engine = build_engine(config, lambda _: FolderSource({}, {}), costs=load_always())
+    return build_engine(config, lambda _: FolderSource({}, {}), costs=load_always())
+
+
+@pytest.fixture
+async def server(engine: Engine, tmp_path: Path) -> AsyncIterator[EngineServer]:
     server = EngineServer(engine, f"unix:{tmp_path}/engine.sock")
     await server.start()
     yield server
@@ -65,6 +71,58 @@ async def test_an_engine_takes_a_lease_and_ends_when_it_has_drained(
 
     assert server.death is None
     assert await leases.present() == []
+    await client.close()
+
+
+async def test_a_signal_drains_an_engine_before_it_ends(
+    server: EngineServer, settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    """After SIGTERM the engine drains by its lease and leaves the fleet when it has nothing to do."""
+    leases, seen = ReplicaLeases(database, 60.0), list[ReplicaState]()
+
+    async def watch() -> None:
+        while not (seen and seen[-1] is ReplicaState.DRAINING):
+            seen.extend(one.state for one in await leases.present())
+
+    async with asyncio.timeout(60):
+        async with leased(settings, f"unix:{tmp_path}/engine.sock")(server):
+            await ready(leases)
+            watching = asyncio.create_task(watch())
+        await watching
+
+    assert await leases.present() == []
+
+
+async def test_a_second_signal_does_not_wait_for_requests(
+    server: EngineServer, engine: Engine, settings: Settings, database: Database
+) -> None:
+    """A drain that has begun by a signal ends at once by the next one, also if requests run."""
+    engine.loop.progress.publish(EngineLoad(running_requests=1))
+    settings = replace(settings, lease_s=3600.0)
+
+    async with asyncio.timeout(60):
+        async with leased(settings, "unix:/one")(server):
+            await ready(ReplicaLeases(database, 60.0))
+            server.note_signal()
+            asyncio.get_running_loop().call_later(0.1, server.note_signal)
+
+    assert server.must_end_now.is_set()
+
+
+async def test_an_engine_of_the_next_generation_takes_its_place_beside_others(
+    server: EngineServer, settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    """An engine with other weights and the next generation is ready, and says its generation to gateways."""
+    leases, own = ReplicaLeases(database, 60.0), server.description
+    client = GrpcEngineClient(f"unix:{tmp_path}/engine.sock")
+    other = ServedVersion(own.model_name, "sha256:other", own.version)
+    await leases.note_ready(await leases.claim("two", "unix:/two"), other)
+
+    async with asyncio.timeout(60), leased(replace(settings, generation=2), "unix:/one")(server):
+        while len([one for one in await leases.present() if one.state is ReplicaState.READY]) < 2:
+            continue
+        assert (await client.describe()).generation == 2
+
     await client.close()
 
 

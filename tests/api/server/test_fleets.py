@@ -36,6 +36,9 @@ class FleetEngine(FakeEngine):
         await self.describe()
         return EngineLoad()
 
+    def lose_requests(self) -> None:
+        """Has none."""
+
 
 @dataclass
 class FleetGateway:

@@ -2,14 +2,15 @@
 
 import ssl
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from graftwork.api.server.tls import TlsFiles
+from graftwork.api.server.tls import TlsFiles, engine_tls
+from graftwork.engine.rpc.engine_tls import EngineTls
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.settings import Settings
 from tests.api.gateway_on_port import running_server
@@ -128,3 +129,20 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
                 TlsFiles.of(settings)
             assert refused.value.param == param
     assert TlsFiles.of(Settings()) is None
+
+
+def test_settings_name_all_files_of_the_engines_or_none(tmp_path: Path) -> None:
+    """A part of the files between gateways and engines is refused by the name of the missing flag; all give the files."""
+    ca, cert, key = tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem"
+    whole = Settings(engine_tls_ca=ca, engine_tls_cert=cert, engine_tls_key=key, engine_tls_name="engines.internal")
+
+    assert engine_tls(Settings()) is None
+    assert engine_tls(whole) == EngineTls(ca, cert, key, "engines.internal")
+    for partial, flag in (
+        (replace(whole, engine_tls_ca=None), "--engine-tls-ca"),
+        (replace(whole, engine_tls_cert=None), "--engine-tls-cert"),
+        (replace(whole, engine_tls_key=None), "--engine-tls-key"),
+        (Settings(engine_tls_name="engines.internal"), "--engine-tls-ca"),
+    ):
+        with pytest.raises(InvalidRequest, match=flag):
+            engine_tls(partial)

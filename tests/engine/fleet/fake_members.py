@@ -52,6 +52,10 @@ class FakeMember:
     forgotten: list[str] = field(default_factory=list)
     probed: list[str] = field(default_factory=list)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_stopped: bool = False
+    """Whether it answers no question, as a stopped process."""
+    losing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Is set when the requests that run are lost. A new event then replaces it."""
 
     def _check(self) -> None:
         if self.is_absent:
@@ -63,7 +67,13 @@ class FakeMember:
 
     async def read_load(self, within_s: float) -> EngineLoad:
         self._check()
+        if self.is_stopped:
+            await asyncio.Event().wait()
         return replace(self.load, epoch=self.description.epoch)
+
+    def lose_requests(self) -> None:
+        self.losing.set()
+        self.losing = asyncio.Event()
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         self._check()
@@ -95,11 +105,12 @@ class FakeMember:
 
     async def _hold(self) -> None:
         self.held.set()
-        release, closed = asyncio.create_task(self.release.wait()), asyncio.create_task(self.closed.wait())
-        await asyncio.wait((release, closed), return_when=asyncio.FIRST_COMPLETED)
-        release.cancel()
-        closed.cancel()
-        if self.closed.is_set():
+        losing = self.losing
+        waits = [asyncio.create_task(event.wait()) for event in (self.release, self.closed, losing)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if self.closed.is_set() or losing.is_set():
             raise lost()
 
     async def stalled_s(self) -> float:

@@ -114,6 +114,40 @@ async def test_an_engine_may_come_back_with_other_weights(leases: ReplicaLeases)
     assert await states(leases) == {"one": (2, "ready")}
 
 
+async def test_the_next_generation_replaces_engines_one_by_one(leases: ReplicaLeases) -> None:
+    """Another version may start in the next generation beside the present one; a generation that is over is refused."""
+    newer = ServedVersion("llama", "sha256:bb", "2")
+    one, two, three = [await leases.claim(name, f"unix:/{name}", 1) for name in ("one", "two", "three")]
+    await leases.note_ready(one, SERVED)
+
+    await leases.note_ready(await leases.claim("four", "unix:/four", 2), newer)
+    await leases.note_ready(two, SERVED)  # one of the old ones starts again while others of its kind serve
+    await leases.drain("one")
+    await leases.drain("two")
+    with pytest.raises(Conflict, match=r"generation 2 with sha256:bb.*generation 1 with sha256:aa") as over:
+        await leases.note_ready(three, SERVED)
+    with pytest.raises(Conflict, match="--generation 3"):
+        await leases.note_ready(await leases.claim("three", "unix:/three", 2), SERVED)
+    await leases.note_ready(await leases.claim("three", "unix:/three", 3), SERVED)
+
+    assert over.value.code == MISMATCH
+    assert [(one.replica_id, one.generation) for one in await leases.present() if one.state is ReplicaState.READY] == [
+        ("four", 2),
+        ("three", 3),
+    ]
+
+
+async def test_only_the_present_epoch_drains_itself(leases: ReplicaLeases) -> None:
+    """An engine whose id was taken cannot let the engine that took it drain."""
+    former = await leases.claim("one", "unix:/one")
+    await leases.claim("one", "unix:/other")
+
+    with pytest.raises(NotFound):
+        await leases.drain("one", former.epoch)
+
+    assert await states(leases) == {"one": (2, "starting")}
+
+
 async def test_an_engine_that_started_without_the_database_gets_its_lease_later(leases: ReplicaLeases) -> None:
     """An engine whose supervisor counted its epoch on replaces the row of its former epoch when it renews."""
     first = await leases.claim("one", "unix:/one")

@@ -14,6 +14,7 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 from graftwork.sessions.text.encoding import (
     LONG_CHARACTERS,
+    SHORT_CHARACTERS,
     ContinuationPrompt,
     ConversationPrompt,
     LocalEncoding,
@@ -84,14 +85,24 @@ async def test_long_prompts_are_encoded_in_another_process(encoding: PromptEncod
     assert len(encoding.workers.worker_pids) == 1
 
 
-async def test_short_prompts_are_encoded_on_another_thread(encoding: PromptEncoding, watched: WatchedTokenizer) -> None:
-    """A short prompt starts no process, and is never encoded on the event loop's thread."""
-    for prompt in (TextPrompt("Hi"), ConversationPrompt((Message("user", "Hi"),))):
+async def test_other_prompts_are_encoded_on_another_thread(encoding: PromptEncoding, watched: WatchedTokenizer) -> None:
+    """A prompt of a page, and one with values for the template, start no process and do not keep the event loop busy."""
+    page = "x" * (SHORT_CHARACTERS + 1)
+    messages = (Message("user", "Hi"),)
+    for prompt in (TextPrompt(page), ConversationPrompt(messages, variables={"rounds": 10**9})):
         assert await encoding.encode("ten_1", prompt) == local(text_tokenizer()).encode(prompt)
 
     assert len(watched.threads) == 2
     assert threading.get_ident() not in watched.threads
     assert encoding.workers.worker_pids == ()
+
+
+async def test_a_few_words_are_encoded_at_once(encoding: PromptEncoding, watched: WatchedTokenizer) -> None:
+    """A prompt that takes as long as a thread's start changes to no thread, and gets the same ids."""
+    for prompt in (TextPrompt("x" * (SHORT_CHARACTERS - 1)), ConversationPrompt((Message("user", "Hi"),))):
+        assert await encoding.encode("ten_1", prompt) == local(text_tokenizer()).encode(prompt)
+
+    assert watched.threads == [threading.get_ident()] * 2
 
 
 async def test_errors_of_a_worker_are_those_of_this_process(encoding: PromptEncoding) -> None:

@@ -97,16 +97,31 @@ def test_a_transfer_is_fitted_exactly_to_exact_measurements(fixed_s: float, page
     assert (fitted.fixed_s, fitted.page_s) == pytest.approx((fixed_s, page_s), rel=1e-6, abs=1e-9)
 
 
-@given(st.floats(1e-6, 1e-3), st.floats(0.0, 1e-7), st.floats(0.0, 0.1))
-def test_a_prefill_is_fitted_exactly_to_exact_measurements(token_s: float, attended_s: float, fixed_s: float) -> None:
-    """A fit to exact samples predicts them and lengths that were not among them."""
-    truth = PrefillCost(token_s, attended_s, fixed_s)
+@given(st.floats(1e-6, 1e-3), st.floats(0.0, 1e-7), st.floats(0.0, 2.0))
+def test_a_prefill_is_fitted_exactly_to_exact_measurements(token_s: float, attended_s: float, fixed: float) -> None:
+    """A fit to exact samples predicts them and lengths that were not among them.
+
+    `fixed` is the fixed time as a share of the time that grows with the tokens of the longest measured prefill.
+    """
+    truth = PrefillCost(token_s, attended_s, fixed * PrefillCost(token_s, attended_s, 0.0).seconds(512, 0))
     measured = [(tokens, context) for tokens in (16, 128, 512) for context in (0, 512, 4096)]
 
     fitted = fit_prefill([PrefillSample(*where, truth.seconds(*where)) for where in measured])
 
     for where in [*measured, (2048, 32_000)]:
         assert fitted.seconds(*where) == pytest.approx(truth.seconds(*where), rel=1e-4)
+
+
+@given(st.lists(st.floats(1e-3, 1.0), min_size=3, max_size=3))
+def test_no_noise_makes_tokens_free(seconds: list[float]) -> None:
+    """Whatever times a busy machine shows, pages are loaded when that takes a tenth of the longest prefill's time."""
+    cells = [(32, 0), (32, 384), (128, 0)]
+    samples = [PrefillSample(*cell, seconds=time) for cell, time in zip(cells, seconds, strict=True)]
+    quick = TransferCost(0.0, seconds[-1] / 10 / 8)
+
+    cost = LoadCost(quick, quick, fit_prefill(samples))
+
+    assert cost.best_prefix([Tier.DISK] * 8, 8 * 16 + 1, 16) == 8
 
 
 @given(st.lists(st.tuples(st.floats(1.0, 100.0), st.floats(0.1, 10.0), st.floats(0.001, 10.0)), min_size=1, max_size=8))

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from graftwork.api.cli.bench.fleet import Fleet, Process
-from graftwork.api.cli.bench.fleet_clients import Client, WrongAnswer
+from graftwork.api.cli.chaos.fleet import Fleet, Process
+from graftwork.api.cli.chaos.fleet_clients import Client, WrongAnswer
 
 HOLD_S = 8.0
 """How long a fault lasts that is not over at once: longer than `engine_silence_s`."""

@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 
 import httpx
 
-from graftwork.api.cli.bench.fleet import Fleet
+from graftwork.api.cli.chaos.fleet import Fleet
 
 MODEL = "graftwork-demo"
 
-_ATTEMPT_S = 20.0
+ATTEMPT_S = 20.0
 """How long one attempt may take. A client gives up sooner than this suite."""
-_PAUSE_S = 0.3
-_RETRIED = {409, 429, 500, 502, 503, 504}
-_FINAL_409 = {"idempotency_key_reused"}
+PAUSE_S = 0.3
+RETRIED = {409, 429, 500, 502, 503, 504}
+FINAL_409 = {"idempotency_key_reused"}
 _CHAT_TOKENS = 60
 _SESSION_MESSAGES = 20
 """A session with so many messages is followed by a new one, since the model's context is short."""
@@ -42,9 +42,13 @@ class Told:
     """One streamed chat, as its client saw it."""
 
     request_id: str
+    url: str = ""
+    """The gateway that was asked."""
     num_tokens: int = 0
     end: str = "cut"
     """`completed`, `failed` by the server, or `cut`."""
+    ended_at: float = 0.0
+    """When it was cut, on the monotonic clock."""
 
 
 @dataclass
@@ -79,18 +83,18 @@ class Client:
         while True:
             try:
                 answer = await self.http.request(
-                    method, self.url() + path, json=body, headers=headers, timeout=_ATTEMPT_S
+                    method, self.url() + path, json=body, headers=headers, timeout=ATTEMPT_S
                 )
             except httpx.TransportError:
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(PAUSE_S)
                 continue
             if answer.is_success:
                 return answer
             code = answer.json().get("error", {}).get("code")
-            if answer.status_code not in _RETRIED or code in _FINAL_409:
+            if answer.status_code not in RETRIED or code in FINAL_409:
                 refuse(answer)
             self.num_refused += 1
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
 
 
 @dataclass
@@ -102,7 +106,7 @@ class ChatClient(Client):
     async def act(self) -> None:
         end = await self._try()
         while end != "completed":
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
             end = await self._try()
 
     async def _try(self) -> str:
@@ -114,24 +118,25 @@ class ChatClient(Client):
             "max_tokens": _CHAT_TOKENS,
             "ignore_eos": True,
         }
-        told = None
+        told, url = None, self.url()
         try:
-            async with self.http.stream(
-                "POST", f"{self.url()}/v1/chat/completions", json=body, timeout=_ATTEMPT_S
-            ) as answer:
+            async with self.http.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=ATTEMPT_S) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
-                    if answer.status_code not in _RETRIED:
+                    if answer.status_code not in RETRIED:
                         refuse(answer)
                     self.num_refused += 1
                     return "refused"
-                told = Told(answer.headers["x-request-id"])
+                told = Told(answer.headers["x-request-id"], url)
                 self.told.append(told)
                 async for line in answer.aiter_lines():
                     if line.startswith("data: "):
                         _take(told, line.removeprefix("data: "))
         except httpx.TransportError:
+            pass
+        if told is None:
             return "cut"
+        told.ended_at = time.monotonic()
         return told.end
 
 
@@ -163,17 +168,17 @@ class SessionClient(Client):
     async def act(self) -> None:
         if not self.said or len(self.said[self.session_id]) >= _SESSION_MESSAGES:
             body = {"model": MODEL, "sampling": {"max_tokens": 24, "temperature": 0}}
-            made = await self.answered("POST", "/v1/sessions", body, {"idempotency-key": self._key()})
+            made = await self.answered("POST", "/v1/sessions", body, {"idempotency-key": self.new_key()})
             self.said[made.json()["id"]] = []
         text = f"Number {len(self.said[self.session_id])}: {self.luck.random()}"
-        while not await self._take_turn(text, self._key()):
+        while not await self.take_turn(text, self.new_key()):
             pass
 
     @property
     def session_id(self) -> str:
         return next(reversed(self.said))
 
-    async def _take_turn(self, text: str, key: str) -> bool:
+    async def take_turn(self, text: str, key: str) -> bool:
         """Sends one turn under one key until it has an end. Returns False if the server failed it."""
         path = f"/v1/sessions/{self.session_id}/turns"
         turn = (await self.answered("POST", path, {"input": text}, {"idempotency-key": key})).json()
@@ -192,7 +197,7 @@ class SessionClient(Client):
         said += [("assistant", _text(item)) for item in turn["output"] if item["type"] == "message"]
         return True
 
-    def _key(self) -> str:
+    def new_key(self) -> str:
         return f"{self.luck.getrandbits(64):x}"
 
     async def stored(self, session_id: str) -> list[tuple[str, str]]:

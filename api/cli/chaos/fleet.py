@@ -1,4 +1,4 @@
-"""Runs the processes of a fleet, so that they can be killed, stopped and started again: gateways and their engine.
+"""Runs the processes of a fleet, so that they can be killed, stopped and started again: gateways and engines.
 
 Owns the processes. Never decides which one is struck: faults.py does. The suite of tests/chaos runs the same fleet over
 PostgreSQL and Redis.
@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,22 +35,33 @@ class Process:
     command: Sequence[str]
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    """The user that the process runs as; None for the user of this process."""
     process: subprocess.Popen[bytes] | None = None
+    struck_at: list[float] = field(default_factory=list)
+    """When the process was killed or got another signal, on the monotonic clock."""
 
     def start(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GRAFTWORK_")}
         with (self.folder / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
-                self.command, stdout=log, stderr=log, env=kept | self.environment, start_new_session=True
+                self.command,
+                stdout=log,
+                stderr=log,
+                env=kept | self.environment,
+                start_new_session=True,
+                user=self.user,
             )
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
+        self.struck_at.append(time.monotonic())
         self.process.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL, also for a stopped process; returns when it is gone."""
         assert self.process is not None
+        self.struck_at.append(time.monotonic())
         self.process.kill()
         self.process.wait(30)
 
@@ -65,12 +76,17 @@ class Process:
 
 @dataclass
 class Fleet:
-    """The gateways and the engine, and the gateways' addresses."""
+    """The gateways and the engines, and the gateways' addresses."""
 
-    engine: Process
-    """The engine; a server with an engine of its own is engine and gateway."""
+    engines: list[Process]
+    """The engines; a server with an engine of its own is engine and gateway."""
     gateways: list[Process]
     urls: list[str]
+
+    @property
+    def engine(self) -> Process:
+        """The first engine."""
+        return self.engines[0]
 
     async def ready(self) -> None:
         """Returns once all gateways say that they are ready. Raises ServerFailed."""
@@ -108,36 +124,23 @@ def fleet_environment() -> dict[str, str]:
 
 
 def fleet_processes(folder: Path, options: Sequence[str] = (), gateways: int = 2) -> Fleet:
-    """Returns a fleet with the demo model whose processes have not started. `options` are those of the gateways."""
+    """Returns a fleet of gateways and one engine with the demo model, not started. `options` are those of gateways."""
     shared = ["--demo", "--data-dir", str(folder / "data")]
     listen, environment = f"unix:{folder / 'engine.sock'}", fleet_environment()
     ports = [free_port() for _ in range(gateways)]
     command = [*PROGRAM, "gateway", *shared, "--engine-address", listen, *options]
     return Fleet(
-        engine=Process("engine", [*PROGRAM, "engine", *shared, "--listen", listen], folder, environment),
+        engines=[Process("engine", [*PROGRAM, "engine", *shared, "--listen", listen], folder, environment)],
         gateways=[Process(f"gateway-{port}", [*command, "--port", str(port)], folder, environment) for port in ports],
         urls=[f"http://127.0.0.1:{port}" for port in ports],
     )
 
 
 async def start_fleet(fleet: Fleet) -> None:
-    """Starts the engine and the gateways, and returns once all are ready. Raises ServerFailed."""
+    """Starts the engines and the gateways, and returns once all are ready. Raises ServerFailed."""
     fleet.engine.start()
     fleet.gateways[0].start()
     await fleet.answers(fleet.gateways[0], fleet.urls[0])  # the first one makes the tables
-    for gateway in fleet.gateways[1:]:
-        gateway.start()
+    for process in (*fleet.engines[1:], *fleet.gateways[1:]):
+        process.start()
     await fleet.ready()
-
-
-@asynccontextmanager
-async def demo_fleet(folder: Path) -> AsyncGenerator[Fleet, None]:
-    """Starts two gateways and an engine with the demo model over one SQLite file, and ends them. Raises ServerFailed."""
-    fleet = fleet_processes(folder)
-    try:
-        await start_fleet(fleet)
-        yield fleet
-    finally:
-        for process in (*fleet.gateways, fleet.engine):
-            if process.is_running:
-                process.kill()
