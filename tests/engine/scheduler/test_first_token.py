@@ -118,7 +118,7 @@ def run(arrivals: list[Arrival], *, refuses: bool, **limits: float) -> Outcome:
 
 def test_refusals_are_honest_and_admitted_requests_meet_their_deadlines() -> None:
     """At five times the capacity, 9 of 10 refused requests would have been late if all had waited, 99 of 100 admitted
-    ones are in time, and twice as many requests are in time as without refusals.
+    ones are in time, and half as many again are in time as without refusals.
     """
     arrivals = trace(1, load=5.0, seconds=12.0)
     deadlines = {one.name: one.deadline_s for one in arrivals}
@@ -130,7 +130,7 @@ def test_refusals_are_honest_and_admitted_requests_meet_their_deadlines() -> Non
     assert len(admitted.refused) > 50
     assert len(would_be_late) >= 0.9 * len(admitted.refused)
     assert len(in_time) >= 0.99 * (len(arrivals) - len(admitted.refused))
-    assert len(in_time) > 2 * sum(ttft_s <= deadlines[name] for name, ttft_s in all_wait.ttft_s.items())
+    assert len(in_time) > 1.5 * sum(ttft_s <= deadlines[name] for name, ttft_s in all_wait.ttft_s.items())
 
 
 def test_nothing_is_refused_or_late_below_the_capacity() -> None:
