@@ -8,10 +8,10 @@ waits for a message.
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
 
+from graftwork.engine.arrivals import Arrivals
 from graftwork.engine.core.events import RequestOutput
 from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.progress import LoopProgress
-from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineStats
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled
 from graftwork.engine.grammar.manager import GrammarManager
@@ -58,6 +58,7 @@ class EngineLoop:
         gates: LayerGates,
         steps: StepPipeline,
         progress: LoopProgress,
+        arrivals: Arrivals,
     ) -> None:
         self.inbox = inbox
         self._scheduler = scheduler
@@ -69,6 +70,9 @@ class EngineLoop:
         self.steps = steps
         self.progress = progress
         """Shows other threads whether the loop advances."""
+        self.arrivals = arrivals
+        """Decides about requests on the thread that receives them."""
+        self._num_received = 0
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
 
@@ -104,6 +108,7 @@ class EngineLoop:
         self._deliver(self.steps.advance(plan))
         if self.progress.wants_load:
             self.progress.publish(self.load())
+        self._publish_snapshot()
         return True
 
     # ---- in ---------------------------------------------------------------------------------------------------
@@ -114,6 +119,7 @@ class EngineLoop:
         """
         if wait:
             self.progress.publish(self.load())
+            self._publish_snapshot()
             self.progress.rest()
             try:
                 self.take(self.inbox.get(timeout=self._scheduler.deadlines.seconds_to_next()))
@@ -129,8 +135,8 @@ class EngineLoop:
         """Handles one message from the inbox."""
         self.progress.advance()
         match message:
-            case SubmitRequest(request, sink):
-                self._submit(request, sink)
+            case SubmitRequest():
+                self._submit(message)
             case CancelRequest(request_id):
                 self._cancel(request_id)
             case CancelSink(sink):
@@ -170,13 +176,15 @@ class EngineLoop:
             case Stop():
                 self._stopping = True
 
-    def _submit(self, request: EngineRequest, sink: Sink) -> None:
+    def _submit(self, message: SubmitRequest) -> None:
+        if message.received is not None:
+            self._num_received = message.received.number
         try:
-            displaced = self._scheduler.submit(request)
+            displaced = self._scheduler.submit(message.request, message.received)
         except GraftworkError as error:
-            sink([RequestOutput(request.request_id, error)])
+            message.sink([RequestOutput(message.request.request_id, error)])
         else:
-            self._sinks[request.request_id] = sink
+            self._sinks[message.request.request_id] = message.sink
             self._deliver(displaced)
 
     def _cancel(self, request_id: RequestId) -> None:
@@ -195,6 +203,10 @@ class EngineLoop:
         for output in outputs:
             if output.is_last:
                 self._sinks.pop(output.request_id, None)
+
+    def _publish_snapshot(self) -> None:
+        wanted = self.arrivals.wants_snapshot
+        self.arrivals.publish(self._scheduler.deadlines.snapshot(self._num_received) if wanted else None)
 
     def load(self) -> EngineLoad:
         """Returns the figures by which gateways place requests."""

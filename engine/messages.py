@@ -15,6 +15,7 @@ from graftwork.engine.grammar.compile.compiler import GrammarCompiled
 from graftwork.engine.kv.transfer.plan import LoadReadable, TransferDone
 from graftwork.engine.lora.adapter_copies import AdapterCopied
 from graftwork.engine.lora.loader import AdapterLoaded
+from graftwork.engine.scheduler.first_token import Received
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -28,6 +29,8 @@ class SubmitRequest:
 
     request: EngineRequest
     sink: Sink
+    received: Received | None = None
+    """What the thread has found that received the request; None if the engine loop receives it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ ROOMS = (
     "engine/runner",
     "engine/parallel",
     "engine/scheduler",
+    "engine/arrivals.py",
     "engine/messages.py",
     "engine/step_pipeline.py",
     "engine/loop.py",

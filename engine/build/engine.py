@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 import graftwork
+from graftwork.engine.arrivals import Arrivals
 from graftwork.engine.build.calibration import measure
 from graftwork.engine.build.devices import (
     choose_device,
@@ -137,7 +138,8 @@ def build_engine(
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
     prefills = PrefillMeter(tracker, clock)
     steps = _pipeline(config, storage, scheduler, all_ranks, prefills, progress, runner.forward.paths)
-    loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copies, storage.cache.gates, steps, progress)
+    threads = progress, Arrivals(clock)
+    loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copies, storage.cache.gates, steps, *threads)
     progress.rest()  # the trial steps of this function advanced it
     return Engine(
         loop=loop,

@@ -71,6 +71,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     def __init__(self, engine: Engine, listener: OutputListener) -> None:
         self._listener = listener
         self._inbox = engine.loop.inbox
+        self._arrivals = engine.loop.arrivals
         self._progress = engine.loop.progress
         self._memory = engine.memory
         self._phases = engine.phases
@@ -113,8 +114,13 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
                 f"The engine does not know what is asked: {error}. Run gateway and engine of one version."
             )
             sink([RequestOutput(RequestId(submit.request_id), refusal)])
+            return
+        try:
+            received = self._arrivals.receive(request)
+        except GraftworkError as error:
+            sink([RequestOutput(request.request_id, error)])
         else:
-            self._inbox.put(SubmitRequest(request, sink))
+            self._inbox.put(SubmitRequest(request, sink, received))
 
     async def Describe(self, request: wire.DescribeRequest, context: Context) -> wire.Description:  # noqa: N802
         return codec.description_to_wire(replace(self._description, epoch=self.epoch, generation=self.generation))

@@ -10,12 +10,15 @@ bounded time. Each choice costs O(log n) comparisons, and reads the ranks of a b
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import accumulate
 
+from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.scheduler.fair_group import FairGroup, GroupWalk, Rank
 from graftwork.engine.scheduler.request_rank import WalkRanks
 from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.waiting_order import QueueLine
 from graftwork.platform.ids import RequestId
 
 DOMAIN_TURN = 4
@@ -25,12 +28,12 @@ Entry = tuple[float, int, RequestState]
 """A waiting request with its time of arrival and a number that makes entries distinct."""
 
 
-def flow_of(state: RequestState) -> Hashable:
+def flow_of(request: EngineRequest) -> Hashable:
     """Returns the key of a request's flow: its session, or its adapters if it has none.
 
     Requests with an earlier run on another engine have flows of their own, so that none of them waits behind a new one.
     """
-    request, session = state.request, state.request.session
+    session = request.session
     return (request.adapters, None if session is None else session.session, bool(request.emitted_token_ids))
 
 
@@ -46,13 +49,13 @@ class DomainQueue:
 
     def add(self, entry: Entry) -> None:
         insort(self.by_age, entry)
-        key = flow_of(entry[2])
+        key = flow_of(entry[2].request)
         insort(self.flows.setdefault(key, []), entry)
         self.group.begin_waiting(key)
 
     def remove(self, entry: Entry) -> None:
         del self.by_age[bisect_left(self.by_age, entry[:2])]
-        key = flow_of(entry[2])
+        key = flow_of(entry[2].request)
         flow = self.flows[key]
         del flow[bisect_left(flow, entry[:2])]
         if not flow:
@@ -61,6 +64,27 @@ class DomainQueue:
 
     def count_start(self, entry: Entry) -> None:
         self.num_since_oldest = 0 if entry is self.by_age[0] else self.num_since_oldest + 1
+
+    def line(self, counter: float, cost_of: Callable[[RequestState], float]) -> tuple[QueueLine, list[Entry]]:
+        """Returns where new requests of this domain would stand if its counter is `counter`, and its waiting requests in
+        the order of `QueueLine.flow_starts`. `cost_of` returns what the admission of a request costs, divided by the weight.
+        """
+        flow_ends = self.group.counters()
+        starts: list[tuple[float, float, Entry]] = []
+        for key, entries in self.flows.items():
+            for entry in entries:
+                cost = cost_of(entry[2])
+                starts.append((flow_ends[key], cost, entry))
+                flow_ends[key] += cost
+        starts.sort(key=lambda one: (one[0], one[2][:2]))
+        line = QueueLine(
+            counter=counter,
+            flow_ends=flow_ends,
+            flow_floor=self.group.floor(),
+            flow_starts=tuple(start for start, *_ in starts),
+            costs=tuple(accumulate((cost for _, cost, _ in starts), initial=0.0)),
+        )
+        return line, [entry for *_, entry in starts]
 
     def check_integrity(self) -> None:
         self.group.check_integrity()
@@ -138,7 +162,7 @@ class DomainWalk:
         return self.take_oldest() if is_due else self._took(self._flows.take())
 
     def take_oldest(self) -> tuple[RequestState, float]:
-        return self._took(self._flows.take_from(flow_of(self._oldest_entry()[2])))
+        return self._took(self._flows.take_from(flow_of(self._oldest_entry()[2].request)))
 
     def _took(self, choice: tuple[RequestState, float]) -> tuple[RequestState, float]:
         state = choice[0]

@@ -59,14 +59,25 @@ class FairGroup:
     def counter(self, key: Hashable) -> float:
         """Returns the service of a member, in units of cost divided by weight; for a new member, where it would start."""
         member = self._members.get(key)
-        return self._floor() if member is None else member.counter
+        return self.floor() if member is None else member.counter
+
+    def floor(self) -> float:
+        """Returns the counter at which a new member would start."""
+        if self.waiting:
+            return self.waiting[0][0]
+        return self._left_last.counter if self._left_last is not None else 0.0
+
+    def counters(self) -> dict[Hashable, float]:
+        """Returns where each member stands: its counter, or the floor if an idle member would start there."""
+        floor = self.floor()
+        return {key: max(member.counter, floor) for key, member in self._members.items()}
 
     def begin_waiting(self, key: Hashable) -> None:
         """Records that a member has a waiting request. Does nothing if it had one before."""
         member = self.member(key)
         if member.is_waiting:
             return
-        member.counter = max(member.counter, self._floor())
+        member.counter = max(member.counter, self.floor())
         member.is_waiting = True
         insort(self.waiting, (member.counter, member.number, member))
 
@@ -93,18 +104,13 @@ class FairGroup:
         """Returns the member with this key, which is created if it is new."""
         member = self._members.get(key)
         if member is None:
-            member = self._members[key] = Member(key, self._num_seen, self._floor())
+            member = self._members[key] = Member(key, self._num_seen, self.floor())
             self._num_seen += 1
         return member
 
-    def _floor(self) -> float:
-        if self.waiting:
-            return self.waiting[0][0]
-        return self._left_last.counter if self._left_last is not None else 0.0
-
     def _forget_idle(self) -> None:
         """Forgets idle members whose counters are not above the floor: they would start there anyway."""
-        floor = self._floor()
+        floor = self.floor()
         for key in [key for key, one in self._members.items() if not one.is_waiting and one.counter <= floor]:
             del self._members[key]
         self._forget_above = max(_MIN_MEMBERS, 2 * len(self._members))

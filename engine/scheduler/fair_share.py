@@ -16,7 +16,7 @@ Each tier has its own counters. Source: Deficit Longest Prefix Match, Cao et al.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.scheduler.domain_queue import DomainQueue, DomainWalk, Entry, flow_of
@@ -24,7 +24,15 @@ from graftwork.engine.scheduler.fair_group import FairGroup, GroupWalk
 from graftwork.engine.scheduler.locality import Locality, NoLocality
 from graftwork.engine.scheduler.request_rank import DeficitSettings, RequestRanks, WalkRanks
 from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.waiting_order import TIER_PRIORITY, QueueSize, ServicePrices, ServiceUse, WaitingSizes
+from graftwork.engine.scheduler.waiting_order import (
+    TIER_PRIORITY,
+    QueueLine,
+    QueueLines,
+    QueueSize,
+    ServicePrices,
+    ServiceUse,
+    WaitingSizes,
+)
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -103,6 +111,26 @@ class DeficitPrefixOrder:
             passed.update({tier: 0} if tier in passed else {})
             yield state
 
+    def uncached_tokens(self, state: RequestState) -> int:
+        return max(len(state.token_ids) - self._ranks.locality.cached_tokens(state), 1)
+
+    def lines(self, tokens_of: Callable[[RequestState], int]) -> tuple[QueueLines, list[RequestState]]:
+        def cost_of(state: RequestState) -> float:
+            tokens = 0 if state.is_admitted else tokens_of(state)
+            return self._prices.cost(ServiceUse(input_tokens=tokens)) / state.request.weight
+
+        lines: dict[tuple[ServiceTier, IsolationDomain], QueueLine] = {}
+        starts: list[tuple[tuple[int, float], RequestState]] = []
+        for tier, queue in self._tiers.items():
+            for domain, line, states in queue.lines(cost_of):
+                lines[tier, domain] = line
+                at = [(TIER_PRIORITY[tier], line.counter + cost) for cost in line.costs]
+                starts += zip(at, states, strict=False)  # the last cost is that of all
+        starts.sort(key=lambda one: one[0])
+        floors = {tier: queue.group.floor() for tier, queue in self._tiers.items()}
+        keys = tuple(key for key, _ in starts)
+        return QueueLines(keys, lines, floors, self._prices.input_token), [state for _, state in starts]
+
     def priority(self, state: RequestState) -> int:
         """Returns the current priority of a request: 0 is the highest, larger numbers are lower.
 
@@ -171,7 +199,16 @@ class _TierQueue:
     def charge(self, state: RequestState, cost: float) -> None:
         self.group.charge(state.domain, cost)
         if state.domain in self._domains:
-            self._domains[state.domain].group.charge(flow_of(state), cost)
+            self._domains[state.domain].group.charge(flow_of(state.request), cost)
+
+    def lines(
+        self, cost_of: Callable[[RequestState], float]
+    ) -> Iterator[tuple[IsolationDomain, QueueLine, list[RequestState]]]:
+        """Yields each remembered domain, where its new requests would stand, and its waiting requests in order."""
+        for domain, counter in self.group.counters().items():
+            queue = self._domains.get(domain)  # type: ignore[call-overload]
+            line, entries = (QueueLine(counter), []) if queue is None else queue.line(counter, cost_of)
+            yield domain, line, [entry[2] for entry in entries]  # type: ignore[misc]
 
     def walk(self, ranks: WalkRanks) -> GroupWalk:
         def open_domain(domain: Hashable) -> DomainWalk:

@@ -1,89 +1,138 @@
-"""Estimates when a new request would get its first token, and refuses requests whose deadlines cannot be met.
+"""Refuses requests whose deadlines cannot be met, when they come and while they wait, and learns what first tokens take.
 
-    Backlog              what is ahead of one new request, as numbers
-    estimate_first_token the estimate: from the backlog, the step times (step_time.py) and the rate of ends
+    EndRate              how many times a second one running request ends
+    ServedShares         the fractions of requests and of prompt tokens that started for each tier and domain
     Correction           how much longer than estimated first tokens have taken
-    DeadlineAdmission    refuses on arrival, and finds the waiting requests whose deadlines have passed
+    DeadlineAdmission    makes snapshots for the estimate of arrival.py, and finds requests that have waited too long
 
-Owns the deadlines of waiting requests. Never refuses on evidence that it lacks: without measured steps there is no
-estimate, and no request is refused. An estimate counts what is here now in the order in which it is served, and the part
-of the service that goes to requests which arrive later and come first: of higher tiers, and of domains (usually, one
-domain is one tenant) below their share.
-Source: admission by estimated time to first token, as in "early rejection" of Mooncake (arXiv 2407.00079).
+Owns the deadlines of waiting requests, and the counts by which first tokens are estimated. What an engine with a queue has
+served lately is what it will serve next: a domain (usually one tenant) that always gets its requests through at once,
+because it is below its fair share, goes on to pass those that wait.
 """
 
 import heapq
-import math
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
+from itertools import accumulate, count
 
 from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.core.step import StepPlan
-from graftwork.engine.core.tiers import Tier
 from graftwork.engine.kv.manager import KvCacheManager
+from graftwork.engine.scheduler.arrival import (
+    NUM_LENGTHS,
+    Arrival,
+    Backlog,
+    QueueSnapshot,
+    QueueTotal,
+    Shares,
+    backlog_of,
+    check_arrival,
+    length_of,
+)
 from graftwork.engine.scheduler.request_state import FirstTokenEstimate, RequestState
-from graftwork.engine.scheduler.service_rates import EndRate, ServedShares, Shares
 from graftwork.engine.scheduler.step_time import PromptWork, StepTimes
-from graftwork.engine.scheduler.tenant_bounds import BatchShares, in_step_order
+from graftwork.engine.scheduler.tenant_bounds import BatchShares, PromptTurns
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import TIER_PRIORITY, RequestTables
+from graftwork.engine.scheduler.waiting_order import RequestTables
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityContended, DeadlineExceeded, GraftworkError, Unavailable
-from graftwork.platform.ids import RequestId
+from graftwork.platform.errors import DeadlineExceeded
+from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.quotas.in_flight import ThroughputEstimate
 
-DEADLINE_UNREACHABLE = "deadline_unreachable"
-"""The code of the error for a request that would get its first token after its deadline."""
-_LONG = 4
-"""From this length on an estimate is long: from 15 steps on, because its binary logarithm is taken."""
-_SHORT_QUANTILE, _LONG_QUANTILE = 0.9, 0.99
+_STEPS_KEPT = 0.98
+"""What a step still counts after each further step: the last 50 steps or so decide."""
+_STARTS_KEPT = 0.99
+"""What a start still counts after each further start: the last 100 starts or so decide."""
+_NEGLIGIBLE = 0.01
+"""A domain with a count below this is forgotten."""
+_LONG = 2
+"""From this length on an estimate is long: from 3 steps on, because its binary logarithm is taken."""
+_SHORT_QUANTILE, _LONG_QUANTILE = 0.9, 0.995
 _LEARNING_RATE = 0.1
-_NUM_LENGTHS = 8
 _LEAST_FACTOR, _LARGEST_FACTOR = 0.5, 8.0
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """What is ahead of a request under the order in which requests are served."""
+class EndRate:
+    """Learns from the latest steps how often a running request ends."""
 
-    own: PromptWork
-    ahead: PromptWork = field(default_factory=PromptWork)
-    """Prompts of others that will be computed before its own."""
-    decoding: int = 0
-    """Requests that get one token in each step meanwhile."""
-    ends_needed: int = 0
-    """How many running requests must end before this one gets a place in the batch."""
-    running: int = 0
-    """Requests that run and may end."""
-    most_steps: int = 0
-    """The number of steps after which `ends_needed` requests have ended for certain, because of their limits."""
-    passing: Shares = field(default_factory=Shares)
-    """The parts of the service that go to requests which arrive later and come first all the same."""
+    def __init__(self) -> None:
+        self._request_seconds = self._ended = 0.0
+
+    def record_step(self, seconds: float, num_requests: int) -> None:
+        """Records a step of `num_requests` requests that took `seconds`."""
+        self._request_seconds = self._request_seconds * _STEPS_KEPT + num_requests * seconds
+        self._ended *= _STEPS_KEPT
+
+    def record_finished(self) -> None:
+        """Records that one request has ended with its last step."""
+        self._ended += 1
+
+    @property
+    def per_second(self) -> float:
+        """How many times a second one running request ends, in the mean. 0 if none has ended."""
+        return self._ended / self._request_seconds if self._request_seconds else 0.0
 
 
-def estimate_first_token(backlog: Backlog, times: StepTimes, ends: EndRate) -> FirstTokenEstimate | None:
-    """Estimates when the first token of a request with this backlog comes. None if nothing was measured yet.
+@dataclass(slots=True)
+class _Count:
+    requests: float = 0.0
+    tokens: float = 0.0
+    known_tokens: float = 0.0
+    at: int = 0
+    """The number of starts when the count was last faded."""
 
-    The request waits for a place, and for the prompts ahead of it. Both go on at the same time, and its own prompt is
-    computed after them. Requests that will arrive and pass it lengthen both.
+    def fade(self, number: int) -> None:
+        kept = _STARTS_KEPT ** (number - self.at)
+        self.requests, self.tokens, self.known_tokens = (
+            self.requests * kept,
+            self.tokens * kept,
+            self.known_tokens * kept,
+        )
+        self.at = number
+
+
+class ServedShares:
+    """Counts what has started, by tier and domain (usually one tenant); later starts count more.
+
+    Invariant: the fractions of all tiers and domains sum to 1.
     """
-    if not times.costs.is_known:
-        return None
-    places_s = 0.0
-    if backlog.ends_needed:
-        places_s = backlog.most_steps * times.mean_s
-        if ends_per_second := ends.per_second * backlog.running:
-            places_s = min(places_s, backlog.ends_needed / ends_per_second)
-    own_s = times.seconds_of_prompts(backlog.own, backlog.decoding)
-    ahead_s = times.seconds_of_prompts(backlog.ahead.plus(backlog.own), backlog.decoding) - own_s
-    wait_s = max(places_s / (1 - backlog.passing.requests), ahead_s / (1 - backlog.passing.tokens))
-    return FirstTokenEstimate(wait_s, own_s)
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[ServiceTier, IsolationDomain], _Count] = {}
+        self._number = 0
+
+    def record_start(self, state: RequestState) -> None:
+        """Records that a request starts, with the prompt tokens that it must compute."""
+        self._number += 1
+        count = self._counts.setdefault((state.request.tier, state.domain), _Count(at=self._number))
+        count.fade(self._number)
+        count.requests += 1
+        count.tokens += max(state.num_uncomputed, 1)
+        count.known_tokens += len(state.token_ids)
+        if self._number % 128 == 0:
+            self._forget_idle()
+
+    def of(self) -> dict[tuple[ServiceTier, IsolationDomain], Shares]:
+        """Returns the present shares of all tiers and domains."""
+        for one in self._counts.values():
+            one.fade(self._number)
+        requests = sum(one.requests for one in self._counts.values())
+        tokens = sum(one.tokens for one in self._counts.values())
+        return {
+            key: Shares(one.requests / requests, one.tokens / tokens, one.tokens / one.known_tokens)
+            for key, one in self._counts.items()
+        }
+
+    def _forget_idle(self) -> None:
+        for one in self._counts.values():
+            one.fade(self._number)
+        self._counts = {key: one for key, one in self._counts.items() if one.requests >= _NEGLIGIBLE}
 
 
 class Correction:
     """Learns how much longer first tokens take than estimated, for example because answers become longer.
 
-    `factor` is a high percentile of the times divided by their estimates: so many times are shorter than the estimate
+    A factor is a high percentile of the times divided by their estimates: so many times are shorter than the estimate
     times the factor. It rises after a longer time much more than it falls after a shorter one. An estimate of few steps
     is off by a step or two, which is a large part of it, and one of many steps only by a small part. So there is a factor
     for each length, in powers of two of the mean step. Long estimates can be held to a higher percentile, because it
@@ -92,26 +141,31 @@ class Correction:
     """
 
     def __init__(self) -> None:
-        self._factors = [1.0] * _NUM_LENGTHS
-
-    def factor(self, estimated_s: float, mean_step_s: float) -> float:
-        """Returns the factor for an estimate, both in seconds."""
-        return self._factors[_length_of(estimated_s, mean_step_s)]
+        self.factors = (1.0,) * NUM_LENGTHS
+        """By the length of the estimate."""
 
     def record(self, estimated_s: float, took_s: float, mean_step_s: float) -> None:
         """Records a time and its estimate, in seconds."""
-        length = _length_of(estimated_s, mean_step_s)
-        factor = self._factors[length]
+        length = length_of(estimated_s, mean_step_s)
+        factor = self.factors[length]
         quantile = _SHORT_QUANTILE if length < _LONG else _LONG_QUANTILE
         change = quantile if took_s > estimated_s * factor else quantile - 1
-        self._factors[length] = min(max(factor * (1 + _LEARNING_RATE * change), _LEAST_FACTOR), _LARGEST_FACTOR)
+        changed = min(max(factor * (1 + _LEARNING_RATE * change), _LEAST_FACTOR), _LARGEST_FACTOR)
+        self.factors = (*self.factors[:length], changed, *self.factors[length + 1 :])
 
 
-def _length_of(seconds: float, mean_step_s: float) -> int:
-    """Returns the binary logarithm of a time in mean steps, between 0 and the largest that is told apart."""
-    if mean_step_s <= 0:
-        return 0
-    return min(int(math.log2(1 + seconds / mean_step_s)), _NUM_LENGTHS - 1)
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What the thread that received a request has found, before the engine loop gets it."""
+
+    at: float
+    """When the request was received, on the engine's monotonic clock."""
+    number: int = 0
+    """How many requests had been received by then, with this one."""
+    expected: FirstTokenEstimate | None = None
+    """When its first token is expected; None if the engine loop has to decide whether the deadline can be met."""
+    uncached_tokens: int = 0
+    """How many tokens of its prompt were taken to be uncached."""
 
 
 class DeadlineAdmission:
@@ -169,9 +223,9 @@ class DeadlineAdmission:
 
     # ---- on arrival -------------------------------------------------------------------------------------------
 
-    def check(self, state: RequestState) -> None:
-        """Raises CapacityContended, with the time to retry, if the new request cannot have its first token by its
-        deadline. Raises Unavailable if it could not even on an idle engine, so that waiting does not help.
+    def check(self, state: RequestState, received: Received | None = None) -> None:
+        """Raises CapacityContended or Unavailable if the new request cannot have its first token by its deadline (see
+        `check_arrival`), unless the thread that received it has found that it can.
 
         Does nothing for a request without a deadline. Must be called before the request is queued. `expired` watches a
         request that is not refused.
@@ -179,84 +233,49 @@ class DeadlineAdmission:
         deadline_s, due_at = state.request.deadline_s, state.due_at
         if deadline_s is None or due_at is None:
             return
-        backlog = self.backlog(state)
-        state.expected = expected = estimate_first_token(backlog, self._times, self._ends)
-        alone_s = 0.0
-        if expected is not None:
-            alone_s = self._times.seconds_of_prompts(backlog.own, 0)
-            estimate_s = expected.total_s * self.correction.factor(expected.total_s, self._times.mean_s)
-            if estimate_s > deadline_s:
-                raise _unreachable(deadline_s, estimate_s, alone_s)
-        heapq.heappush(self._due, (due_at - alone_s, next(self._numbers), state))
+        uncached = self._uncached(state)
+        if received is not None and received.expected is not None and uncached <= received.uncached_tokens:
+            state.expected = received.expected
+        else:
+            arrival = Arrival.of(state.request, uncached)
+            state.expected = check_arrival(self.snapshot(), arrival, due_at - self._clock.monotonic())
+        own_s = 0.0 if state.expected is None else state.expected.own_s
+        heapq.heappush(self._due, (due_at - own_s, next(self._numbers), state))
 
     def backlog(self, state: RequestState) -> Backlog:
         """Returns what would be ahead of a new request, if it were queued now."""
-        self._waiting.enqueue(state)
-        try:
-            order = list(self._waiting.candidates())
-        finally:
-            self._waiting.remove(state)
+        return backlog_of(self.snapshot(), Arrival.of(state.request, self._uncached(state)))
+
+    def snapshot(self, num_received: int = 0) -> QueueSnapshot:
+        """Returns what the engine has to do now. `num_received` is how many requests the engine loop has received."""
         running = list(self._running.values())
-        shares = BatchShares(self._limits.max_running, running, order)
-        place = next(place for place, one in enumerate(order) if one is state)
-        ahead = order[:place]
-        in_turn = in_step_order([*running, *ahead, state], self._waiting, self._limits.max_running)
-        before = in_turn[: next(place for place, one in enumerate(in_turn) if one is state)]
-        prompts = [self._work(one) for one in before if one.num_uncomputed > 1]
-        decoding = sum(one.num_uncomputed <= 1 for one in running) + len(prompts) // 2
-        ends_needed = self._ends_needed(state, ahead, shares)
-        most_steps = sorted(_most_steps(one) for one in running)
-        return Backlog(
-            own=self._work(state),
-            ahead=sum(prompts, PromptWork()),
-            decoding=min(decoding, self._limits.max_running - 1),
-            ends_needed=ends_needed,
+        shares = BatchShares(self._limits.max_running, running, self._waiting)
+        queue, in_order = self._waiting.lines(self._uncached)
+        pool = self._kv_cache.page_store.device
+        return QueueSnapshot(
+            num_received=num_received,
+            pace=self._times.pace(),
+            ends_per_second=self._ends.per_second,
+            factors=self.correction.factors,
+            queue=queue,
+            totals=tuple(accumulate(map(self._total_of, in_order), _sum, initial=QueueTotal())),
+            prompts=PromptTurns.of(running, self._waiting, shares, self._limits.max_batch_tokens),
+            excess=shares.excess_by_domain(),
+            new_excess=shares.excess_of_new(1.0),
+            worst_priority=max((one.priority for one in running), default=0),
+            max_running=self._limits.max_running,
             running=len(running),
-            most_steps=_sum_of_rounds(most_steps, ends_needed),
-            passing=self._passing(state, order[place + 1 :]),
+            decoding=sum(one.num_uncomputed <= 1 for one in running),
+            free_pages=pool.free_pages + pool.idle_pages - len(running),
+            most_steps=tuple(sorted(map(_most_steps, running))),
+            served=self._served.of(),
+            weights={one.domain: one.request.weight for one in (*self._waiting, *running)},
         )
 
-    def _passing(self, state: RequestState, behind: list[RequestState]) -> Shares:
-        """Returns which parts of the service go to requests that arrive while `state` waits, and pass it.
-
-        These are requests of higher tiers, and those of other domains (usually, one domain is one tenant) that have got
-        less service lately for their weight, and of which nothing waits behind. What a domain has got, it will get.
-        """
-        tier, own = state.request.tier, state.domain
-        late = {(one.request.tier, one.domain) for one in behind}
-        weights = {one.domain: one.request.weight for one in (*behind, *self._waiting, *self._running.values(), state)}
-        fair = weights[own] / sum(weights.values())
-        served = self._served.of()
-        own_tokens = served.get((tier, own), Shares()).tokens / weights[own]
-        requests = tokens = 0.0
-        for (other_tier, domain), share in served.items():
-            is_higher = TIER_PRIORITY[other_tier] < TIER_PRIORITY[tier]
-            has_less = share.tokens / weights.get(domain, 1.0) < own_tokens
-            is_lighter = other_tier is tier and has_less and (tier, domain) not in late
-            if is_higher or is_lighter:
-                requests, tokens = requests + share.requests, tokens + share.tokens
-        return Shares(requests, tokens).at_most(1 - min(fair, 0.5))
-
-    def _work(self, state: RequestState) -> PromptWork:
-        """Returns what must be computed of a request before its first token."""
+    def _total_of(self, state: RequestState) -> QueueTotal:
         tokens = self._uncached(state)
-        return PromptWork.of(len(state.token_ids) - tokens, tokens)
-
-    def _ends_needed(self, state: RequestState, ahead: list[RequestState], shares: BatchShares) -> int:
-        """Returns how many running requests must end before `state` has a place and pages, if those `ahead` come first."""
-        free_places = self._limits.max_running - len(self._running)
-        size = self._limits.page_tokens
-        free_pages = self._kv_cache.page_store.could_allocate
-        fitting, pages = 0, len(self._running)
-        for one in [*ahead, state]:
-            pages += pages_for(self._uncached(one), size)
-            if fitting == free_places or not (free_pages(Tier.DEVICE, pages) or not self._running):
-                break
-            fitting += 1
-        missing = len(ahead) + 1 - fitting
-        if missing <= 0 or shares.victims_for(state, self._waiting.priority(state)):
-            return 0
-        return missing
+        work = PromptWork.of(len(state.token_ids) - tokens, tokens)
+        return QueueTotal(work, pages_for(tokens, self._limits.page_tokens))
 
     def queued_tokens(self) -> int:
         """Returns how many prompt tokens of waiting and running requests must still be computed."""
@@ -268,7 +287,7 @@ class DeadlineAdmission:
         if not self._times.costs.is_known:
             return None
         most = self._limits.max_batch_tokens
-        return self._times.seconds_of_prompts(PromptWork.of(0, most), 0) / most
+        return self._times.pace().seconds_of_prompts(PromptWork.of(0, most), 0) / most
 
     def _uncached(self, state: RequestState) -> int:
         """Returns how many known tokens of a request must still be computed, at least 1. Looks up a waiting request in
@@ -308,40 +327,19 @@ class DeadlineAdmission:
             self._requests.by_id.get(request_id) is state and request_id not in self._running and not state.is_admitted
         )
 
-
-def deadline_passed() -> DeadlineExceeded:
-    """Returns the error for a request that has waited so long that it can no longer meet its deadline."""
-    return DeadlineExceeded(
-        "The request has waited in the queue until its first token could no longer come by its deadline. Send it again "
-        "later, or with a longer x-deadline-ms."
-    )
-
-
-def _unreachable(deadline_s: float, estimate_s: float, alone_s: float) -> GraftworkError:
-    if alone_s > deadline_s:
-        message = (
-            f"The first token takes about {alone_s:.2f} s even on an idle engine, and the deadline is {deadline_s:.2f} s. "
-            "Send a shorter prompt, or a longer x-deadline-ms."
+    def deadline_passed(self) -> DeadlineExceeded:
+        """Returns the error for a request that has waited so long that it can no longer meet its deadline."""
+        return DeadlineExceeded(
+            "The request has waited in the queue until its first token could no longer come by its deadline. Send it again "
+            "later, or with a longer x-deadline-ms.",
+            retry_after_s=self.retry_after_s(),
         )
-        return Unavailable(message, code=DEADLINE_UNREACHABLE)
-    late_s = estimate_s - deadline_s
-    message = (
-        f"The first token would come in about {estimate_s:.2f} s, and the deadline is {deadline_s:.2f} s. Send the request "
-        f"again in {math.ceil(late_s)} s, or with a longer x-deadline-ms."
-    )
-    return CapacityContended(message, code=DEADLINE_UNREACHABLE, retry_after_s=late_s)
+
+
+def _sum(left: QueueTotal, right: QueueTotal) -> QueueTotal:
+    return QueueTotal(left.work + right.work, left.pages + right.pages)
 
 
 def _most_steps(state: RequestState) -> int:
     """Returns after how many steps at most a running request ends, if each of its prompt chunks takes one step."""
     return max(state.max_total_tokens - state.num_tokens, 0) + 1
-
-
-def _sum_of_rounds(most_steps: list[int], ends_needed: int) -> int:
-    """Returns the steps after which `ends_needed` requests have ended. Those that start meanwhile are taken to run as
-    long as the longest that runs now.
-    """
-    if not ends_needed or not most_steps:
-        return 0
-    rounds, rest = divmod(ends_needed - 1, len(most_steps))
-    return rounds * most_steps[-1] + most_steps[rest]

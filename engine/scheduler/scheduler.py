@@ -30,7 +30,7 @@ from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
 from graftwork.engine.scheduler.fair_share import VirtualTokenCounter
-from graftwork.engine.scheduler.first_token import DeadlineAdmission, deadline_passed
+from graftwork.engine.scheduler.first_token import DeadlineAdmission, Received
 from graftwork.engine.scheduler.planner import StepBuilder, StepPlanner
 from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
@@ -39,7 +39,7 @@ from graftwork.engine.scheduler.service_meter import FlexHoldback, ServiceMeter
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
 from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
-from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, displaced_error
+from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, RunningPrompts, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
 from graftwork.engine.scheduler.waiting_order import RequestTables, ServiceUse, WaitingOrder, first_candidates
 from graftwork.platform.clock import Clock
@@ -48,7 +48,7 @@ from graftwork.platform.ids import RequestId
 
 _NO_GRAMMARS = NoGrammars()
 _LOOKAHEAD = 16
-"""So many waiting requests beyond the free places are put in order: they may preempt, or replace some that cannot start."""
+"""So many waiting requests beyond those that fit are put in order: they may preempt, or replace some that cannot start."""
 
 
 class Scheduler:
@@ -108,18 +108,19 @@ class Scheduler:
 
     # ---- submit and cancel ------------------------------------------------------------------------------------
 
-    def submit(self, request: EngineRequest) -> list[RequestOutput]:
-        """Queues a request. If it cannot be served or may not wait, raises a GraftworkError and changes nothing.
-        Returns the errors of the waiting requests of other domains (usually, one domain is one tenant) that made room for
+    def submit(self, request: EngineRequest, received: Received | None = None) -> list[RequestOutput]:
+        """Queues a request, of which `received` says what the thread has found that received it.
+
+        If it cannot be served or may not wait, raises a GraftworkError and changes nothing. Returns the errors of the waiting requests of other domains (usually, one domain is one tenant) that made room for
         it, or its own outputs if an earlier run has ended its answer: then it is not queued.
         """
         if request.request_id in self._by_id:
             raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")
         self._validator.check(request)
-        state = self._validator.new_state(request)
+        state = self._validator.new_state(request, None if received is None else received.at)
         if ended := state.outputs_if_over(self._limits.page_tokens):
             return ended
-        self.deadlines.check(state)
+        self.deadlines.check(state, received)
         free_places, retry_after_s = self._limits.max_running - len(self._running), self.deadlines.retry_after_s()
         displaced = self._queue_bounds.displaced_by(state, free_places, retry_after_s)
         outputs = self.fail([one.request_id for one in displaced], displaced_error(retry_after_s))
@@ -157,15 +158,16 @@ class Scheduler:
     def admit(self) -> list[RequestOutput]:
         """Admits waiting requests, best first in their WaitingOrder, until pages or places in the batch run out.
 
-        Skips a request whose adapter is still loading, whose grammar is still compiling, or that lacks only a place:
-        one behind it may take a place by its share. Stops at a request that lacks pages, so that small requests cannot
-        starve a large one.
+        Skips a request whose adapter is still loading, whose grammar is still compiling, whose prompt would only wait in
+        the batch, or that lacks only a place: one behind it may take a place by its share. Stops at a request that lacks
+        pages, so that small requests cannot starve a large one.
         """
-        outputs, ready = self._ready_candidates()
+        prompts = RunningPrompts(self._running.values(), self._waiting, self._limits.max_batch_tokens)
+        outputs, ready = self._ready_candidates(prompts.room)
         settled_since = self.counters.steps - max(self._limits.min_run_steps, 1)  # who starts here runs a step
         shares = BatchShares(self._limits.max_running, self._running.values(), ready, settled_since)
         for state in ready:
-            if self._flex.holds(state):
+            if self._flex.holds(state) or prompts.hold(state, shares):
                 continue
             while not (self._has_place() and self._page_grower.allocate(state)):
                 if not self._preempt_for(state, shares):
@@ -174,13 +176,15 @@ class Scheduler:
                     break
             else:
                 outputs += self._start(state, shares)
+                prompts.started(state)
         return outputs
 
-    def _ready_candidates(self) -> tuple[list[RequestOutput], list[RequestState]]:
+    def _ready_candidates(self, token_room: int) -> tuple[list[RequestOutput], list[RequestState]]:
         """Returns the waiting requests that lack neither adapter nor grammar, and the errors of those that end here."""
-        outputs = self.fail(self.deadlines.expired(), deadline_passed())
+        outputs = self.fail(self.deadlines.expired(), self.deadlines.deadline_passed())
         ready: list[RequestState] = []
-        candidates = first_candidates(self._waiting, self._limits.max_running - len(self._running) + _LOOKAHEAD)
+        free_places = self._limits.max_running - len(self._running)
+        candidates = first_candidates(self._waiting, free_places, token_room, _LOOKAHEAD)
         groups = [digests for one in candidates if (digests := one.request.adapter_digests)]
         if self._adapters.want(groups, may_place=not self._steps):
             self._steps.ask_to_land()

@@ -239,6 +239,41 @@ class PromptRoom:
         return self._tokens if divisor == 0 else int(min(2 * seconds / divisor, self._tokens))
 
 
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """What is known of the duration of steps at one moment. Any thread may read it."""
+
+    step_s: float = 0.0
+    """Seconds of a step without rows and prompts."""
+    row_s: float = 0.0
+    """Seconds for each decoding row."""
+    token_s: float = 0.0
+    """Seconds for each prompt token, without its attention."""
+    attended_s: float = 0.0
+    """Seconds for each position that a prompt token attends to."""
+    mean_s: float = 0.0
+    """The mean duration of the latest steps, in seconds; 0 before the first."""
+    is_known: bool = False
+    """Whether anything was measured, at start or by a step."""
+    target_s: float | None = None
+    """The longest duration of a step with decoding requests, in seconds; None sets no limit."""
+    page_tokens: int = 1
+    max_batch_tokens: int = 1
+
+    def seconds_of_prompts(self, work: PromptWork, rows: int) -> float:
+        """Returns the expected duration of the steps that compute `work` beside `rows` decoding rows, in seconds: as many
+        steps as the token budget and the target of inter-token time make of it.
+        """
+        step_s = self.step_s + self.row_s * rows
+        work_s = self.token_s * work.tokens + self.attended_s * work.attended
+        steps = work.tokens / max(self.max_batch_tokens - rows, 1)
+        if self.target_s is not None and rows:
+            room_s = max(self.target_s - step_s, _PROMPT_SHARE * step_s)
+            by_room = work_s / room_s if room_s else 0.0
+            steps = max(steps, min(by_room, work.tokens / self.page_tokens))
+        return math.ceil(steps) * step_s + work_s
+
+
 class StepTimes:
     """Measures the steps in flight, and knows how long steps take: what they cost, their mean, and how long prompts take
     beside decoding requests. The planner, the estimate of first tokens and the prices of service all ask it.
@@ -261,18 +296,20 @@ class StepTimes:
         """The mean duration of the latest steps, in seconds; 0 before the first."""
         return self._seconds / self._weight if self._weight else 0.0
 
-    def seconds_of_prompts(self, work: PromptWork, rows: int) -> float:
-        """Returns the expected duration of the steps that compute `work` beside `rows` decoding rows, in seconds: as many
-        steps as the token budget and the target of inter-token time make of it.
-        """
-        step_s = self.costs.seconds(StepLoad(rows))
-        work_s = self.costs.token_s * work.tokens + self.costs.attended_s * work.attended
-        steps = work.tokens / max(self._max_batch_tokens - rows, 1)
-        if self._target_s is not None and rows:
-            room_s = max(self._target_s - step_s, _PROMPT_SHARE * step_s)
-            by_room = work_s / room_s if room_s else 0.0
-            steps = max(steps, min(by_room, work.tokens / self._page_tokens))
-        return math.ceil(steps) * step_s + work_s
+    def pace(self) -> StepPace:
+        """Returns what is known at this moment."""
+        costs = self.costs
+        return StepPace(
+            step_s=costs.seconds(StepLoad()),
+            row_s=costs.seconds(StepLoad(1)) - costs.seconds(StepLoad()),
+            token_s=costs.token_s,
+            attended_s=costs.attended_s,
+            mean_s=self.mean_s,
+            is_known=costs.is_known,
+            target_s=self._target_s,
+            page_tokens=self._page_tokens,
+            max_batch_tokens=self._max_batch_tokens,
+        )
 
     def room(self, rows: int) -> PromptRoom | None:
         """Returns the room for prompts in a step with `rows` decoding rows; None if there is no limit."""

@@ -79,15 +79,17 @@ class RequestValidator:
         request.sampling.check()
         _check_emitted(request, self._stop_token_ids(request.sampling), limits.context_tokens)
 
-    def new_state(self, request: EngineRequest) -> RequestState:
-        """Returns the initial RequestState of a request that `check` has accepted."""
+    def new_state(self, request: EngineRequest, arrived_at: float | None = None) -> RequestState:
+        """Returns the initial RequestState of a request that `check` has accepted. It arrives now, or came at `arrived_at`
+        on the engine's monotonic clock.
+        """
         request = replace(request, adapters=tuple(sorted(request.adapters)))  # one order, so that mixtures share KV
         sampling = request.sampling
         return RequestState(
             request=request,
             scope=self._scopes.for_request(request, self._limits.page_tokens),
             seed=_seed_from_id(request.request_id) if sampling.seed is None else sampling.seed,
-            arrived_at=self._clock.monotonic(),
+            arrived_at=self._clock.monotonic() if arrived_at is None else arrived_at,
             stop_token_ids=self._stop_token_ids(sampling),
             max_total_tokens=min(len(request.prompt_token_ids) + sampling.max_tokens, self._limits.context_tokens),
             token_ids=[*request.prompt_token_ids, *request.emitted_token_ids],

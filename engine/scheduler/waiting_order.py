@@ -1,6 +1,7 @@
 """Defines what the scheduler asks of an order of waiting requests, and what all orders have in common.
 
     ServiceUse, -Prices    what a request takes of the engine, and what it costs
+    QueueLine, QueueLines  where a new request would stand, as numbers
     WaitingOrder           the protocol: every policy that the scheduler can run with
     WaitingSizes           counts the waiting requests and their prompt tokens by domain
     FirstComeFirstServed   the order of arrival, as a baseline for the fair orders
@@ -13,7 +14,8 @@ The unit of cost is the computation of one uncached prompt token. A step that ge
 tokens, so a generated token costs more.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
@@ -102,6 +104,53 @@ class ServicePrices:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class QueueLine:
+    """Where a new request of one domain (usually one tenant) in one tier would stand. Any thread may read it."""
+
+    counter: float = 0.0
+    """The service of the domain so far, divided by its weight: where its first waiting request starts."""
+    flow_ends: Mapping[Hashable, float] = field(default_factory=dict)
+    """The counter at which a new request of each flow of the domain would start, behind those that wait."""
+    flow_floor: float = 0.0
+    """The same for a new flow."""
+    flow_starts: tuple[float, ...] = ()
+    """The counters of their flows at which the waiting requests start, smallest first."""
+    costs: tuple[float, ...] = (0.0,)
+    """The cost, divided by the weight, of what starts before each of them, and of all at the end."""
+
+    def start_of(self, flow: Hashable) -> float:
+        """Returns the counter of the domain at which a new request of a flow would start."""
+        return self.counter + self.costs[bisect_right(self.flow_starts, self.flow_ends.get(flow, self.flow_floor))]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLines:
+    """The waiting requests in the order in which they are expected to start, as numbers. Any thread may read it.
+
+    The sort key of a request is its tier's priority, and the counter of its domain at which it starts. It leaves out what
+    orders do besides, within their bounds: locality, running programs, and the turns of overdue requests.
+    """
+
+    starts: tuple[tuple[int, float], ...] = ()
+    """The sort keys of all waiting requests, smallest first."""
+    lines: Mapping[tuple[ServiceTier, IsolationDomain], QueueLine] = field(default_factory=dict)
+    floors: Mapping[ServiceTier, float] = field(default_factory=dict)
+    """The counter at which a new domain would start."""
+    token_price: float = 1.0
+
+    def start_of(
+        self, tier: ServiceTier, domain: IsolationDomain, flow: Hashable, more: float = 0.0
+    ) -> tuple[int, float]:
+        """Returns the sort key of a new request. Others with the same key start before it.
+
+        `more` is the cost, divided by the weight, of requests of the domain that are not in the lines and come first.
+        """
+        line = self.lines.get((tier, domain))
+        counter = self.floors.get(tier, 0.0) if line is None else line.start_of(flow)
+        return TIER_PRIORITY[tier], counter + more
+
+
 class WaitingOrder(Protocol):
     """Holds the waiting requests, and says in which order they should be admitted.
 
@@ -144,6 +193,18 @@ class WaitingOrder(Protocol):
         """
         ...
 
+    def uncached_tokens(self, state: RequestState) -> int:
+        """Returns how many tokens of a waiting request must be computed, as far as this order knows the cache, at least 1."""
+        ...
+
+    def lines(self, tokens_of: Callable[[RequestState], int]) -> tuple[QueueLines, list[RequestState]]:
+        """Returns where new requests would stand, and the waiting requests in the order of `QueueLines.starts`.
+
+        `tokens_of` returns how many tokens of a waiting request must be computed. Takes time for each waiting request and
+        for each domain that is remembered, but reads no locality.
+        """
+        ...
+
     def priority(self, state: RequestState) -> int:
         """Returns the current priority of a request: 0 is the highest, larger numbers are lower."""
         ...
@@ -153,11 +214,18 @@ class WaitingOrder(Protocol):
         ...
 
 
-def first_candidates(order: WaitingOrder, number: int) -> list[RequestState]:
-    """Returns all waiting requests: the first `number` in the order in which they should be admitted, then the others as
-    they came. So a step costs no more than it can admit.
+def first_candidates(order: WaitingOrder, places: int, tokens: int, more: int) -> list[RequestState]:
+    """Returns all waiting requests: first those that fit into `places` and prompt tokens of steps, and `more` than these, in
+    the order in which they should be admitted; then the others as they came. So a step costs no more than it can admit.
     """
-    first = list(islice(order.candidates(), number))
+    first: list[RequestState] = []
+    candidates = order.candidates()
+    for state in candidates:
+        first.append(state)
+        places, tokens = places - 1, tokens - order.uncached_tokens(state)
+        if places <= 0 or tokens <= 0:
+            break
+    first += islice(candidates, more)
     if len(first) == len(order):
         return first
     chosen = {state.request_id for state in first}
@@ -221,6 +289,13 @@ class FirstComeFirstServed:
 
     def candidates(self) -> Iterator[RequestState]:
         return iter(sorted(self._waiting.values(), key=lambda state: state.arrived_at))
+
+    def uncached_tokens(self, state: RequestState) -> int:
+        return len(state.token_ids)
+
+    def lines(self, tokens_of: Callable[[RequestState], int]) -> tuple[QueueLines, list[RequestState]]:
+        ahead_of_all = [(-1, float(number)) for number in range(len(self._waiting))]
+        return QueueLines(starts=tuple(ahead_of_all)), list(self.candidates())
 
     def priority(self, state: RequestState) -> int:
         """Returns the same priority for each request."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import cast
 
+from graftwork.engine.arrivals import Arrivals
 from graftwork.engine.core.events import (
     FinishReason,
     PromptAdmitted,
@@ -185,7 +186,8 @@ class HashEngine:
         prefills = PrefillMeter(CostTracker(LOAD_ALL, smoothing=0.0), clock)
         steps = StepPipeline(self.device, self.scheduler, gates, prefills, progress, overlaps=overlaps)
         inbox: SimpleQueue[Message] = SimpleQueue()
-        parts = (self.scheduler, self.adapters, grammars, cache.kv_cache, cache.copies, gates, steps, progress)
+        threads = progress, Arrivals(clock)
+        parts = (self.scheduler, self.adapters, grammars, cache.kv_cache, cache.copies, gates, steps, *threads)
         return EngineLoop(inbox, *parts)
 
     # ---- what happens to it -----------------------------------------------------------------------------------

@@ -97,9 +97,9 @@ def test_a_prompt_that_another_request_computes_waits_until_it_is_cached() -> No
 
 def test_a_request_whose_beginning_is_computed_elsewhere_still_takes_an_empty_place() -> None:
     """If nothing else waits, both requests run at once, although both compute the same."""
-    driver = SchedulerDriver(budget=8, max_running=2, make_order=by_locality)
+    driver = SchedulerDriver(budget=32, max_running=2, make_order=by_locality)
     for number in range(2):
-        driver.submit(f"document {number}", [*WARM_PROMPT, 70 + number], max_tokens=1)
+        driver.submit(f"document {number}", [*WARM_PROMPT, 70 + number], max_tokens=3)
     driver.step()
 
     assert driver.scheduler.num_running == 2

@@ -131,7 +131,7 @@ def fill(driver: SchedulerDriver, number: int, **options: object) -> None:
 
 def test_a_request_keeps_its_place_for_the_minimum_run_and_no_longer() -> None:
     """Among flex requests that have just started, a priority request starts after the minimum run, in the next step."""
-    driver = SchedulerDriver(max_running=3, host=60, min_run_steps=5)
+    driver = SchedulerDriver(budget=32, max_running=3, host=60, min_run_steps=5)
     fill(driver, 3)
     driver.step()
     driver.submit("urgent", 5, tier=ServiceTier.PRIORITY)
@@ -147,7 +147,7 @@ def test_a_request_keeps_its_place_for_the_minimum_run_and_no_longer() -> None:
 def test_the_victim_is_of_the_lowest_tier_then_has_the_most_pages_then_the_fewest_to_bring_back() -> None:
     """The tier decides before the pages, and the pages before the arrival. Of two with as many pages, the one whose pages
     are in the prefix tree goes."""
-    driver = SchedulerDriver(pages=100, max_running=6, host=60, min_run_steps=0)
+    driver = SchedulerDriver(pages=100, budget=128, max_running=6, host=60, min_run_steps=0)
     flex = {"tier": ServiceTier.FLEX, "max_tokens": 30}
     driver.submit("generated", [60], **flex)  # type: ignore[arg-type]
     for _ in range(20):

@@ -5,8 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.engine.core.requests import ServiceTier
+from graftwork.engine.scheduler.fair_share import VirtualTokenCounter
+from graftwork.engine.scheduler.tenant_bounds import in_step_order
+from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import CapacityContended
 from graftwork.platform.ids import IsolationDomain
+from tests.engine.scheduler.fair_traces import waiting_request
 from tests.engine.scheduler.scheduler_driver import CONTEXT, PAGE, SchedulerDriver
 from tests.hypothesis_profiles import examples
 
@@ -25,7 +29,7 @@ def running(driver: SchedulerDriver, domain: IsolationDomain) -> int:
 
 def test_a_domain_alone_uses_every_place() -> None:
     """Without others, one domain's requests fill the batch."""
-    driver = SchedulerDriver()
+    driver = SchedulerDriver(budget=32)
     crowd(driver, 9)
 
     driver.step()
@@ -35,7 +39,7 @@ def test_a_domain_alone_uses_every_place() -> None:
 
 def test_a_full_batch_of_one_domain_gives_a_place_to_another_at_once() -> None:
     """After the minimum run the newcomer starts in the next step, and the request that made room ends with all its tokens."""
-    driver = SchedulerDriver(host=40, min_run_steps=1)
+    driver = SchedulerDriver(budget=32, host=40, min_run_steps=1)
     crowd(driver, 8, max_tokens=12)
     driver.step()
     driver.submit("light", 3, domain=LIGHT)
@@ -99,7 +103,7 @@ def test_a_higher_tier_takes_no_place_from_a_domain_within_its_share() -> None:
 
 def test_a_share_grows_with_the_weight() -> None:
     """Of eight places, a domain of weight three gets six."""
-    driver = SchedulerDriver(max_running=8)
+    driver = SchedulerDriver(budget=32, max_running=8)
     crowd(driver, 20)
     crowd(driver, 20, LIGHT, weight=3.0)
 
@@ -261,3 +265,56 @@ def test_every_request_ends_once_and_no_light_domain_is_refused_for_a_flood(
     driver.drain()
 
     assert sorted([*driver.finished(), *driver.errors()]) == sorted(owners)
+
+
+# ---- prompts that would only wait in the batch --------------------------------------------------------------------
+
+
+def test_a_prompt_that_would_only_wait_in_the_batch_waits_in_the_queue() -> None:
+    """With steps of 16 tokens, prompts of 12 start as steps reach them, not as places are free; all of them end."""
+    driver = SchedulerDriver(budget=16, max_running=8, pages=200)
+    for index in range(8):
+        driver.submit(f"flood {index}", [10 + index] * 12, domain=FLOOD, max_tokens=1)
+    most = 0
+    while driver.scheduler.num_running + driver.scheduler.num_waiting:
+        driver.step()
+        most = max(most, driver.scheduler.num_running)
+
+    assert [len(plan.slices) for plan in driver.plans[:2]] == [2, 2]
+    assert most <= 2
+    assert driver.admitted() == [f"flood {index}" for index in range(8)]
+
+
+def test_a_lighter_domain_and_a_higher_tier_start_beside_prompts_that_fill_the_step() -> None:
+    """A flood holds its own further prompts back, and nobody else's."""
+    driver = SchedulerDriver(budget=16, max_running=8, pages=200, host=40, min_run_steps=1)
+    crowd(driver, 6, max_tokens=20)
+    driver.step()
+    for index in range(4):
+        driver.submit(f"flood long {index}", [50 + index] * 30, domain=FLOOD)
+    driver.step()
+    assert "flood long 0" in driver.scheduler.running_ids
+
+    driver.submit("light", [90] * 6, domain=LIGHT)
+    driver.submit("urgent", [91] * 6, domain=FLOOD, tier=ServiceTier.PRIORITY)
+    driver.step()
+
+    assert {"light", "urgent"} <= set(driver.scheduler.running_ids)
+    assert "flood long 2" not in driver.scheduler.running_ids
+
+
+def test_a_prompt_that_has_started_is_passed_by_no_equal_one() -> None:
+    """Of two prompts, the one that started first gets its tokens first, although its domain has more places; but not if the
+    domain has more than its fair number.
+    """
+    decoding = [waiting_request(f"decoding {index}", "flood", 3) for index in range(3)]
+    for state in decoding:
+        state.num_computed = 2
+    early, late = waiting_request("early", "flood", 9, at=1.0), waiting_request("late", "light", 9, at=0.0)
+    early.started_at_step, late.started_at_step = 3, 4
+    running, order = [*decoding, late, early], VirtualTokenCounter(ManualClock())
+
+    with_room, crowded = in_step_order(running, order, 16, 32), in_step_order(running, order, 4, 32)
+
+    assert with_room[3:] == [early, late]
+    assert crowded[3:] == [late, early]
