@@ -15,7 +15,6 @@ ROOT = Path(__file__).parent.parent
 HOUSE = ("platform", "engine", "adapters", "sessions", "api")
 """The folders at the root, from the ground up: a folder may import itself and what stands before it."""
 OTHER_FOLDERS = ("migrations", "demo")
-
 ROOMS = (
     "platform",
     "platform/answers",
