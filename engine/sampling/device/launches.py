@@ -128,7 +128,10 @@ class SamplerMemory:
             "PASSES": self.sizes.passes,
             "TOP_LANES": _TOP_LANES,
         }
-        yield Launch(edit_kernel, grid, {**rows, **raw, **edits}, _options(4))
+        edit_options = _options(4)
+        if logits.dtype == torch.float32:
+            edit_options["maxnreg"] = 112  # without it, ptxas takes 96 on sm_100, and spills
+        yield Launch(edit_kernel, grid, {**rows, **raw, **edits}, edit_options)
         yield Launch(weigh_kernel, grid, {**rows, **weights, "kept": self._kept}, _options(4))
         yield Launch(gather_kernel, grid, {**rows, **weights, **near}, _options(4))
         yield Launch(choose_kernel, grid[:1], {**rows, **raw, **weights, **near, **chosen}, _options(16))
