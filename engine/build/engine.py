@@ -123,10 +123,7 @@ def build_engine(
     adapters = LoraPool(loader, LoraPoolLimits(config.lora_host_bytes), on_device, clock)
     grammars = _grammars(config, model, inbox, clock)
     with phases.phase("calibration"):
-        runner = parts.runner(storage, adapters)
-        all_ranks = ranks.runner(runner)
-        if costs is None:
-            tracker.start_from(measure(storage, all_ranks.run, limits))
+        runner, all_ranks = _calibrated_runner(parts, ranks, storage, adapters, tracker if costs is None else None)
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     speculator = _speculator(config, grammars, clock)
@@ -154,6 +151,17 @@ def build_engine(
         memory=EngineMemory(parts.weights.num_bytes, storage.device_memory.frames, storage.host.block),
         phases=phases,
     )
+
+
+def _calibrated_runner(
+    parts: RunnerParts, ranks: EngineRanks, storage: KvStorage, adapters: LoraPool, tracker: CostTracker | None
+) -> tuple[ModelRunner, StepRunner]:
+    """Returns the runner of this rank and that of all ranks. Measures the costs of loads and prefills for `tracker`."""
+    runner = parts.runner(storage, adapters)
+    all_ranks = ranks.runner(runner)
+    if tracker is not None:
+        tracker.start_from(measure(storage, all_ranks.run, parts.limits))
+    return runner, all_ranks
 
 
 class _Loaded(NamedTuple):

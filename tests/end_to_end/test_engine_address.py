@@ -128,7 +128,12 @@ def test_a_gateway_without_torch_serves_over_tls_and_a_probe_tells_whether_the_e
         served = probe(address, _WITHIN_S, **ours["gateway"])
         stranger = probe(address, 5)
         keys: dict[str, str] = json.loads((tmp_path / "demo-keys.json").read_text())
-        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        schema = {
+            "type": "object",
+            "properties": {"n": {"type": "boolean"}},
+            "required": ["n"],
+            "additionalProperties": False,
+        }
         body = {"model": "graftwork-demo", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40}
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
         headers = {"authorization": f"Bearer {next(iter(keys.values()))}"}
@@ -147,7 +152,7 @@ def test_a_gateway_without_torch_serves_over_tls_and_a_probe_tells_whether_the_e
     assert "Error:" in stopped[1]
     assert "Traceback" not in stopped[1] + stranger[1]
     assert answer.status_code == 200, answer.text
-    assert isinstance(json.loads(answer.json()["choices"][0]["message"]["content"])["n"], int)
+    assert isinstance(json.loads(answer.json()["choices"][0]["message"]["content"])["n"], bool)
 
 
 def variables_of(tls: EngineTls) -> dict[str, str]:

@@ -120,7 +120,7 @@ def test_a_session_is_not_kept_by_a_time() -> None:
 
 def test_kept_prompts_give_way_to_requests() -> None:
     """Requests that need the whole device at once get it, although prompts are kept, and none is preempted."""
-    driver = SchedulerDriver(pages=40)
+    driver = SchedulerDriver(pages=40, budget=4 * 9 * PAGE)
     run(driver, 0, 1, 2, cache_ttl_s=3600.0)
 
     for number in range(10, 14):

@@ -1,6 +1,7 @@
 """Tests that drafts change no token: engines with and without drafts over the same requests."""
 
 from collections import Counter
+from collections.abc import Sequence
 from math import sqrt
 from random import Random
 from typing import Any
@@ -10,7 +11,9 @@ import torch
 
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.core.step import SampleSpec
 from graftwork.engine.messages import ForgetAdapter
+from graftwork.engine.sampling.torch_sampler import choose_tokens
 from graftwork.platform.clock import ManualClock
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import EngineDriver, Outcome
@@ -72,28 +75,67 @@ def with_predictions(requests: Requests, answers: list[Outcome]) -> Requests:
     ]
 
 
-def check_equal(plain: list[Outcome], drafted: list[Outcome]) -> None:
+def check_equal(plain: list[Outcome], drafted: list[Outcome], draws: "RecordedDraws | None" = None) -> None:
+    """All answers are equal. With `draws`, one may go another way after a draw that was a near tie."""
     for number, (one, other) in enumerate(zip(plain, drafted, strict=True)):
+        if draws is not None and one.token_ids != other.token_ids:
+            pairs = zip(one.token_ids, other.token_ids, strict=False)
+            place = next(place for place, (token, another) in enumerate(pairs) if token != another)
+            assert draws.could_be(number, place, other.token_ids[place]), (number, place)
+            continue
         assert other.token_ids == one.token_ids, number
         assert other.finish == one.finish
+
+
+class RecordedDraws:
+    """The logits from which an engine has drawn tokens.
+
+    Which part of a prompt is cached follows from which requests have ended, so the same position may be computed in
+    another chunk, with another last bit. Then a draw may fall to the other side, if the random number is at the border
+    between two tokens.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._drawn: dict[tuple[int, int], tuple[torch.Tensor, SampleSpec]] = {}
+
+    def record(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
+        for row, spec in enumerate(specs):
+            self._drawn[spec.seed, spec.position] = logits[row].clone(), spec
+        return choose_tokens(logits, specs)
+
+    def could_be(self, number: int, place: int, token_id: int) -> bool:
+        """Whether an error of a few last bits in the logits makes this token the drawn one."""
+        request = self._requests[number]
+        logits, spec = self._drawn[request["seed"], len(request["prompt"]) + place]
+        errors = 1e-5 * (2 * torch.rand(200, len(logits), generator=torch.Generator().manual_seed(number)) - 1)
+        return token_id in choose_tokens(logits + errors, [spec] * 200)
 
 
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 0.3, "top_p": 0.9}, {"temperature": 1.0, "min_tokens": 6}], ids=str
 )
-def test_every_answer_is_that_of_an_engine_without_drafts(models: RandomModels, sampling: dict[str, Any]) -> None:
-    """200 prompts over four adapters, in mixed batches with chunked prompts and a shared cache, have equal tokens."""
+def test_every_answer_is_that_of_an_engine_without_drafts(
+    models: RandomModels, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 prompts over four adapters, in mixed batches with chunked prompts and a shared cache, have equal tokens, but
+    for draws that were near ties."""
     requests = random_requests(200, seed=3, **sampling)
     plain, drafted = (open_engine(models, drafts, max_batch_tokens=40, max_running=12) for drafts in (0, 6))
+    draws = RecordedDraws(requests)
 
-    expected = serve(plain, requests, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr("graftwork.engine.sampling.torch_sampler.choose_tokens", draws.record)
+        expected = serve(plain, requests, 9)
     found = serve(drafted, with_predictions(requests, expected), 9)
 
-    check_equal(expected, found)
+    check_equal(expected, found, draws if sampling else None)
+    num_different = sum(one.token_ids != other.token_ids for one, other in zip(expected, found, strict=True))
+    assert num_different <= 4
     stats = drafted.loop.stats()
     assert stats.accepted_tokens > 300
     assert stats.drafted_tokens > stats.accepted_tokens + 100
-    assert stats.generated_tokens == plain.loop.stats().generated_tokens
+    assert num_different or stats.generated_tokens == plain.loop.stats().generated_tokens
     assert plain.loop.stats().drafted_tokens == 0
     drafted.loop.check_integrity()
 

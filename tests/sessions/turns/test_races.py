@@ -12,7 +12,7 @@ from graftwork.platform.errors import Unavailable
 from graftwork.platform.tenancy.metering import UsageGroup
 from graftwork.sessions.core.events import EventType
 from graftwork.sessions.core.session import SessionStatus, TurnStatus
-from graftwork.sessions.text.encoding import PromptEncoder
+from graftwork.sessions.text.encoding import SHORT_CHARACTERS, PromptEncoder
 from tests.sessions.session_process import (
     Answer,
     SessionProcess,
@@ -49,7 +49,9 @@ async def test_a_long_prompt_delays_no_other_request(sqlite_database: Database) 
     encoder = LongEncoder()
     process, me = SessionProcess(sqlite_database, encoder=encoder), principal()
     session = await process.session(me)
-    starting = asyncio.create_task(process.service.start_turn(me, session.session_id, "long " * 100))
+    starting = asyncio.create_task(
+        process.service.start_turn(me, session.session_id, "long " * (SHORT_CHARACTERS // 4))
+    )
     assert await asyncio.to_thread(encoder.has_begun.wait, 20)
 
     meanwhile = await process.load(me, session.session_id)
