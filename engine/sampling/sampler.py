@@ -2,7 +2,8 @@
 start.
 
 The runner calls `begin` before the forward pass, so that the parameters travel with its numbers, and the host fills
-grammar masks while the device computes. It calls `sample` when the logits are computed, and `result` when it needs the tokens on the host.
+grammar masks while the device computes. It calls `sample` when the logits are computed, and `result` when it needs the
+tokens on the host.
 
 A row is the logits of one position of one request. Invariant: a row's token depends only on this row's logits and spec,
 never on other rows or on their order.

@@ -83,11 +83,9 @@ class _Count:
 
     def fade(self, number: int) -> None:
         kept = _STARTS_KEPT ** (number - self.at)
-        self.requests, self.tokens, self.known_tokens = (
-            self.requests * kept,
-            self.tokens * kept,
-            self.known_tokens * kept,
-        )
+        self.requests *= kept
+        self.tokens *= kept
+        self.known_tokens *= kept
         self.at = number
 
 
@@ -114,8 +112,7 @@ class ServedShares:
 
     def of(self) -> dict[tuple[ServiceTier, IsolationDomain], Shares]:
         """Returns the present shares of all tiers and domains."""
-        for one in self._counts.values():
-            one.fade(self._number)
+        self._fade()
         requests = sum(one.requests for one in self._counts.values())
         tokens = sum(one.tokens for one in self._counts.values())
         return {
@@ -123,9 +120,12 @@ class ServedShares:
             for key, one in self._counts.items()
         }
 
-    def _forget_idle(self) -> None:
+    def _fade(self) -> None:
         for one in self._counts.values():
             one.fade(self._number)
+
+    def _forget_idle(self) -> None:
+        self._fade()
         self._counts = {key: one for key, one in self._counts.items() if one.requests >= _NEGLIGIBLE}
 
 

@@ -111,8 +111,9 @@ class Scheduler:
     def submit(self, request: EngineRequest, received: Received | None = None) -> list[RequestOutput]:
         """Queues a request, of which `received` says what the thread has found that received it.
 
-        If it cannot be served or may not wait, raises a GraftworkError and changes nothing. Returns the errors of the waiting requests of other domains (usually, one domain is one tenant) that made room for
-        it, or its own outputs if an earlier run has ended its answer: then it is not queued.
+        If it cannot be served or may not wait, raises a GraftworkError and changes nothing. Returns the errors of the
+        waiting requests of other domains (usually, one domain is one tenant) that made room for it, or its own outputs
+        if an earlier run has ended its answer: then it is not queued.
         """
         if request.request_id in self._by_id:
             raise Conflict(f"Request {request.request_id} is being served already: give each request its own id.")

@@ -4,8 +4,8 @@ Owns the three kinds of prompts, the order of the steps (the chat template rende
 the text), the choice of where to encode, and the worker processes. The tokenizer needs seconds and a gigabyte
 for a long text; a worker process that ends frees this memory. Also owns the public prefixes: system prompts that the
 operator declares as public, so that all tenants may share their KV.
-Never keeps the event loop busy for longer than the change to a thread would. Never encodes a text whose length proves that it is longer than the context. Never lets
-the text of a user or a tool become control tokens.
+Never keeps the event loop busy for longer than the change to a thread would. Never encodes a text whose length proves
+that it is longer than the context. Never lets the text of a user or a tool become control tokens.
 Invariants: for texts that spell no control token, the ids equal those of `apply_chat_template(tokenize=True)`. Tokens
 of a prompt are public only as far as they equal a declared prefix, from the first token on.
 """
