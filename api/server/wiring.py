@@ -149,8 +149,9 @@ async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database,
         "quota": server.quotas,
         "idempotency keys": server.idempotency,
     }
+    await server.idempotency.open()
+    await server.quotas.keep_alive()
     for name, held in leases.items():
-        await held.keep_alive()
         stack.push_async_callback(held.close)
         beating = repeating(held.keep_alive, interval_s, f"renewing the leases of {name}")
         await stack.enter_async_context(beating)
@@ -278,13 +279,17 @@ def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerReso
         clock=base.clock,
         database=base.database,
         gate=Authenticator(tenants.tenancy, tenants.admin_key, wrong_keys, RecentKeys(base.clock)),
-        idempotency=IdempotencyStore(base.database, base.clock, GatewayLease(base.settings.lease_s)),
+        idempotency=IdempotencyStore(base.database, base.clock, _gateway_lease(base.settings)),
         quotas=tenants.quotas,
         telemetry=base.telemetry,
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         json=JsonParsing(),
     )
+
+
+def _gateway_lease(settings: Settings) -> GatewayLease:
+    return GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
 
 
 def _registry(base: _Foundation) -> AdapterRegistry:
