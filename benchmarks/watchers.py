@@ -1,11 +1,12 @@
 """What watchers of the live overview cost a gateway: the share of one core, of its whole process.
 
-    python benchmarks/watchers.py [--watchers 100] [--seconds 20] [--tenants 200] [--rounds 3] [--json OUT]
+    python benchmarks/watchers.py [--watchers 100] [--seconds 20] [--tenants 200] [--rounds 3]
+        [--kinds poll,stream] [--json OUT]
 
 Starts a real `graftwork gateway` over a scripted engine, with tenants of which each has sent a request. Then reads the
-gateway's CPU time over spans of `--seconds` with 0, 1 and `--watchers` watchers, which take turns in each round. A
-watcher asks `GET /v1/admin/overview` once a second on a connection of its own, with the ETag of its last answer. While
-they watch, one request a second of a random tenant changes the snapshot, so that most answers have a body.
+gateway's CPU time over spans of `--seconds` with no watcher and with `--watchers` of each kind, which take turns in each round. A
+watcher of the kind `poll` asks `GET /v1/admin/overview` once a second on a connection of its own, with the ETag of its
+last answer; one of the kind `stream` reads the snapshots of one stream. While they watch, one request a second of a random tenant changes the snapshot, so that most answers have a body.
 
     cost = (CPU a second with watchers) - (CPU a second without)
 
@@ -31,6 +32,8 @@ from server_processes import OWN_ROOT, Checkout, RunningGateway, gateway_over_sc
 class Sample:
     """One span with so many watchers."""
 
+    kind: str
+    """`none`, `poll` or `stream`."""
     watchers: int
     core_share: float
     """CPU seconds of the gateway a second, user and system."""
@@ -66,10 +69,11 @@ class Watched:
             for key in self._keys:
                 await self._chat(client, key)
 
-    async def span(self, watchers: int, seconds: float) -> Sample:
+    async def span(self, kind: str, watchers: int, seconds: float) -> Sample:
         """Measures one span."""
         seen, end = _Seen(), asyncio.Event()
-        tasks = [asyncio.create_task(self._watch(seen, end, number / max(watchers, 1))) for number in range(watchers)]
+        watch = self._follow if kind == "stream" else self._poll
+        tasks = [asyncio.create_task(watch(seen, end, number / max(watchers, 1))) for number in range(watchers)]
         async with httpx.AsyncClient(base_url=self._running.url, timeout=60, trust_env=False) as client:
             await asyncio.sleep(1.5)  # connections are open
             seen.answers = seen.unchanged = 0
@@ -80,9 +84,11 @@ class Watched:
             took = time.monotonic() - began_at
             used = time.clock_gettime(self._clock) - began_s
         end.set()
-        await asyncio.gather(*tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         return Sample(
-            watchers, used / took, seen.answers / took, seen.unchanged / max(seen.answers, 1), seen.body_bytes
+            kind, watchers, used / took, seen.answers / took, seen.unchanged / max(seen.answers, 1), seen.body_bytes
         )
 
     async def _chat(self, client: httpx.AsyncClient, key: str) -> None:
@@ -90,7 +96,17 @@ class Watched:
         answer = await client.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
         answer.raise_for_status()
 
-    async def _watch(self, seen: _Seen, end: asyncio.Event, offset_s: float) -> None:
+    async def _follow(self, seen: _Seen, end: asyncio.Event, offset_s: float) -> None:
+        await asyncio.sleep(offset_s)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._running.port, limit=1 << 22)
+        head = "GET /v1/admin/overview?stream=true HTTP/1.1\r\nhost: bench\r\n"
+        writer.write(f"{head}authorization: Bearer {self._running.admin_key}\r\n\r\n".encode())
+        while not end.is_set():
+            event = await reader.readuntil(b"\n\n")
+            seen.answers += 1
+            seen.body_bytes = len(event)
+
+    async def _poll(self, seen: _Seen, end: asyncio.Event, offset_s: float) -> None:
         await asyncio.sleep(offset_s)
         reader, writer = await asyncio.open_connection("127.0.0.1", self._running.port, limit=1 << 22)
         head = f"GET /v1/admin/overview HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {self._running.admin_key}\r\n"
@@ -121,9 +137,10 @@ async def measure(running: RunningGateway, arguments: argparse.Namespace) -> lis
     await watched.warm()
     samples = []
     for number in range(arguments.rounds):
-        counts = [0, 1, arguments.watchers]
-        for watchers in counts[number % 3 :] + counts[: number % 3]:
-            samples.append(await watched.span(watchers, arguments.seconds))
+        kinds = ["none", *arguments.kinds.split(",")]
+        for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
+            watchers = 0 if kind == "none" else arguments.watchers
+            samples.append(await watched.span(kind, watchers, arguments.seconds))
             print(samples[-1])
     return samples
 
@@ -134,26 +151,30 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--tenants", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kinds", default="poll,stream")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
     with gateway_over_script(Checkout(OWN_ROOT), 1, 5.0) as running:
         samples = asyncio.run(measure(running, arguments))
     median = {
-        watchers: statistics.median(one.core_share for one in samples if one.watchers == watchers)
-        for watchers in (0, 1, arguments.watchers)
+        kind: statistics.median(one.core_share for one in samples if one.kind == kind)
+        for kind in dict.fromkeys(one.kind for one in samples)
     }
-    cost = {watchers: share - median[0] for watchers, share in median.items() if watchers}
-    for watchers, share in cost.items():
-        print(f"{watchers} watchers cost {share:.2%} of a core (median of {arguments.rounds} rounds)")
+    cost = {kind: share - median["none"] for kind, share in median.items() if kind != "none"}
+    for kind, share in cost.items():
+        print(
+            f"{arguments.watchers} watchers by {kind} cost {share:.2%} of a core (median of {arguments.rounds} rounds)"
+        )
     if arguments.json:
         report = {
             "benchmark": "watchers",
             "machine": machine,
             "tenants": arguments.tenants,
             "seconds": arguments.seconds,
-            "core_share_by_watchers": median,
-            "cost_by_watchers": cost,
+            "watchers": arguments.watchers,
+            "core_share_by_kind": median,
+            "cost_by_kind": cost,
             "samples": [{name: getattr(one, name) for name in Sample.__slots__} for one in samples],
         }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -186,3 +186,7 @@ class Overview(Answer):
     tenants: tuple[TenantOverview, ...]
     adapters: tuple[AdapterOverview, ...]
     sessions: tuple[SessionOverview, ...]
+
+
+class OverviewEvent(Overview):
+    """A snapshot as an event of a stream, with the name `overview`."""

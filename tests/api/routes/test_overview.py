@@ -1,10 +1,13 @@
 """Tests of the snapshots of a server: what they show, to whom, and how they are shared."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
+from graftwork.api.overview import board as module
+from graftwork.api.overview.views import View
 from graftwork.engine.core.stats import EngineStats
 from graftwork.platform.errors import CapacityContended
 from graftwork.platform.quotas.quota import Quota
@@ -176,3 +179,58 @@ async def test_a_deleted_tenant_is_in_no_snapshot(gateway: Gateway, tenant: Test
     await gateway.admin.delete(f"/v1/admin/tenants/{tenant.id}")
 
     assert (await overview(gateway))["tenants"] == []
+
+
+async def test_a_stream_has_each_new_snapshot(
+    gateway: Gateway, tenant: TestTenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who follow get a snapshot at once and one after each change; the end of the server ends the stream."""
+    monkeypatch.setattr(module, "TICK_S", 0.0)
+    board, view = gateway.resources.overview, View()
+    events: asyncio.Queue[bytes] = asyncio.Queue()
+    following = asyncio.create_task(board.follow(view, events.put))
+
+    first = _data(await events.get())
+    await tenant.client.post("/v1/chat/completions", json=chat())
+    gateway.clock.advance(6.0)
+    second = _data(await events.get())
+    board.end_streams()
+    await following
+
+    assert (first["tenants"][0]["active_at"], second["tenants"][0]["id"]) == (None, tenant.id)
+    assert second["tenants"][0]["active_at"] is not None
+
+
+async def test_both_routes_stream(gateway: Gateway, tenant: TestTenant) -> None:
+    """A stream of the operator has all tenants, and one of a tenant has itself, as server-sent events."""
+    await gateway.tenant("Other")
+    gateway.resources.overview.end_streams()  # so that a stream ends after its first look
+
+    for client, path in ((gateway.admin, "/v1/admin/overview"), (tenant.client, "/v1/overview")):
+        answer = await client.get(f"{path}?stream=true")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+
+
+async def test_a_stream_ends_with_the_access_of_its_key(
+    gateway: Gateway, tenant: TestTenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant that is suspended while it follows gets a last event that says so."""
+    following = asyncio.Event()
+
+    async def follow(*_: object) -> None:
+        following.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(gateway.resources.overview, "follow", follow)
+    stream = asyncio.create_task(tenant.client.get("/v1/overview?stream=true"))
+    await following.wait()
+    await gateway.admin.post(f"/v1/admin/tenants/{tenant.id}/suspend")
+
+    assert '"code":"access_ended"' in (await stream).text
+
+
+def _data(event: bytes) -> dict[str, Any]:
+    name, data = event.decode().strip().split("\n")
+    assert name == "event: overview"
+    body: dict[str, Any] = json.loads(data.removeprefix("data: "))
+    return body
