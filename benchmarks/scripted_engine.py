@@ -176,7 +176,7 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         )
 
     async def ReadStats(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return wire.Stats()
+        return wire.Stats(fields_json="{}")
 
     async def ReadProgress(self, request: Any, context: Any) -> Any:  # noqa: N802
         return wire.Progress()
