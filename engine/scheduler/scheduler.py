@@ -42,6 +42,7 @@ from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, RunningPrompts, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
 from graftwork.engine.scheduler.waiting_order import RequestTables, ServiceUse, WaitingOrder, first_candidates
+from graftwork.engine.step_recorder import NO_RECORDER, StepRecorder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
@@ -66,11 +67,11 @@ class Scheduler:
         grammars: GrammarProvider = _NO_GRAMMARS,
         speculator: Speculator | None = None,
         order: WaitingOrder | None = None,
+        recorder: StepRecorder = NO_RECORDER,
     ) -> None:
         """Without `speculator`, each request generates one token in a step. Without `order`, domains take turns."""
-        self._limits = limits
-        self._kv_cache = kv_cache
-        self.session_cache = session_cache
+        self._limits, self._recorder = limits, recorder
+        self._kv_cache, self.session_cache = kv_cache, session_cache
         self._adapters = adapters
         self._grammars = grammars
         self._validator = RequestValidator(limits, scopes, clock)
@@ -196,6 +197,7 @@ class Scheduler:
                 outputs += self.fail([state.request_id], refusal)
             elif self._is_ready(state.request):
                 ready.append(state)
+        self._recorder.considers(candidates, ready)
         return outputs, ready
 
     def _is_ready(self, request: EngineRequest) -> bool:
@@ -231,6 +233,7 @@ class Scheduler:
         if error is not None:
             return self.fail([state.request_id], error)
         shares.started(state)
+        self._recorder.started(state.request_id, loads=bool(state.pending_loads))
         self.deadlines.record_start(state)
         return [] if state.pending_loads else self._report_admitted(state)
 
@@ -291,6 +294,7 @@ class Scheduler:
         self._remove_running(state)
         state.num_computed = 0
         self._waiting.enqueue(state)
+        self._recorder.preempted(state.request_id)
         self.counters.preemptions += 1
 
     # ---- absorb -----------------------------------------------------------------------------------------------
