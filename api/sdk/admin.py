@@ -11,6 +11,7 @@ from graftwork.api.sdk.transport.operation import R, Resource, operation, path_s
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantErasure, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
+from graftwork.platform.answers.timelines import Timeline
 from graftwork.platform.answers.usage import UsageRow
 
 
@@ -172,6 +173,12 @@ class Admin(Resource[R]):
         """Lists the audit entries: who changed what, and when. The newest entry comes first."""
         call = Call("GET", "/v1/admin/audit", query={"limit": limit, "after": after}, admin=True)
         return (yield from self._page(AuditEntry, call))
+
+    @operation
+    def timeline(self, request_id: str) -> Steps[Timeline]:
+        """Returns what the server did when for one request of any tenant, by the server's id of it or that of a turn."""
+        path = f"/v1/admin/requests/{path_segment(request_id)}/timeline"
+        return (yield from self._read(Timeline, Call("GET", path, admin=True)))
 
     @operation
     def replicas(self) -> Steps[Page[Replica]]:

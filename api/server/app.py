@@ -32,6 +32,7 @@ from graftwork.api.routes import (
     session_history,
     session_turns,
     sessions,
+    timelines,
     tokenization,
     usage,
 )
@@ -56,6 +57,8 @@ _ROUTERS = (
     session_turns.router,
     session_history.router,
     usage.router,
+    timelines.router,
+    timelines.admin_router,
     admin.tenants_router,
     admin.keys_router,
     admin.quota_router,
@@ -139,5 +142,5 @@ def operation_id(route: APIRoute) -> str:
 
 
 def _attach(app: FastAPI, resources: Resources) -> None:
-    app.state.resources = resources
+    app.state.resources, app.state.traces = resources, resources.server.traces
     app.state.readiness = Readiness(resources.server, resources.admin.modes)

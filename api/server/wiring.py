@@ -49,6 +49,7 @@ from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, Tena
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
+from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -272,18 +273,19 @@ def _admin_resources(
 
 
 def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerResources:
-    wrong_keys = WrongKeyLimit(base.clock, base.settings.max_wrong_keys)
+    wrong_keys, lease = WrongKeyLimit(base.clock, base.settings.max_wrong_keys), GatewayLease(base.settings.lease_s)
     return ServerResources(
         settings=base.settings,
         clock=base.clock,
         database=base.database,
         gate=Authenticator(tenants.tenancy, tenants.admin_key, wrong_keys, RecentKeys(base.clock)),
-        idempotency=IdempotencyStore(base.database, base.clock, GatewayLease(base.settings.lease_s)),
+        idempotency=IdempotencyStore(base.database, base.clock, lease),
         quotas=tenants.quotas,
         telemetry=base.telemetry,
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         json=JsonParsing(),
+        traces=TraceBook(base.clock, lease.gateway_id),
     )
 
 
