@@ -6,12 +6,12 @@ Owns the prices of the engine: the price of memory follows from the measured spe
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.kv.manager import KvCacheManager
-from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder, VirtualTokenCounter
-from graftwork.engine.scheduler.locality import DeviceLocality
-from graftwork.engine.scheduler.request_rank import DeficitSettings
+from graftwork.engine.scheduler.order.fair_share import DeficitPrefixOrder, VirtualTokenCounter
+from graftwork.engine.scheduler.order.locality import DeviceLocality
+from graftwork.engine.scheduler.order.request_rank import DeficitSettings
+from graftwork.engine.scheduler.order.waiting_order import FirstComeFirstServed, ServicePrices, WaitingOrder
 from graftwork.engine.scheduler.resources import AdapterProvider
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import FirstComeFirstServed, ServicePrices, WaitingOrder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InvalidRequest
 
@@ -40,7 +40,7 @@ def build_order(
             quantum = config.fairness_quantum
             if quantum is None:
                 quantum = _STEPS_OF_QUANTUM * limits.max_batch_tokens
-            locality = DeviceLocality(kv_cache.page_store.tree, adapters)
+            locality = DeviceLocality(kv_cache.page_store.tree, adapters.is_ready)
             return DeficitPrefixOrder(clock, locality, prices, DeficitSettings(float(quantum)))
     raise InvalidRequest(
         f"There is no scheduling policy {config.scheduling_policy!r}: choose dlpm, vtc or fcfs.",

@@ -16,7 +16,7 @@ from itertools import accumulate, count
 
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.core.step import StepPlan
+from graftwork.engine.core.step import PromptWork, StepPlan
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.arrival import (
     NUM_LENGTHS,
@@ -29,11 +29,12 @@ from graftwork.engine.scheduler.arrival import (
     check_arrival,
     length_of,
 )
-from graftwork.engine.scheduler.request_state import FirstTokenEstimate, RequestState
-from graftwork.engine.scheduler.step_time import PromptWork, StepTimes
-from graftwork.engine.scheduler.tenant_bounds import BatchShares, PromptTurns
+from graftwork.engine.scheduler.order.batch_shares import BatchShares
+from graftwork.engine.scheduler.order.prompt_turns import PromptTurns
+from graftwork.engine.scheduler.order.request_state import FirstTokenEstimate, RequestState
+from graftwork.engine.scheduler.order.waiting_order import RequestTables
+from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import RequestTables
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import DeadlineExceeded
 from graftwork.platform.ids import IsolationDomain, RequestId

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.kv.manager import KvCacheManager
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.tenant_bounds import BatchShares
+from graftwork.engine.scheduler.order.batch_shares import BatchShares
+from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.platform.ids import RequestId
 
 

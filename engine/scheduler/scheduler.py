@@ -29,19 +29,21 @@ from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
-from graftwork.engine.scheduler.fair_share import VirtualTokenCounter
 from graftwork.engine.scheduler.first_token import DeadlineAdmission, Received
+from graftwork.engine.scheduler.order.batch_shares import BatchShares
+from graftwork.engine.scheduler.order.fair_share import VirtualTokenCounter
+from graftwork.engine.scheduler.order.prompt_turns import RunningPrompts
+from graftwork.engine.scheduler.order.request_state import PendingLoads, RequestState
+from graftwork.engine.scheduler.order.waiting_order import RequestTables, ServiceUse, WaitingOrder, first_candidates
 from graftwork.engine.scheduler.planner import StepBuilder, StepPlanner
 from graftwork.engine.scheduler.preemption import PageGrower
-from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
+from graftwork.engine.scheduler.queue_bounds import QueueBounds, displaced_error
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
 from graftwork.engine.scheduler.service_meter import FlexHoldback, ServiceMeter
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
 from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
-from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, RunningPrompts, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import RequestTables, ServiceUse, WaitingOrder, first_candidates
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Protocol
 
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 

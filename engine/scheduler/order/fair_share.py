@@ -19,12 +19,12 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator
 
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.scheduler.domain_queue import DomainQueue, DomainWalk, Entry, flow_of
-from graftwork.engine.scheduler.fair_group import FairGroup, GroupWalk
-from graftwork.engine.scheduler.locality import Locality, NoLocality
-from graftwork.engine.scheduler.request_rank import DeficitSettings, RequestRanks, WalkRanks
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.waiting_order import (
+from graftwork.engine.scheduler.order.domain_queue import DomainQueue, DomainWalk, Entry, flow_of
+from graftwork.engine.scheduler.order.fair_group import FairGroup, GroupWalk
+from graftwork.engine.scheduler.order.locality import Locality, NoLocality
+from graftwork.engine.scheduler.order.request_rank import DeficitSettings, RequestRanks, WalkRanks
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import (
     TIER_PRIORITY,
     QueueLine,
     QueueLines,
