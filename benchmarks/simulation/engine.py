@@ -44,6 +44,9 @@ class AdaptersAlwaysReady:
     def want(self, groups: list[tuple[str, ...]], *, may_place: bool) -> bool:
         return False
 
+    def take_placed(self) -> list[tuple[str, int]]:
+        return []
+
     def is_ready(self, digest: str) -> bool:
         return True
 

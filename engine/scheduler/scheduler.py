@@ -29,12 +29,13 @@ from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
+from graftwork.engine.scheduler.candidates import Candidates
 from graftwork.engine.scheduler.first_token import DeadlineAdmission, Received
 from graftwork.engine.scheduler.order.batch_shares import BatchShares
 from graftwork.engine.scheduler.order.fair_share import VirtualTokenCounter
 from graftwork.engine.scheduler.order.prompt_turns import RunningPrompts
 from graftwork.engine.scheduler.order.request_state import PendingLoads, RequestState
-from graftwork.engine.scheduler.order.waiting_order import RequestTables, ServiceUse, WaitingOrder, first_candidates
+from graftwork.engine.scheduler.order.waiting_order import RequestTables, ServiceUse, WaitingOrder
 from graftwork.engine.scheduler.planner import StepBuilder, StepPlanner
 from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.queue_bounds import QueueBounds, displaced_error
@@ -49,8 +50,6 @@ from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
 
 _NO_GRAMMARS = NoGrammars()
-_LOOKAHEAD = 16
-"""So many waiting requests beyond those that fit are put in order: they may preempt, or replace some that cannot start."""
 
 
 class Scheduler:
@@ -80,6 +79,7 @@ class Scheduler:
         self._flex = FlexHoldback(clock, limits.max_running, kv_cache.page_store.sizes.device_pages)
         self._meter = ServiceMeter(clock, self._waiting, self._flex)
         self._queue_bounds = QueueBounds(limits.queue, self._waiting)
+        self._candidates = Candidates(self._waiting, adapters, grammars)
         self.requests = RequestTables(self._waiting)
         self._running, self._by_id = self.requests.running, self.requests.by_id
         self._steps = StepsInFlight(kv_cache.release, adapters.unpin)
@@ -185,23 +185,14 @@ class Scheduler:
     def _ready_candidates(self, token_room: int) -> tuple[list[RequestOutput], list[RequestState]]:
         """Returns the waiting requests that lack neither adapter nor grammar, and the errors of those that end here."""
         outputs = self.fail(self.deadlines.expired(), self.deadlines.deadline_passed())
-        ready: list[RequestState] = []
         free_places = self._limits.max_running - len(self._running)
-        candidates = first_candidates(self._waiting, free_places, token_room, _LOOKAHEAD)
-        groups = [digests for one in candidates if (digests := one.request.adapter_digests)]
-        if self._adapters.want(groups, may_place=not self._steps):
+        candidates, should_land = self._candidates.want(free_places, token_room, may_place=not self._steps)
+        if should_land:
             self._steps.ask_to_land()
-        self._grammars.want([one.request for one in candidates if one.request.grammar is not None])
-        for state in candidates:
-            refusal = self._adapters.refusal(state.request.adapters) or self._grammars.refusal(state.request)
-            if refusal is not None:
-                outputs += self.fail([state.request_id], refusal)
-            elif self._is_ready(state.request):
-                ready.append(state)
+        ready = self._candidates.ready(candidates)
+        for state, refusal in self._candidates.refused:
+            outputs += self.fail([state.request_id], refusal)
         return outputs, ready
-
-    def _is_ready(self, request: EngineRequest) -> bool:
-        return all(map(self._adapters.is_ready, request.adapter_digests)) and self._grammars.is_ready(request)
 
     def _has_place(self) -> bool:
         return len(self._running) < self._limits.max_running and not self._page_grower.starved

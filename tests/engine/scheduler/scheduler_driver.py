@@ -30,11 +30,16 @@ class ManualAdapterProvider:
 
     def __init__(self) -> None:
         self.ready: set[str] = set()
+        self.placed: list[tuple[str, int]] = []
         self.pins: dict[str, int] = {}
 
     def want(self, groups: list[tuple[str, ...]], *, may_place: bool) -> bool:
         """Does nothing: the test makes adapters ready."""
         return False
+
+    def take_placed(self) -> list[tuple[str, int]]:
+        placed, self.placed = self.placed, []
+        return placed
 
     def is_ready(self, digest: str) -> bool:
         return digest in self.ready
