@@ -250,9 +250,9 @@ class DeadlineAdmission:
     def snapshot(self, num_received: int = 0) -> QueueSnapshot:
         """Returns what the engine has to do now. `num_received` is how many requests the engine loop has received."""
         running = list(self._running.values())
-        shares = BatchShares(self._limits.max_running, running, self._waiting)
+        shares = BatchShares(self._limits.max_running, running, self._waiting.domains())
         queue, in_order = self._waiting.lines(self._uncached)
-        pool = self._kv_cache.page_store.device
+        pool, rows = self._kv_cache.page_store.device, sum(one.num_uncomputed <= 1 for one in running)
         return QueueSnapshot(
             num_received=num_received,
             pace=self._times.pace(),
@@ -260,13 +260,13 @@ class DeadlineAdmission:
             factors=self.correction.factors,
             queue=queue,
             totals=tuple(accumulate(map(self._total_of, in_order), _sum, initial=QueueTotal())),
-            prompts=PromptTurns.of(running, self._waiting, shares, self._limits.max_batch_tokens),
+            prompts=PromptTurns.of(running, self._waiting, shares, self._times.prompt_tokens_beside(rows)),
             excess=shares.excess_by_domain(),
             new_excess=shares.excess_of_new(1.0),
             worst_priority=max((one.priority for one in running), default=0),
             max_running=self._limits.max_running,
             running=len(running),
-            decoding=sum(one.num_uncomputed <= 1 for one in running),
+            decoding=rows,
             free_pages=pool.free_pages + pool.idle_pages - len(running),
             most_steps=tuple(sorted(map(_most_steps, running))),
             served=self._served.of(),

@@ -110,7 +110,7 @@ class StepPlanner:
         rows = sum(state.num_uncomputed == 1 for state in running)
         room = self._step_times.room(rows)
         flex_room = self._step_times.room_for_share(rows, FLEX_STEP_SHARE) if self._flex.is_active else None
-        sizes = self._limits.max_running, self._limits.max_batch_tokens
+        sizes = self._limits.max_running, self._step_times.prompt_tokens_beside(rows)
         for state in in_step_order(running, self._waiting, *sizes):
             if budget == 0:
                 break

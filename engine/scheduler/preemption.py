@@ -107,7 +107,7 @@ class PageGrower:
 
         Leaves out the requests in `excluded` and requests that wait for a load. Returns None if no request is left.
         """
-        spared, shares = set(excluded), BatchShares(self._max_running, self._running.values(), ())
+        spared, shares = set(excluded), BatchShares(self._max_running, self._running.values())
         candidates = [one for one in self._running.values() if one.request_id not in spared and not one.pending_loads]
         return self.first_victim(candidates, shares)
 

@@ -51,7 +51,7 @@ class PrefillFirst:
         urgent = [one for one in prompts if one.priority < best]
         if urgent:
             return urgent
-        shares = BatchShares(self._max_running, running, ())
+        shares = BatchShares(self._max_running, running)
         first = [
             one for one in prompts if one.priority == best and shares.has_few_places(one) and domains != {one.domain}
         ]

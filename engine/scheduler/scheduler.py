@@ -159,17 +159,32 @@ class Scheduler:
     # ---- admit ------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[RequestOutput]:
-        """Admits waiting requests, best first in their WaitingOrder, until pages or places in the batch run out.
+        """Admits waiting requests, best first (see candidates.py), until pages or places in the batch run out.
 
-        Skips a request whose adapter is still loading, whose grammar is still compiling, whose prompt would only wait in
-        the batch, or that lacks only a place: one behind it may take a place by its share. Stops at a request that lacks
-        pages, so that small requests cannot starve a large one.
+        Skips a request whose prompt would only wait in the batch, or that lacks only a place: one behind it may take a place
+        by its share. Stops at a request that lacks pages, so that small requests cannot starve a large one.
         """
-        prompts = RunningPrompts(self._running.values(), self._waiting, self._limits.max_batch_tokens)
-        outputs, ready = self._ready_candidates(prompts.room)
+        outputs = self.fail(self.deadlines.expired(), self.deadlines.deadline_passed())
+        waiting, running = list(self._waiting.domains()), self._running.values()
+        if self._candidates.want(waiting, may_place=not self._steps):
+            self._steps.ask_to_land()
+        if not len(self._waiting):
+            return outputs
         settled_since = self.counters.steps - max(self._limits.min_run_steps, 1)  # who starts here runs a step
-        shares = BatchShares(self._limits.max_running, self._running.values(), ready, settled_since)
-        for state in ready:
+        shares = BatchShares(self._limits.max_running, running, waiting, settled_since, self._waiting.service)
+        rows = sum(state.num_uncomputed == 1 for state in running)
+        prompts = RunningPrompts(running, self._waiting, self.step_times.prompt_tokens_beside(rows))
+        chosen = self._candidates.choose(waiting, shares, self._limits.max_running - len(running), prompts.room)
+        outputs += [
+            output for state, error in self._candidates.refused for output in self.fail([state.request_id], error)
+        ]
+        return outputs + self._admit(chosen, shares, prompts)
+
+    def _admit(
+        self, chosen: Iterable[RequestState], shares: BatchShares, prompts: RunningPrompts
+    ) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        for state in chosen:
             if self._flex.holds(state) or prompts.hold(state, shares):
                 continue
             while not (self._has_place() and self._page_grower.allocate(state)):
@@ -181,18 +196,6 @@ class Scheduler:
                 outputs += self._start(state, shares)
                 prompts.started(state)
         return outputs
-
-    def _ready_candidates(self, token_room: int) -> tuple[list[RequestOutput], list[RequestState]]:
-        """Returns the waiting requests that lack neither adapter nor grammar, and the errors of those that end here."""
-        outputs = self.fail(self.deadlines.expired(), self.deadlines.deadline_passed())
-        free_places = self._limits.max_running - len(self._running)
-        candidates, should_land = self._candidates.want(free_places, token_room, may_place=not self._steps)
-        if should_land:
-            self._steps.ask_to_land()
-        ready = self._candidates.ready(candidates)
-        for state, refusal in self._candidates.refused:
-            outputs += self.fail([state.request_id], refusal)
-        return outputs, ready
 
     def _has_place(self) -> bool:
         return len(self._running) < self._limits.max_running and not self._page_grower.starved

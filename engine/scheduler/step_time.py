@@ -298,6 +298,11 @@ class StepTimes:
             return None
         return PromptRoom(self.costs, rows, self._target_s, self._page_tokens)
 
+    def prompt_tokens_beside(self, rows: int) -> int:
+        """Returns how many prompt tokens a step can compute beside `rows` decoding rows, at least 1."""
+        most, room = max(self._max_batch_tokens - rows, 1), self.room(rows)
+        return most if room is None else max(room.take(0, most), 1)
+
     def room_for_share(self, rows: int, share: float) -> PromptRoom | None:
         """Returns the room for prompts that take at most a `share` of the time of a step with `rows` decoding rows; None if
         no step was measured yet. Shares below a quarter are as a quarter.

@@ -33,7 +33,7 @@ def in_step_order(
     tokens than `max_tokens`, those of a step, lets shorter ones of other domains pass: its own domain has been charged for
     all of it. Among equals, the request that started first begins.
     """
-    shares = BatchShares(max_running, running, ())
+    shares = BatchShares(max_running, running)
     decoding = [one for one in running if one.num_uncomputed <= 1]
     decoding.sort(key=lambda one: (*shares.preemption_order(one), one.arrived_at))
     return decoding + [state for _, state in _prompts_in_turn(running, waiting, shares, max_tokens)]
