@@ -85,6 +85,7 @@ ROOMS = (
     "api/cli/demo",
     "api/cli/bench",
     "api/cli/chaos",
+    "api/cli/top",
     "api/cli/commands",
     "api/cli",
 )
