@@ -73,6 +73,7 @@ ROOMS = (
     "api/inference",
     "api/formats",
     "api/anthropic",
+    "api/console",
     "api/routes",
     "api/server",
     "api/ray",

@@ -41,6 +41,7 @@ from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, Redi
 from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.keys import WrongKeyLimit
@@ -48,7 +49,7 @@ from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, Usag
 from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, TenantScope, isolation_of
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
-from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
+from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -273,11 +274,12 @@ def _admin_resources(
 
 def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerResources:
     wrong_keys = WrongKeyLimit(base.clock, base.settings.max_wrong_keys)
+    admin_key = AdminKey(tenants.admin_key, tenants.pepper, base.clock)
     return ServerResources(
         settings=base.settings,
         clock=base.clock,
         database=base.database,
-        gate=Authenticator(tenants.tenancy, tenants.admin_key, wrong_keys, RecentKeys(base.clock)),
+        gate=Authenticator(tenants.tenancy, admin_key, wrong_keys, RecentKeys(base.clock)),
         idempotency=IdempotencyStore(base.database, base.clock, GatewayLease(base.settings.lease_s)),
         quotas=tenants.quotas,
         telemetry=base.telemetry,
