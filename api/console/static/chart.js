@@ -31,7 +31,8 @@ export function lineChart({ label, series, height = 140, limit = null, format = 
 export function barChart({ label, values, height = 120, format = short }) {
   const top = niceTop(Math.max(...values.map(([, value]) => value), 0));
   const left = 44;
-  const step = (WIDTH - left) / Math.max(values.length, 1);
+  const step = (WIDTH - left) / Math.max(values.length, 12);
+  const wide = Math.max(1, Math.min(28, step * 0.7));
   const svg = s("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label });
   for (const share of [0, 0.5, 1]) {
     const y = 8 + (height - 26) * (1 - share);
@@ -39,11 +40,11 @@ export function barChart({ label, values, height = 120, format = short }) {
   }
   values.forEach(([name, value], index) => {
     const size = (height - 26) * value / top;
-    svg.append(s("rect", { class: "s1", rx: 2, x: left + index * step + step * 0.15, y: 8 + height - 26 - size, width: Math.max(1, step * 0.7), height: size }, s("title", {}, `${name}: ${format(value)}`)));
+    svg.append(s("rect", { class: "s1", rx: 2, x: left + index * step + (step - wide) / 2, y: 8 + height - 26 - size, width: wide, height: size }, s("title", {}, `${name}: ${format(value)}`)));
   });
   if (values.length) {
     svg.append(s("text", { x: left, y: height - 4 }, values[0][0]));
-    if (values.length > 1) svg.append(s("text", { x: WIDTH, y: height - 4, "text-anchor": "end" }, values.at(-1)[0]));
+    if (values.length > 4) svg.append(s("text", { x: left + values.length * step, y: height - 4, "text-anchor": "end" }, values.at(-1)[0]));
   }
   return h("figure", {}, svg);
 }

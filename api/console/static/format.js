@@ -3,7 +3,7 @@
 const NONE = "–";
 
 export function count(value) {
-  return value === null || value === undefined ? NONE : Number(value).toLocaleString("en", { maximumFractionDigits: 1 });
+  return value === null || value === undefined ? NONE : Number(value).toLocaleString("en", { maximumFractionDigits: Math.abs(value) < 100 ? 1 : 0 });
 }
 
 export function short(value) {
@@ -28,7 +28,7 @@ export function percent(share) {
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return NONE;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 && !Number.isInteger(seconds) ? 1 : 0)} s`;
   if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
   if (seconds < 86400) return `${Math.round(seconds / 3600)} h`;
   return `${Math.round(seconds / 86400)} days`;
@@ -37,7 +37,7 @@ export function span(seconds) {
 export function ago(at, now = Date.now() / 1000) {
   if (at === null || at === undefined) return NONE;
   const passed = now - at;
-  return passed < 5 ? "just now" : `${span(passed)} ago`;
+  return passed < 5 ? "just now" : `${span(passed < 60 ? Math.round(passed) : passed)} ago`;
 }
 
 export function moment(at) {
@@ -47,7 +47,8 @@ export function moment(at) {
 
 /** `2 sessions`, `1 session`. */
 export function many(number, noun) {
-  return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+  const plural = noun.endsWith("y") && !noun.endsWith("ey") ? `${noun.slice(0, -1)}ies` : `${noun}s`;
+  return `${count(number)} ${number === 1 ? noun : plural}`;
 }
 
 /** The end of an id, enough to tell two of them apart. */

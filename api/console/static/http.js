@@ -31,7 +31,7 @@ export const client = {
 export async function fetchApi(method, path, { body, signal, headers = {} } = {}) {
   for (let attempt = 0; ; attempt += 1) {
     const answer = await send(method, path, body, signal, headers);
-    if (answer.ok) {
+    if (answer.ok || answer.status === 304) {
       client.onReach(null);
       return answer;
     }

@@ -87,7 +87,7 @@ function askForKey(error) {
     const input = h("input", { type: "password", autocomplete: "current-password", spellcheck: "false", required: true, name: "key" });
     const place = h("div", { "aria-live": "assertive" });
     const button = h("button", { class: "primary", type: "submit" }, "Sign in");
-    const box = h("dialog", { class: "sign-in", "aria-labelledby": title });
+    const box = h("dialog", { class: had ? "sign-in" : "sign-in first", "aria-labelledby": title });
     const form = h("form", { on: { submit: onSubmit } },
       h("h2", { id: title, class: "brand" }, had ? "Sign in again" : "Graftwork console"),
       h("p", { class: "muted" }, had ? reason(error) : "Use the admin key, or a tenant's key. You see what that key may see."),

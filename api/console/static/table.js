@@ -1,7 +1,7 @@
 // A table whose rows come page by page. Loads the next page when asked, and all of them only for a search.
 
 import { h, put, say } from "./dom.js";
-import { count } from "./format.js";
+import { count, many } from "./format.js";
 import { errorBox } from "./parts.js";
 
 const PAGE = 50;
@@ -77,12 +77,13 @@ function line(columns, row) {
  * A table that loads pages of a list. `load(after, limit, signal)` returns the server's page; `text(row)` is what a
  * search looks at. Returns {element, reload}.
  */
-export function pagedTable({ caption, columns, load, text, signal, empty, tools = [], noun = "rows" }) {
+export function pagedTable({ caption, columns, load, text, signal, empty, tools = [], noun = "row" }) {
+  const plural = many(0, noun).slice(2);
   const inner = table({ caption, columns, rows: [], empty });
   const problem = h("div", { "aria-live": "polite" });
   const note = h("span", { role: "status" });
   const more = h("button", { type: "button", on: { click: () => next().catch(fail) } }, "Load more");
-  const search = text ? h("input", { type: "search", placeholder: `Find ${noun}`, "aria-label": `Find ${noun}`, data: { filter: "" }, on: { input: () => find().catch(fail) } }) : null;
+  const search = text ? h("input", { type: "search", placeholder: `Find ${plural}`, "aria-label": `Find ${plural}`, data: { filter: "" }, on: { input: () => find().catch(fail) } }) : null;
   let rows = [];
   let after = null;
   let hasMore = true;
@@ -93,7 +94,7 @@ export function pagedTable({ caption, columns, load, text, signal, empty, tools 
     const shown = wanted ? rows.filter((row) => text(row).toLowerCase().includes(wanted)) : rows;
     inner.show(shown);
     more.hidden = !hasMore;
-    note.textContent = wanted ? `${count(shown.length)} of ${count(rows.length)} loaded ${noun}` : `${count(rows.length)} ${noun}${hasMore ? ", more to load" : ""}`;
+    note.textContent = wanted ? `${count(shown.length)} of ${count(rows.length)} loaded ${plural}` : `${many(rows.length, noun)}${hasMore ? ", more to load" : ""}`;
   }
 
   function next(limit = PAGE) {
