@@ -10,12 +10,17 @@ from tests.api.in_process_gateway import Gateway
 CSRF = "x-graftwork-csrf"
 
 
+async def sign_in(client: httpx.AsyncClient) -> None:
+    """Gives the client the cookie and the token that changes need, and takes its key away."""
+    answer = await client.post("/console/session")
+    assert answer.status_code == 201, answer.text
+    del client.headers["authorization"]
+    client.headers[CSRF] = answer.json()["csrf_token"]
+
+
 @asynccontextmanager
 async def signed_in(gateway: Gateway, key: str) -> AsyncGenerator[httpx.AsyncClient]:
-    """Signs in with the key. The client sends the cookie, and the token that changes need."""
-    transport = httpx.ASGITransport(app=gateway.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway.test") as browser:
-        answer = await browser.post("/console/session", headers={"authorization": f"Bearer {key}"})
-        assert answer.status_code == 201, answer.text
-        browser.headers[CSRF] = answer.json()["csrf_token"]
+    """A new client that has signed in with the key."""
+    async with gateway.client(key) as browser:
+        await sign_in(browser)
         yield browser

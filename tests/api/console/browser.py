@@ -1,20 +1,22 @@
 """Headless Chromium over WebDriver, for the console's tests: finds elements by what people and screen readers see."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException, TimeoutException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
+
+Result = TypeVar("Result")
 
 PATIENCE_S = 20
 """The most seconds that a test waits for what the page must show."""
@@ -61,7 +63,10 @@ class Browser:
 
     def with_text(self, selector: str, text: str) -> WebElement:
         """Waits for an element that is shown and contains the text."""
-        found = lambda: next((one for one in self.all(selector) if text in one.text and one.is_displayed()), None)  # noqa: E731
+
+        def found() -> WebElement | None:
+            return next((one for one in self.all(selector) if text in one.text and one.is_displayed()), None)
+
         return self._until(found, f"{selector} with {text!r}")
 
     def button(self, name: str) -> WebElement:
@@ -107,12 +112,12 @@ class Browser:
         wrapped = f"const done = arguments[arguments.length - 1]; (async () => {{ {script} }})().then(done, (error) => done(String(error)))"
         return self.driver.execute_async_script(wrapped, *arguments)
 
-    def wait(self, condition: Any) -> Any:
-        return self._until(condition, "the page")
+    def wait(self, condition: Callable[[], Result]) -> Result:
+        return self._until(condition, "what the test waits for")
 
     def complaints(self) -> list[str]:
         """What the browser's console says of errors, such as a broken policy. Failed requests are not errors here."""
-        entries: list[dict[str, Any]] = self.driver.get_log("browser")
+        entries: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         return [one["message"] for one in entries if one["level"] == "SEVERE" and one["source"] != "network"]
 
     def resize(self, width: int, height: int, dark: bool = False) -> None:
@@ -127,19 +132,24 @@ class Browser:
         path.parent.mkdir(parents=True, exist_ok=True)
         assert self.driver.save_screenshot(str(path))
 
-    def _until(self, condition: Any, what: str) -> Any:
+    def _until(self, condition: Callable[[], Result | None], what: str) -> Result:
         ignored = (NoSuchElementException, StaleElementReferenceException)
         waiting = WebDriverWait(self.driver, PATIENCE_S, poll_frequency=0.05, ignored_exceptions=ignored)
-        return waiting.until(lambda _: condition(), f"{what}; the page: {self.text()[:2000]}")
+        try:
+            found: Result = waiting.until(lambda _: condition())
+        except TimeoutException as error:
+            raise AssertionError(f"The page does not show {what}: {self.text()[:2000]}") from error
+        return found
 
-    def _retried(self, act: Any) -> None:
+    def _retried(self, act: Callable[[], None]) -> None:
         """Acts on an element that a live page may replace meanwhile."""
         for _ in range(3):
             try:
-                return act()
+                act()
+                return
             except StaleElementReferenceException:
                 continue
-        return act()
+        act()
 
 
 @contextmanager
@@ -150,7 +160,14 @@ def chromium() -> Iterator[Browser]:
         pytest.skip("no chromium and chromedriver here: apt-get install chromium chromium-driver")
     options = Options()
     options.binary_location = program
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run", "--hide-scrollbars"):
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--no-first-run",
+        "--hide-scrollbars",
+    ):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options, Service(service))

@@ -47,7 +47,9 @@ class ConsoleServer:
 
     def client(self, key: str) -> httpx.Client:
         """A client for the API with this key. The server closes it when it ends."""
-        client = httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {key}"}, timeout=60, trust_env=False)
+        client = httpx.Client(
+            base_url=self.url, headers={"authorization": f"Bearer {key}"}, timeout=60, trust_env=False
+        )
         self.clients.append(client)
         return client
 

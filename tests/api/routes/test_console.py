@@ -79,8 +79,8 @@ async def test_changes_need_the_token_of_the_sign_in(gateway: Gateway, tenant: T
         del browser.headers[CSRF]
         read = await browser.get("/v1/sessions")
         answers = [
-            await browser.post("/v1/sessions", json={"model": "tiny"}, headers=headers)
-            for headers in ({}, {CSRF: foreign}, {CSRF: ""}, {CSRF: "é".encode()})
+            await browser.post("/v1/sessions", json={"model": "tiny"}, headers={CSRF.encode(): token})
+            for token in (b"", foreign.encode(), "é".encode(), b"0" * 64)
         ]
 
     assert read.status_code == 200
