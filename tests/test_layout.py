@@ -18,6 +18,7 @@ OTHER_FOLDERS = ("migrations", "demo")
 ROOMS = (
     "platform",
     "platform/answers",
+    "platform/activity",
     "platform/quotas",
     "platform/gateways",
     "platform/replicas",
@@ -68,6 +69,7 @@ ROOMS = (
     "api/sdk",
     "api/schemas",
     "api/http",
+    "api/overview",
     "api/deps",
     "api/openapi",
     "api/inference",
@@ -108,8 +110,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     ),
     "alembic": ("platform/database.py",),
     "redis": ("platform/*", "sessions/core/lease.py"),
-    "fastapi": ("api/*",),
-    "starlette": ("api/*",),
+    **dict.fromkeys(("fastapi", "starlette"), ("api/*",)),
     "grpc": ("engine/rpc/*",),
     "ray": ("api/ray/actors.py",),
     "prometheus_client": ("platform/*",),
@@ -128,8 +129,7 @@ CLOCK_READERS = (
 """The tests that may import `time`: in the fast suite no assertion depends on how fast the machine is."""
 FOREIGN_PRIVATES = {
     "_request_id": "of an answer in OpenAI's and Anthropic's SDKs, whose documents name it",
-    "_get_local_constants": "of Hypothesis, which has no setting for what it does",
-    "_local_constants": "of Hypothesis, which has no setting for what it does",
+    **dict.fromkeys(("_get_local_constants", "_local_constants"), "of Hypothesis, without a setting for what it does"),
 }
 ENVIRONMENT_READERS = ("platform/settings.py", "api/sdk/*", "api/cli/*")
 

@@ -301,7 +301,9 @@ class Scheduler:
         Returns the part of the plan that is still of use: a request that was cancelled, failed or finished since the
         step was planned needs no result.
         """
-        self.deadlines.step_ended(plan, self._planner.step_ended())
+        seconds = self._planner.step_ended()
+        self.counters.step_seconds += seconds
+        self.deadlines.step_ended(plan, seconds)
         return self._steps.land(plan, self._running)
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:

@@ -7,6 +7,7 @@ does not.
 
 import hmac
 from dataclasses import dataclass, field
+from typing import Self
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import NotAuthenticated, NotPermitted
@@ -76,6 +77,11 @@ class Authenticator:
         self._admin_key = admin_key
         self._wrong_keys = wrong_keys
         self._recent_keys = recent_keys
+
+    @classmethod
+    def of_gateway(cls, tenancy: Tenancy, admin_key: AdminKey, clock: Clock, max_wrong_keys: int) -> Self:
+        """Makes the authenticator of one gateway. An address may send `max_wrong_keys` wrong keys at once."""
+        return cls(tenancy, admin_key, WrongKeyLimit(clock, max_wrong_keys), RecentKeys(clock))
 
     def recent_tenant(self, token: str) -> TenantId | None:
         """Returns the tenant of a key that was right seconds ago, without a read. Use it to refuse, never to allow."""
