@@ -7,6 +7,11 @@ import { identity } from "./identity.js";
 const KEPT_S = 600;
 const seen = new Map();
 
+/** The address of the stream of snapshots for these parameters. */
+export function streamPath(fields) {
+  return query(identity.isAdmin ? "v1/admin/overview" : "v1/overview", { ...fields, stream: true });
+}
+
 /** The snapshot for these parameters: sort, rows, find, tenants, adapters, sessions (first rows). */
 export async function snapshot(fields, signal) {
   const path = query(identity.isAdmin ? "v1/admin/overview" : "v1/overview", fields);

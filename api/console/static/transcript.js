@@ -44,7 +44,7 @@ export function turnFoot(turn, { onFork, mayFork }) {
     h("span", { class: "row" },
       turn.status === "completed" ? null : chip(turn.status),
       turn.usage ? h("span", {}, `${count(turn.usage.prompt_tokens)} in, ${count(turn.usage.completion_tokens)} out`) : null,
-      took ? h("span", { title: moment(turn.created_at) }, took) : null,
+      took ? h("a", { href: `#/requests/${encodeURIComponent(turn.id)}`, title: `Timeline of the turn of ${moment(turn.created_at)}` }, took) : null,
       cache?.miss_reason ? chip(`missed: ${cache.miss_reason}`, "warn") : null,
       turn.service_tier && turn.service_tier !== "default" ? chip(turn.service_tier, "info") : null,
       turn.finish_reason && !["stop", "tool_calls"].includes(turn.finish_reason) ? chip(turn.finish_reason, "warn") : null,

@@ -57,6 +57,9 @@ class Browser:
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
+    def find_all_shown(self, selector: str) -> list[WebElement]:
+        return [one for one in self.all(selector) if one.is_displayed()]
+
     def find(self, selector: str) -> WebElement:
         """Waits for an element that is shown."""
         return self._until(lambda: next((one for one in self.all(selector) if one.is_displayed()), None), selector)
@@ -136,9 +139,10 @@ class Browser:
         ignored = (NoSuchElementException, StaleElementReferenceException)
         waiting = WebDriverWait(self.driver, PATIENCE_S, poll_frequency=0.05, ignored_exceptions=ignored)
         try:
-            found: Result = waiting.until(lambda _: condition())
+            found = waiting.until(lambda _: condition())
         except TimeoutException as error:
             raise AssertionError(f"The page does not show {what}: {self.text()[:2000]}") from error
+        assert found is not None
         return found
 
     def _retried(self, act: Callable[[], None]) -> None:

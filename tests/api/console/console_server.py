@@ -24,7 +24,7 @@ _PATIENCE_S = 60
 
 @dataclass
 class ConsoleServer:
-    """The running gateway. `run` and `call` work from the tests' thread."""
+    """The running gateway. `run` works from the tests' thread."""
 
     url: str
     resources: Resources
@@ -33,17 +33,9 @@ class ConsoleServer:
     admin_key: str = ADMIN_KEY
     clients: list[httpx.Client] = field(default_factory=list)
 
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def run(self, work: Coroutine[Any, Any, Result], patience_s: float = _PATIENCE_S) -> Result:
         """Runs a coroutine on the gateway's loop, and waits for it."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(_PATIENCE_S)
-
-    def call(self, work: Callable[[], Result]) -> Result:
-        """Calls a function on the gateway's loop."""
-
-        async def called() -> Result:
-            return work()
-
-        return self.run(called())
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(patience_s)
 
     def client(self, key: str) -> httpx.Client:
         """A client for the API with this key. The server closes it when it ends."""

@@ -4,12 +4,12 @@ import { lineChart } from "../chart.js";
 import { foreign, h, plain, put } from "../dom.js";
 import { ago, count, percent, short, span } from "../format.js";
 import { identity } from "../identity.js";
-import { live } from "../live.js";
+import { follow, live } from "../live.js";
 import { card, chip, errorBox, meter, pageHead, select, tierBar, tile } from "../parts.js";
-import { complaints, History, snapshot, tiers, total } from "../snapshots.js";
+import { complaints, History, snapshot, streamPath, tiers, total } from "../snapshots.js";
 import { table } from "../table.js";
 
-const EVERY_S = 2;
+const WORST_EVERY_S = 5;
 const WORST = 12;
 const ROWS = 100;
 const SORTS = [["activity", "Most active"], ["burn", "Worst latency"], ["refusals", "Most refused"], ["waiting", "Longest queue"], ["tokens", "Most tokens"], ["name", "Name"]];
@@ -24,27 +24,39 @@ function operatorsView(signal) {
   const sort = select(SORTS, "activity", { "aria-label": "Order of the tenants" });
   const tenants = tenantTable();
   const problem = h("div", { "aria-live": "polite" });
-  const round = live({
-    signal, every: EVERY_S,
-    load: () => Promise.all([
-      snapshot({ sort: sort.value, rows: ROWS }, signal), snapshot({ sort: "burn", rows: WORST }, signal), snapshot({ sort: "refusals", rows: WORST }, signal),
-    ]),
-    show: ([found, burning, refused]) => {
-      put(problem);
-      remember(found);
-      const byId = new Map([...burning.tenants, ...refused.tenants, ...found.tenants].map((tenant) => [tenant.id, tenant]));
-      drawTiles(parts.tiles, found);
-      put(parts.worst, worst([...byId.values()]));
-      put(parts.engines, engineTable(found.engines));
-      put(parts.shares, shares(found.tenants));
-      put(parts.burn, burnChart(found.tenants));
-      put(parts.speed, speedChart());
-      put(parts.note, `${found.model} · version ${found.version} · the last ${span(found.window_s)}`);
-      tenants.show(found.tenants);
-    },
-    failed: (error) => put(problem, errorBox(error)),
+  let reading = new AbortController();
+  let more = [];
+  watch();
+
+  function watch() {
+    reading.abort();
+    reading = new AbortController();
+    follow({ path: streamPath({ sort: sort.value, rows: ROWS }), name: "overview", signal: AbortSignal.any([signal, reading.signal]), show: draw, failed: (error) => put(problem, errorBox(error)) });
+  }
+
+  function draw(found) {
+    put(problem);
+    remember(found);
+    const byId = new Map([...more, ...found.tenants].map((tenant) => [tenant.id, tenant]));
+    drawTiles(parts.tiles, found);
+    put(parts.worst, worst([...byId.values()]));
+    put(parts.engines, engineTable(found.engines));
+    put(parts.shares, shares(found.tenants));
+    put(parts.burn, burnChart(found.tenants));
+    put(parts.speed, speedChart());
+    put(parts.note, `${found.model} · version ${found.version} · the last ${span(found.window_s)}`);
+    tenants.show(found.tenants);
+    hasMore = found.totals.tenants > found.tenants.length;
+  }
+
+  // Who suffers may be beyond the rows of the table, so the worst are asked for where there are more.
+  let hasMore = false;
+  live({
+    signal, every: WORST_EVERY_S,
+    load: async () => (hasMore ? Promise.all(["burn", "refusals"].map((order) => snapshot({ sort: order, rows: WORST }, signal))) : []),
+    show: (views) => { more = views.flatMap((view) => view.tenants); },
   });
-  sort.addEventListener("change", () => round());
+  sort.addEventListener("change", watch);
   return h("div", { class: "stack" },
     pageHead("Overview", { chips: [parts.note] }), problem, parts.tiles,
     card("Who suffers, and why", parts.worst, { flush: true }),
@@ -59,8 +71,8 @@ function tenantsView(signal) {
   const speed = h("div");
   const problem = h("div", { "aria-live": "polite" });
   const sessions = sessionTable();
-  live({
-    signal, every: EVERY_S, load: () => snapshot({ rows: 20 }, signal),
+  follow({
+    signal, path: streamPath({ rows: 20 }), name: "overview",
     show: (found) => {
       put(problem);
       remember(found);

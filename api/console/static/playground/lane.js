@@ -17,7 +17,7 @@ export class Lane {
     const chosen = select(models.map((name) => [name]), model, { "aria-label": "Model of this lane" });
     chosen.addEventListener("change", () => { this.model = chosen.value; });
     this.list = h("ol", { class: "lane-messages", "aria-label": `Conversation with ${plain(model)}` });
-    this.foot = h("div", { "aria-live": "polite" });
+    this.foot = h("div", { class: "lane-foot", "aria-live": "polite" });
     this.element = h("section", { class: "card lane", "aria-label": `Lane of ${plain(model)}` },
       h("header", {}, chosen, h("div", { class: "actions" },
         h("button", { type: "button", class: "quiet", "aria-label": `Fork the lane of ${plain(model)}`, on: { click: () => onFork(this.model, this.messages) } }, "Fork"),
@@ -49,7 +49,7 @@ export class Lane {
     return h("li", { class: `said ${message.role}` }, h("span", { class: "role" }, message.role),
       message.scores?.length ? new TokenView(message.scores).element : message.content ? folded(message.content) : null,
       (message.tool_calls ?? []).map((call) => h("div", { class: "call" }, h("strong", {}, foreign(call.function.name)), folded(call.function.arguments, { mono: true }))),
-      message.figures ?? null,
+      message.took === undefined ? null : figures(message),
       forkable ? h("button", { type: "button", class: "quiet small", on: { click: () => this.onFork(this.model, this.messages.slice(0, index + 1)) } }, "Fork after this") : null);
   }
 
@@ -76,7 +76,8 @@ export class Lane {
     const clock = { began: performance.now(), first: null };
     try {
       const body = { ...this.settings.body(), model: this.model, messages: toSend(this.settings.system.value, this.messages), stream: true, stream_options: { include_usage: true } };
-      const response = await fetchApi("POST", "v1/chat/completions", { body, signal: this.stopper.signal });
+      const response = await fetchApi("POST", "v1/chat/completions", { body, signal: this.stopper.signal, headers: { "x-graftwork-trace": "1" } });
+      answer.requestId = response.headers.get("x-request-id");
       for await (const event of events(response)) {
         if (event.data === "[DONE]") break;
         const chunk = JSON.parse(event.data);
@@ -97,13 +98,15 @@ export class Lane {
     const failure = this.failure;
     this.failure = null;
     if (answer.content || answer.tool_calls.length || !failure) {
-      answer.figures = figures(answer, clock);
+      answer.took = (performance.now() - clock.began) / 1000;
+      answer.first = clock.first ? (clock.first - clock.began) / 1000 : null;
       this.messages.push(answer);
     }
     this.draw();
     if (failure) {
       const again = h("button", { type: "button", on: { click: () => { put(this.foot); this.run(); } } }, "Try again");
       put(this.foot, h("div", { class: "body stack" }, errorBox(failure), h("div", {}, again)));
+      this.foot.scrollIntoView({ block: "nearest" });
       if (failure.status === undefined && !failure.code) console.error(failure);
     } else say(`${plain(this.model)} has answered`);
   }
@@ -128,9 +131,8 @@ function take(answer, chunk, view) {
   }
 }
 
-function figures(answer, clock) {
-  const took = (performance.now() - clock.began) / 1000;
-  const first = clock.first ? (clock.first - clock.began) / 1000 : null;
+function figures(answer) {
+  const { took, first } = answer;
   const details = answer.usage?.prompt_tokens_details;
   const made = answer.usage?.completion_tokens;
   const texts = [
@@ -141,5 +143,6 @@ function figures(answer, clock) {
   return h("div", { class: "figures" },
     details ? tierBar({ device: details.device_tokens, host: details.host_tokens, disk: details.disk_tokens, computed: details.recomputed_tokens }) : null,
     h("span", { class: "small muted" }, texts.join(" · ")),
+    answer.requestId ? h("a", { class: "small", href: `#/requests/${encodeURIComponent(answer.requestId)}` }, "Timeline") : null,
     answer.finish && !["stop", "tool_calls"].includes(answer.finish) ? chip(answer.finish, "warn") : null);
 }
