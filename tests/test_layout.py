@@ -22,6 +22,7 @@ ROOMS = (
     "platform/quotas",
     "platform/gateways",
     "platform/replicas",
+    "platform/tracing",
     "platform/tenancy",
     "platform/modes",
     "engine/core",
@@ -44,6 +45,7 @@ ROOMS = (
     "engine/attention",
     "engine/runner",
     "engine/parallel",
+    "engine/step_recorder.py",
     "engine/scheduler",
     "engine/arrivals.py",
     "engine/messages.py",
@@ -96,8 +98,6 @@ FENCES: dict[str, tuple[str, ...]] = {
     "numba": ("engine/lora/cpu_kernel.py",),
     "llvmlite": ("engine/lora/cpu_kernel.py",),
     "xgrammar": ("engine/*",),
-    "transformers": (),
-    "peft": (),
     "sqlalchemy": (
         "*/tables.py",
         "*/repository.py",
@@ -114,7 +114,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "grpc": ("engine/rpc/*",),
     "ray": ("api/ray/actors.py",),
     "prometheus_client": ("platform/*",),
-    **dict.fromkeys(("pickle", "shelve", "multiprocessing"), ()),
+    **dict.fromkeys(("transformers", "peft", "pickle", "shelve", "multiprocessing"), ()),
     "marshal": ("platform/worker_pool.py",),
 }
 """By package: the only places in the rooms that may import it."""

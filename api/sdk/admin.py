@@ -12,6 +12,7 @@ from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantErasure, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.overview import Overview
+from graftwork.platform.answers.timelines import Timeline
 from graftwork.platform.answers.usage import UsageRow
 
 
@@ -187,6 +188,12 @@ class Admin(Resource[R]):
     def overview(self, **query: Unpack[ServerOverviewQuery]) -> Steps[Overview]:
         """Reads a snapshot of the server: engines, tenants, adapters and live sessions, with their figures."""
         return (yield from self._read(Overview, Call("GET", "/v1/admin/overview", query=dict(query), admin=True)))
+
+    @operation
+    def timeline(self, request_id: str) -> Steps[Timeline]:
+        """Returns what the server did when for one request of any tenant, by the server's id of it or that of a turn."""
+        path = f"/v1/admin/requests/{path_segment(request_id)}/timeline"
+        return (yield from self._read(Timeline, Call("GET", path, admin=True)))
 
     @operation
     def replicas(self) -> Steps[Page[Replica]]:

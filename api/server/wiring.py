@@ -28,7 +28,7 @@ from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.fleets import connect_engine, replica_directory
-from graftwork.api.server.served_model import model_folder
+from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.clock import Clock, SystemClock
@@ -51,8 +51,7 @@ from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, Usag
 from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, TenantScope, isolation_of
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.sessions.generation.constraints import ConstraintPlanner
-from graftwork.sessions.generation.generator import Generator
+from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
@@ -60,14 +59,8 @@ from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.encoding import (
-    NO_PUBLIC_PREFIXES,
-    LocalEncoding,
     PromptEncoder,
-    PromptEncoding,
-    PublicPrefixes,
 )
-from graftwork.sessions.text.model_files import ModelFolder
-from graftwork.sessions.tools.formats import tool_call_format
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 
@@ -110,7 +103,7 @@ async def open_resources(
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
         activity = ActivityMeter(clock, settings.objectives)
-        resources = await _assemble(_Foundation(settings, clock, database, telemetry, engine, inspector, activity))
+        resources = await _assemble(Foundation(settings, clock, database, telemetry, engine, inspector, activity))
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
@@ -161,19 +154,6 @@ async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database,
 
 
 @dataclass(frozen=True, slots=True)
-class _Foundation:
-    """What all services of the gateway stand on."""
-
-    settings: Settings
-    clock: Clock
-    database: Database
-    telemetry: Telemetry
-    engine: EngineClient
-    inspector: AdapterInspector
-    activity: ActivityMeter
-
-
-@dataclass(frozen=True, slots=True)
 class _TenantServices:
     """The services that know the tenants, their keys, their limits and what they used."""
 
@@ -186,9 +166,9 @@ class _TenantServices:
     modes: ModeSwitch
 
 
-async def _assemble(base: _Foundation) -> Resources:
+async def _assemble(base: Foundation) -> Resources:
     tenants = await _tenant_services(base)
-    served = await _served_model(base, tenants.modes)
+    served = await read_served_model(base, tenants.modes)
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
     admin = _admin_resources(base, tenants, inference, sessions.sessions)
@@ -202,13 +182,13 @@ async def _assemble(base: _Foundation) -> Resources:
     )
 
 
-def _overview(base: _Foundation, admin: AdminResources) -> OverviewBoard:
+def _overview(base: Foundation, admin: AdminResources) -> OverviewBoard:
     engines = EngineBoard(admin.replicas, admin.description, base.clock)
     directory = OwnerDirectory(admin.tenancy, admin.registry, base.activity)
     return OverviewBoard(base.activity, engines, directory, admin.description.model_name)
 
 
-async def _tenant_services(base: _Foundation) -> _TenantServices:
+async def _tenant_services(base: Foundation) -> _TenantServices:
     pepper = await asyncio.to_thread(load_pepper, base.settings)
     admin_key = await asyncio.to_thread(load_admin_key, base.settings)
     work, meter = RunningWork(), UsageMeter(base.database)
@@ -217,7 +197,7 @@ async def _tenant_services(base: _Foundation) -> _TenantServices:
     return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, ModeSwitch(base.database, base.clock))
 
 
-def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_ServedModel") -> InferenceResources:
+def _inference_resources(base: Foundation, tenants: _TenantServices, served: ServedModel) -> InferenceResources:
     description = served.generator.description
     backlog = UsageBacklog(tenants.meter, UsageJournal(base.settings.data_dir / _USAGE_FOLDER))
     in_flight = InFlightBound(base.clock, description.max_requests, description.max_domain_requests)
@@ -244,7 +224,7 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
     )
 
 
-def _session_resources(base: _Foundation, inference: InferenceResources, served: "_ServedModel") -> SessionResources:
+def _session_resources(base: Foundation, inference: InferenceResources, served: ServedModel) -> SessionResources:
     settings = base.settings
     turns = TurnStore(
         base.database, base.clock, owner_name(settings.host, settings.port) or new_id("gateway"), settings.lease_s
@@ -262,7 +242,7 @@ def _session_resources(base: _Foundation, inference: InferenceResources, served:
     )
 
 
-def _account_resources(base: _Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
+def _account_resources(base: Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
     uploads = UploadBound(
         base.settings.max_uploads, base.settings.max_tenant_uploads, base.clock, base.settings.upload_timeout_s
     )
@@ -272,7 +252,7 @@ def _account_resources(base: _Foundation, tenants: _TenantServices, inference: I
 
 
 def _admin_resources(
-    base: _Foundation, tenants: _TenantServices, inference: InferenceResources, sessions: SessionService
+    base: Foundation, tenants: _TenantServices, inference: InferenceResources, sessions: SessionService
 ) -> AdminResources:
     return AdminResources(
         settings=base.settings,
@@ -290,10 +270,9 @@ def _admin_resources(
     )
 
 
-def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerResources:
-    settings = base.settings
+def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResources:
+    settings, lease = base.settings, _gateway_lease(base.settings)
     admin_key = AdminKey(tenants.admin_key, tenants.pepper, base.clock)
-    lease = GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
     return ServerResources(
         settings=settings,
         clock=base.clock,
@@ -305,10 +284,15 @@ def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerReso
         engine=base.engine,
         replicas=replica_directory(base.engine, settings.resolved_engine_address),
         json=JsonParsing(),
+        traces=TraceBook(base.clock, lease.gateway_id),
     )
 
 
-def _registry(base: _Foundation) -> AdapterRegistry:
+def _gateway_lease(settings: Settings) -> GatewayLease:
+    return GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
+
+
+def _registry(base: Foundation) -> AdapterRegistry:
     return AdapterRegistry(
         base.database,
         LocalArtifacts(base.settings.data_dir / ARTIFACTS_FOLDER),
@@ -359,42 +343,3 @@ def _turn_dependencies(
         planner=inference.planner,
         work=inference.work,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _ServedModel:
-    """What this gateway has read about the served model, with the generator that uses the model."""
-
-    generator: Generator
-    folder: ModelFolder
-    prompts: PromptEncoder | None
-    planner: ConstraintPlanner
-
-    def encoding(self, clock: Clock) -> PromptEncoding:
-        """Returns what encodes prompts for this model. The caller closes it."""
-        local = LocalEncoding(self.folder.tokenizer, self.prompts, self.generator.description.context_tokens)
-        return PromptEncoding(local, clock)
-
-
-async def _served_model(base: _Foundation, modes: ModeSwitch) -> _ServedModel:
-    settings, clock, engine = base.settings, base.clock, base.engine
-    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
-    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
-    public_prefixes = NO_PUBLIC_PREFIXES
-    if settings.public_prompts is not None and prompts is not None:
-        public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
-    planner = ConstraintPlanner(tool_call_format(folder.chat_template_source, settings.tool_call_form))
-    generator = Generator(
-        engine,
-        folder.tokenizer,
-        await engine.describe(),
-        base.telemetry,
-        clock,
-        tool_call_format=planner.tool_call_format,
-        timeout_s=settings.request_timeout_s,
-        deadlines_s=settings.deadlines,
-        activity=base.activity,
-        modes=modes,
-        public_prefixes=public_prefixes,
-    )
-    return _ServedModel(generator, folder, prompts, planner)

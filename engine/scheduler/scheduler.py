@@ -42,6 +42,7 @@ from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, RunningPrompts, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
 from graftwork.engine.scheduler.waiting_order import RequestTables, ServiceUse, WaitingOrder, first_candidates
+from graftwork.engine.step_recorder import NO_RECORDER, StepRecorder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
@@ -66,13 +67,12 @@ class Scheduler:
         grammars: GrammarProvider = _NO_GRAMMARS,
         speculator: Speculator | None = None,
         order: WaitingOrder | None = None,
+        recorder: StepRecorder = NO_RECORDER,
     ) -> None:
         """Without `speculator`, each request generates one token in a step. Without `order`, domains take turns."""
-        self._limits = limits
-        self._kv_cache = kv_cache
-        self.session_cache = session_cache
-        self._adapters = adapters
-        self._grammars = grammars
+        self._limits, self._recorder = limits, recorder
+        self._kv_cache, self.session_cache = kv_cache, session_cache
+        self._adapters, self._grammars = adapters, grammars
         self._validator = RequestValidator(limits, scopes, clock)
         self._waiting = VirtualTokenCounter(clock) if order is None else order
         self._flex = FlexHoldback(clock, limits.max_running, kv_cache.page_store.sizes.device_pages)
@@ -87,11 +87,10 @@ class Scheduler:
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
         self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens, limits.max_batch_tokens)
         self.deadlines = DeadlineAdmission(limits, self.requests, kv_cache, self.step_times, clock)
-        self.speculator = speculator or no_drafts(clock)
+        self.speculator, self.counters = speculator or no_drafts(clock), EngineCounters()
         builder = StepBuilder(limits.page_tokens, grammars)
         parts = (self._steps, self._page_grower, builder, self.speculator, self.step_times, self._flex)
         self._planner = StepPlanner(limits, self._running, self._waiting, *parts)
-        self.counters = EngineCounters()
 
     @property
     def num_running(self) -> int:
@@ -196,6 +195,7 @@ class Scheduler:
                 outputs += self.fail([state.request_id], refusal)
             elif self._is_ready(state.request):
                 ready.append(state)
+        self._recorder.considers(candidates, ready)
         return outputs, ready
 
     def _is_ready(self, request: EngineRequest) -> bool:
@@ -231,6 +231,7 @@ class Scheduler:
         if error is not None:
             return self.fail([state.request_id], error)
         shares.started(state)
+        self._recorder.started(state.request_id, loads=bool(state.pending_loads))
         self.deadlines.record_start(state)
         return [] if state.pending_loads else self._report_admitted(state)
 
@@ -291,6 +292,7 @@ class Scheduler:
         self._remove_running(state)
         state.num_computed = 0
         self._waiting.enqueue(state)
+        self._recorder.preempted(state.request_id)
         self.counters.preemptions += 1
 
     # ---- absorb -----------------------------------------------------------------------------------------------
