@@ -8,12 +8,12 @@ const PAGE = 50;
 const SEARCH_PAGES = 40;
 
 /** A table of rows that are all here. `columns`: {label, cell, number, head, clip, sort}. */
-export function table({ caption, columns, rows, empty = "Nothing yet." }) {
+export function table({ caption, columns, rows, empty = "Nothing yet.", quiet = false }) {
   const body = h("tbody", { role: "rowgroup" });
   const sorting = { column: null, down: true };
   const heads = columns.map((column) => head(column, sorting, () => { order(); redraw(); }));
   const element = h("table", { class: "cards", role: "table" },
-    h("caption", {}, caption),
+    h("caption", { class: quiet ? "visually-hidden" : "" }, caption),
     h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads)), body);
   const nothing = h("p", { class: "empty" }, empty);
   const box = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, element, nothing);

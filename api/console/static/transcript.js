@@ -42,7 +42,7 @@ export function turnFoot(turn, { onFork, mayFork }) {
   return h("li", { class: "turn-foot" },
     tokens ? tierBar(tokens) : h("span"),
     h("span", { class: "row" },
-      turn.status === "completed" ? null : chip(turn.status),
+      ["completed", "awaiting_tool"].includes(turn.status) ? null : chip(turn.status),
       turn.usage ? h("span", {}, `${count(turn.usage.prompt_tokens)} in, ${count(turn.usage.completion_tokens)} out`) : null,
       took ? h("a", { href: `#/requests/${encodeURIComponent(turn.id)}`, title: `Timeline of the turn of ${moment(turn.created_at)}` }, took) : null,
       cache?.miss_reason ? chip(`missed: ${cache.miss_reason}`, "warn") : null,

@@ -96,9 +96,9 @@ function drawTiles(box, { totals, engines, tenants }) {
   put(box,
     tile("Engines ready", `${ready} of ${engines.length}`, { tone: ready === engines.length && ready ? "" : "bad" }),
     tile("Running", count(totals.running)), tile("Waiting", count(totals.waiting), { tone: waits }),
-    tile("Requests each second", short(totals.requests_per_s)),
-    tile("Answer tokens each second", short(totals.generated_tokens_per_s), { note: `${short(totals.prompt_tokens_per_s)} of prompts` }),
-    tile("Refused each second", short(totals.refused_per_s), { tone: totals.refused_per_s > 0 ? "warn" : "" }),
+    tile("Requests/s", short(totals.requests_per_s)),
+    tile("Answer tokens/s", short(totals.generated_tokens_per_s), { note: `${short(totals.prompt_tokens_per_s)} prompt tokens/s` }),
+    tile("Refused/s", short(totals.refused_per_s), { tone: totals.refused_per_s > 0 ? "warn" : "" }),
     tile("Tenants", count(totals.tenants), { note: `${count(totals.sessions)} sessions, ${count(totals.adapters)} adapters` }));
   box.hidden = tenants === undefined;
 }
@@ -126,7 +126,7 @@ function nameOf(tenant) {
 
 function engineTable(engines) {
   return table({
-    caption: "Engines now", rows: engines, empty: "No engine has reported yet.",
+    caption: "Engines now", quiet: true, rows: engines, empty: "No engine has reported yet.",
     columns: [
       { label: "Engine", clip: true, cell: (engine) => foreign(engine.id) },
       { label: "State", cell: (engine) => h("span", {}, chip(engine.status), engine.stale_s ? h("span", { class: "small muted" }, ` silent for ${span(engine.stale_s)}`) : null, engine.reason ? h("div", { class: "small muted" }, foreign(engine.reason)) : null) },
@@ -177,7 +177,7 @@ function speedChart() {
 
 function tenantTable() {
   return table({
-    caption: "Tenants with requests in this window", empty: "No tenant has sent a request yet.",
+    caption: "Tenants with requests in this window", quiet: true, empty: "No tenant has sent a request yet.",
     columns: [
       { label: "Tenant", clip: true, sort: (tenant) => tenant.name, cell: nameOf },
       { label: "Running", number: true, sort: (tenant) => tenant.running, cell: (tenant) => count(tenant.running) },
