@@ -196,7 +196,7 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         )
 
     async def ReadStats(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return wire.Stats(**({"fields_json": "{}"} if "fields_json" in wire.Stats.DESCRIPTOR.fields_by_name else {}))
+        return wire.Stats(fields_json="{}")
 
     async def ReadProgress(self, request: Any, context: Any) -> Any:  # noqa: N802
         return wire.Progress()

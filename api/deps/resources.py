@@ -21,6 +21,7 @@ from fastapi import Depends, Request
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
+from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.schemas.base import MixturePart
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.stats import EngineDescription
@@ -40,6 +41,8 @@ from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, RunningWork, Scope
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
+from graftwork.platform.tracing.request_trace import Stage
+from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -238,6 +241,8 @@ class ServerResources:
     replicas: ReplicaDirectory
     json: JsonParsing
     """Parses long bodies in another process."""
+    traces: TraceBook
+    """The traces of this gateway's latest requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +254,8 @@ class Resources:
     account: AccountResources
     admin: AdminResources
     server: ServerResources
+    overview: OverviewBoard
+    """The snapshots of what this gateway and its engines do."""
 
 
 def resources_of(request: Request) -> Resources:
@@ -286,6 +293,7 @@ def _holder_of(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Principa
     async def principal_with_scope(request: Request) -> Principal:
         principal = await _principal(request)
         principal.require(scope)
+        principal.trace.mark(Stage.BODY)  # FastAPI reads the body before it calls this
         return principal
 
     return principal_with_scope
@@ -301,6 +309,9 @@ ForAccounts = Annotated[AccountResources, Depends(_group(attrgetter("account")))
 
 
 ForAdmin = Annotated[AdminResources, Depends(_group(attrgetter("admin")))]
+
+
+ForOverview = Annotated[OverviewBoard, Depends(_group(attrgetter("overview")))]
 
 
 ForServer = Annotated[ServerResources, Depends(_group(attrgetter("server")))]

@@ -22,6 +22,7 @@ from graftwork.api.http.response_headers import MODEL, degraded_header
 from graftwork.engine.core.events import CacheReport, DraftReport, PromptAdmitted
 from graftwork.engine.core.requests import KvLimits, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
+from graftwork.platform.activity.meter import RequestOwner
 from graftwork.platform.errors import GraftworkError, NotPermitted, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.quotas.in_flight import HeldPlaces
@@ -115,7 +116,9 @@ class InferenceRequest:
                 prediction_token_ids=self.prediction_token_ids,
                 grammar=self.output.grammar,
                 stop_logprobs=self.stop_logprobs,
+                owner=RequestOwner(self.principal.tenant_id, self.resolved.adapter_label),
                 due_at=None if choice % self.choices_per_prompt else self.principal.first_token_due_at,
+                trace=self.principal.trace,
             )
             for choice, (prompt, sampling) in enumerate(pairs)
         ]
@@ -187,7 +190,10 @@ async def start_inference(
         | degraded_header(requests[0].output_cap),
     )
     forget = resources.work.add(principal, job.end_access)
-    job.start(resources.tasks, places).add_done_callback(lambda _: forget())
+    principal.trace.hold()
+    task = job.start(resources.tasks, places)
+    task.add_done_callback(lambda _: forget())
+    task.add_done_callback(lambda _: principal.trace.release())
     return job
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from graftwork import __version__
+
 Json = dict[str, Any]
 
 CREATED_AT = 1_767_225_600
@@ -211,3 +213,183 @@ USAGE_ROWS = list_of(
     },
     has_ids=False,
 )
+
+_RATES: Json = {"requests_per_s": 0.5, "prompt_tokens_per_s": 412.0, "generated_tokens_per_s": 38.2}
+_TTFT: Json = {"p50": 84.1, "p99": 410.7}
+OVERVIEW: Json = {
+    "object": "overview",
+    "sequence": 17,
+    "at": CREATED_AT + 0.5,
+    "window_s": 300,
+    "version": __version__,
+    "model": "assistant",
+    "sort": "activity",
+    "totals": {
+        "tenants": 1,
+        "adapters": 1,
+        "sessions": 1,
+        "running": 2,
+        "waiting": 1,
+        **_RATES,
+        "refused_per_s": 0.0,
+    },
+    "engines": [],
+    "tenants": [
+        {
+            "id": "ten_01hzx",
+            "name": "Acme",
+            "status": "active",
+            "running": 2,
+            "waiting": 1,
+            **_RATES,
+            "ttft_ms": _TTFT,
+            "inter_token_p99_ms": 24.0,
+            "refusals": {"rate_limited": 3},
+            "failures": {},
+            "weight": 1.0,
+            "fair_share": None,
+            "service_share": None,
+            "service_tiers": {"default": 141, "flex": 9},
+            "prompt_tokens_by_tier": {"device": 90210, "host": 4096, "recomputed": 12000},
+            "slo_burn": 0.4,
+            "active_at": CREATED_AT,
+        }
+    ],
+    "adapters": [
+        {
+            "tenant_id": "ten_01hzx",
+            "name": "support",
+            "version": 3,
+            "residency": "device",
+            "device": [],
+            "host": [],
+            "size_bytes": 1048576,
+            "running": 2,
+            "waiting": 0,
+            "requests_per_s": 0.5,
+            "ttft_ms": _TTFT,
+            "active_at": CREATED_AT,
+        }
+    ],
+    "sessions": [
+        {
+            "id": "ses_01hzx",
+            "tenant_id": "ten_01hzx",
+            "model": "support@3",
+            "status": "running",
+            "tokens": 2304,
+            "prompt_tokens_by_tier": {"device": 2176, "host": 0, "disk": 0, "recomputed": 96},
+            "miss_reason": None,
+            "turns": 7,
+            "active_at": CREATED_AT,
+        }
+    ],
+}
+"""A tenant's own overview. The operator's has engines, and all tenants."""
+SERVER_OVERVIEW: Json = OVERVIEW | {
+    "engines": [
+        {
+            "id": "engine-0",
+            "status": "ready",
+            "epoch": None,
+            "address": "unix:/var/lib/graftwork/engine.sock",
+            "version": __version__,
+            "running": 2,
+            "waiting": 1,
+            "queued_tokens": 812,
+            "pages": {
+                "device": {"used": 640, "free": 1408},
+                "host": {"used": 900, "free": 1148},
+                "disk": {"used": 5120, "free": None},
+            },
+            "prompt_tokens_per_s": 412.0,
+            "generated_tokens_per_s": 38.2,
+            "step_ms": 9.75,
+            "adapters_resident": 1,
+        }
+    ]
+}
+
+TIMELINE: Json = {
+    "id": "req_01hzx",
+    "object": "request.timeline",
+    "client_request_id": None,
+    "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736",
+    "gateway_id": "gateway_01hzx",
+    "tenant_id": "ten_01hzx",
+    "key_id": "key_01hzx",
+    "session_id": None,
+    "turn_id": None,
+    "method": "POST",
+    "path": "/v1/chat/completions",
+    "model": "support",
+    "adapter": "support@1",
+    "status": "completed",
+    "http_status": 200,
+    "created_at": float(CREATED_AT),
+    "total_ms": 98.0,
+    "traced": True,
+    "stages": [
+        {"name": name, "start_ms": start_ms, "duration_ms": duration_ms}
+        for name, start_ms, duration_ms in (
+            ("authenticate", 0.0, 0.4),
+            ("body", 0.4, 0.6),
+            ("prepare", 1.0, 0.2),
+            ("encode", 1.2, 0.8),
+            ("quota", 2.0, 0.3),
+            ("start", 2.3, 0.7),
+            ("queue", 3.0, 21.0),
+            ("prefill", 24.0, 26.0),
+            ("decode", 50.0, 46.0),
+            ("finish", 96.0, 2.0),
+        )
+    ],
+    "generations": [
+        {
+            "id": "req_01hzx.0",
+            "sent_ms": 3.0,
+            "admitted_ms": 24.0,
+            "first_token_ms": 50.0,
+            "ended_ms": 96.0,
+            "prompt": {"device": 16, "host": 0, "disk": 0, "recomputed": 8, "miss_reason": "never_cached"},
+            "completion_tokens": 6,
+            "drafted_tokens": 4,
+            "accepted_tokens": 3,
+            "detokenise_ms": 0.21,
+            "detokenise_calls": 4,
+            "engines": [
+                {
+                    "start_ms": 3.5,
+                    "spans": [
+                        {"name": "adapter_load", "inside": "queue", "start_ms": 3.6, "duration_ms": 19.4},
+                        {"name": "queue", "start_ms": 3.5, "duration_ms": 20.0},
+                        {
+                            "name": "prefill",
+                            "start_ms": 23.5,
+                            "duration_ms": 26.0,
+                            "steps": 1,
+                            "busy_ms": 25.8,
+                            "tokens": 8,
+                            "batch_requests": 3.0,
+                            "batch_tokens": 10.0,
+                        },
+                        {
+                            "name": "decode",
+                            "start_ms": 49.5,
+                            "duration_ms": 46.0,
+                            "steps": 3,
+                            "busy_ms": 45.1,
+                            "tokens": 5,
+                            "batch_requests": 2.67,
+                            "batch_tokens": 6.67,
+                            "drafted": 4,
+                            "accepted": 3,
+                        },
+                    ],
+                }
+            ],
+        }
+    ],
+    "write_ms": 0.3,
+    "writes": 6,
+}

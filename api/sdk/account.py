@@ -1,9 +1,10 @@
-"""Defines `client.usage` and `client.quota`, which read a tenant's own usage and limits."""
+"""Defines `client.usage`, `client.quota` and `client.timelines`, which read a tenant's own usage, limits and requests."""
 
 from graftwork.api.sdk.transport.effects import Call, Steps
-from graftwork.api.sdk.transport.operation import R, Resource, operation
+from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers.admin import Quota
 from graftwork.platform.answers.base import Page
+from graftwork.platform.answers.timelines import Timeline
 from graftwork.platform.answers.usage import UsageRow
 
 Moment = float | str
@@ -20,6 +21,15 @@ class UsageLedger(Resource[R]):
         """Lists usage rows from `start` to `end`. `group_by` is `day`, `adapter`, `session` or `key`."""
         query = {"from": start, "to": end, "group_by": group_by}
         return (yield from self._page(UsageRow, Call("GET", "/v1/usage", query=query)))
+
+
+class Timelines(Resource[R]):
+    """Reads what the server did when for one request. Sends `GET /v1/requests/{id}/timeline`."""
+
+    @operation
+    def get(self, request_id: str) -> Steps[Timeline]:
+        """Returns the timeline of one of the tenant's latest requests. `request_id` may also be the id of a turn."""
+        return (yield from self._read(Timeline, Call("GET", f"/v1/requests/{path_segment(request_id)}/timeline")))
 
 
 class OwnQuota(Resource[R]):

@@ -28,10 +28,12 @@ from graftwork.api.routes import (
     messages,
     metrics,
     models,
+    overview,
     responses,
     session_history,
     session_turns,
     sessions,
+    timelines,
     tokenization,
     usage,
 )
@@ -56,6 +58,10 @@ _ROUTERS = (
     session_turns.router,
     session_history.router,
     usage.router,
+    overview.router,
+    overview.admin_router,
+    timelines.router,
+    timelines.admin_router,
     admin.tenants_router,
     admin.keys_router,
     admin.quota_router,
@@ -139,5 +145,5 @@ def operation_id(route: APIRoute) -> str:
 
 
 def _attach(app: FastAPI, resources: Resources) -> None:
-    app.state.resources = resources
+    app.state.resources, app.state.traces = resources, resources.server.traces
     app.state.readiness = Readiness(resources.server, resources.admin.modes)

@@ -21,16 +21,19 @@ from graftwork.engine.core.events import (
     FinishReason,
     PromptAdmitted,
     RequestFinished,
+    StepsTraced,
     TokensGenerated,
 )
 from graftwork.engine.core.requests import NO_KV_LIMITS, EngineRequest, KvLimits, ServiceTier, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.stats import EngineDescription
-from graftwork.platform.clock import Clock
+from graftwork.platform.activity.meter import ActivityMeter, RequestOwner, RequestWatch
+from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.errors import DeadlineExceeded, GraftworkError, InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tracing.request_trace import NO_TRACE, RequestTrace
 from graftwork.sessions.generation.constraints import OutputGrammar
 from graftwork.sessions.generation.events import (
     GenerationEvent,
@@ -45,6 +48,7 @@ from graftwork.sessions.generation.events import (
 )
 from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
+from graftwork.sessions.generation.tracer import GenerationTracer
 from graftwork.sessions.generation.usage import Usage
 from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
@@ -102,10 +106,14 @@ class GenerationRequest:
     """The limit of the operator that has lowered `sampling.max_tokens`; None if none has."""
     uses_lookups: bool = True
     """Whether tokens may be drafted by lookups. It never changes the output."""
+    owner: RequestOwner | None = None
+    """Whose request it is, for the overview of what tenants do; None is counted for nobody."""
     due_at: float | None = None
     """The time on the generator's monotonic clock by which the client wants the first token. None takes the deadline of
     the service tier, if it has one.
     """
+    trace: RequestTrace = field(default=NO_TRACE, compare=False, repr=False)
+    """Where the times of the generation are noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,8 @@ class Generator:
     """By service tier, the seconds to the first token that a request without a deadline of its own gets as its deadline.
     """
 
+    activity: ActivityMeter = field(default_factory=lambda: ActivityMeter(SystemClock()))
+    """Counts what tenants, adapters and sessions do."""
     modes: ModeSwitch | None = None
     """The operator's degraded modes; None has none."""
     seeds: Random = field(default_factory=SystemRandom)
@@ -183,9 +193,12 @@ class Generation:
         self._generator = generator
         self._telemetry = generator.telemetry
         self._now = generator.clock.monotonic
+        self._tracer = GenerationTracer(NO_TRACE, request.request_id)
         self._started_at = 0.0
         self._last_tokens_at = self._first_tokens_at = 0.0
         self._num_first_tokens = 0
+        self._watch: RequestWatch | None = None
+        """Tells the activity meter what becomes of the request; None before its start and for a request of nobody."""
 
     @property
     def usage(self) -> Usage | None:
@@ -199,12 +212,16 @@ class Generation:
         Call this method once. Raises InvalidRequest if the engine refuses the request, and DeadlineExceeded after the
         generator's `timeout_s`. Can also raise every other error of the engine.
         """
+        tracer = self._tracer = GenerationTracer(self.request.trace, self.request.request_id)
         try:
             parser = OutputParser(self._generator.tokenizer, self._rules())
+            push = tracer.timed(parser.push)
             prompt = self._prompt_collector()
             reported: PromptReported | None = None
             reason: FinishReason | None = None
             self._started_at = self._now()
+            if self.request.owner is not None:
+                self._watch = self._generator.activity.begin(self.request.owner, self.request.tier)
             async with aclosing(self._generator.engine.generate(self._engine_request())) as engine_events:
                 async for event in engine_events:
                     if prompt is not None and (tokens := prompt.take(event)) is not None:
@@ -212,7 +229,7 @@ class Generation:
                         yield reported
                     if isinstance(event, TokensGenerated):
                         self._count_tokens(len(event.token_ids))
-                        for output in parser.push(event.token_ids, event.logprobs):
+                        for output in push(event.token_ids, event.logprobs):
                             yield output
                         if parser.is_over:
                             break
@@ -222,36 +239,53 @@ class Generation:
                     elif isinstance(event, RequestFinished):
                         self._count_end(event)
                         reason = event.reason
+                    elif isinstance(event, StepsTraced):
+                        tracer.add_steps(event)
         except GraftworkError as error:
             self._telemetry.objectives.note_end(self.request.tier, failed=error.is_server_fault)
+            if self._watch is not None:
+                self._watch.failed(error.code, by_server=error.is_server_fault)
             if isinstance(error, InvalidRequest) and self.request.grammar is not None:
                 raise self.request.grammar.name_field(error) from error
             raise
         finally:
+            tracer.ended(self.usage)
             self.prompt_computed.set()
+            if self._watch is not None:
+                self._watch.end()
         if reason is None and not parser.is_over:
             raise InternalFailure("The engine's answer broke off without saying why; send the request again.")
         self._count_success()
         for output in parser.finish():
             yield output
         self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are not charged
+        tracer.count(self.usage)
         finished = parser.finished(reason, self.cache or CacheReport())
         yield finished if reported is None else replace(finished, prompt_logprobs=reported.tokens)
 
     def _count_prompt(self, event: PromptAdmitted) -> None:
         self.cache = event.cache
+        self._tracer.admitted(event.cache)
         self._telemetry.queue.observe(self._now() - self._started_at)
+        if self._watch is not None:
+            self._watch.admitted(Usage(event.cache, 0, self.drafts).prompt_tokens_by_tier, event.cache.miss_reason)
 
     def _count_tokens(self, num_tokens: int) -> None:
         if not num_tokens:
             return
         now = self._now()
         if self.completion_tokens:
-            self._telemetry.inter_token.observe((now - self._last_tokens_at) / num_tokens)
+            each_s = (now - self._last_tokens_at) / num_tokens
+            self._telemetry.inter_token.observe(each_s)
+            if self._watch is not None:
+                self._watch.tokens(num_tokens, each_s)
         else:
             self._telemetry.time_to_first_token.observe(now - self._started_at)
             self._telemetry.objectives.note_first_token(self.request.tier, now - self._started_at)
+            if self._watch is not None:
+                self._watch.first_tokens(num_tokens, now - self._started_at)
             self._first_tokens_at, self._num_first_tokens = now, num_tokens
+            self._tracer.first_token()
             self.prompt_computed.set()
         self._last_tokens_at = now
         self.completion_tokens += num_tokens
@@ -260,8 +294,11 @@ class Generation:
         objectives, tier = self._telemetry.objectives, self.request.tier
         objectives.note_end(tier, failed=False)
         later = self.completion_tokens - self._num_first_tokens
-        if later:
-            objectives.note_between_tokens(tier, (self._last_tokens_at - self._first_tokens_at) / later)
+        mean_s = (self._last_tokens_at - self._first_tokens_at) / later if later else None
+        if mean_s is not None:
+            objectives.note_between_tokens(tier, mean_s)
+        if self._watch is not None:
+            self._watch.ended_well(mean_s)
 
     def _count_end(self, event: RequestFinished) -> None:
         self.drafts = event.drafts
@@ -305,6 +342,7 @@ class Generation:
             timeout_s=self._generator.timeout_s,
             deadline_s=self._deadline_s(),
             uses_lookups=request.uses_lookups,
+            traced=request.trace.is_traced,
         )
 
     def _deadline_s(self) -> float | None:

@@ -8,14 +8,15 @@ the reservation, in the usage row, or in both.
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.engine.core.requests import KvLimits
-from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityContended, LimitExceeded
+from graftwork.platform.activity.meter import ActivityMeter
+from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.errors import CapacityContended, GraftworkError, LimitExceeded
 from graftwork.platform.ids import RequestId, SessionId, TenantId
 from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.quota import Quota
@@ -23,6 +24,7 @@ from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import JournalEntry, UsageBacklog, UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
+from graftwork.platform.tracing.request_trace import Stage
 from graftwork.sessions.core.views import usage_body
 from graftwork.sessions.text.encoding import Prompt, PromptEncoding
 
@@ -90,6 +92,8 @@ class Accounting:
     telemetry: Telemetry
     clock: Clock
     in_flight: InFlightBound
+    activity: ActivityMeter = field(default_factory=lambda: ActivityMeter(SystemClock()))
+    """Counts what tenants do, with the requests that are refused here."""
 
     def take_places(self, principal: Principal, answers: int = 1) -> HeldPlaces:
         """Takes a place for each answer of a request, the one that the request already has among them. Call it before
@@ -99,6 +103,7 @@ class Accounting:
         never has.
         """
         with self._counted_refusal(principal.tenant_id):
+            principal.trace.keep()
             if principal.place is None or principal.place.is_resized:
                 return self.in_flight.take(principal.tenant_id, answers)
             principal.place.resize(answers)
@@ -113,9 +118,13 @@ class Accounting:
     def _counted_refusal(self, tenant_id: TenantId) -> Iterator[None]:
         try:
             yield
-        except CapacityContended:
-            self.telemetry.count_request(tenant_id, "refused")
+        except CapacityContended as error:
+            self._count_refusal(tenant_id, error)
             raise
+
+    def _count_refusal(self, tenant_id: TenantId, error: GraftworkError) -> None:
+        self.telemetry.count_request(tenant_id, "refused")
+        self.activity.refuse(tenant_id, error.code)
 
     async def open(self, charge: Charge, quota: Quota, estimated_tokens: int, answers: int = 1) -> "RequestAccount":
         """Reserves the estimated tokens, and a place for each answer, in the tenant's quota. Returns the account of the
@@ -128,17 +137,27 @@ class Accounting:
         tenant_id = charge.principal.tenant_id
         try:
             reservation = await self.quotas.reserve(tenant_id, quota, estimated_tokens, answers)
-        except LimitExceeded:
-            self.telemetry.count_request(tenant_id, "refused")
+        except LimitExceeded as error:
+            self._count_refusal(tenant_id, error)
             raise
+        charge.principal.trace.mark(Stage.QUOTA)
+        charge.principal.trace.describe(
+            charge.model.requested, charge.model.adapter_label, charge.session_id, charge.request_id
+        )
         return RequestAccount(self, charge, reservation)
 
-    async def encode(self, tenant_id: TenantId, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
+    async def encode(self, principal: Principal, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
         """Encodes a prompt. While a long prompt is encoded, it counts as one concurrent request of the tenant.
 
         A long prompt that is refused counts in the tenant's requests. A long prompt that is encoded does not, because
         `open` counts the whole request. Raises the errors of `PromptEncoding.encode`, and for a long prompt those of `open`.
         """
+        principal.trace.mark(Stage.PREPARE)
+        token_ids = await self._encode(principal.tenant_id, encoding, prompt)
+        principal.trace.mark(Stage.ENCODE)
+        return token_ids
+
+    async def _encode(self, tenant_id: TenantId, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
         if not encoding.is_long(prompt):
             return await encoding.encode(tenant_id, prompt)
         self.backlog.check()
@@ -166,8 +185,8 @@ class Accounting:
     async def _reserve_request(self, tenant_id: TenantId) -> Reservation:
         try:
             return await self.quotas.reserve(tenant_id, await self.quota_of(tenant_id), 0)
-        except LimitExceeded:
-            self.telemetry.count_request(tenant_id, "refused")
+        except LimitExceeded as error:
+            self._count_refusal(tenant_id, error)
             raise
 
 
@@ -259,6 +278,7 @@ class RequestAccount:
 
         If `usage` is None or the outcome is not billed, gives back all that was reserved.
         """
+        self._charge.principal.trace.settle(outcome)
         if usage is None:
             self._accounting.telemetry.count_request(self._charge.principal.tenant_id, outcome)
         if usage is None or not outcome.is_billed:
