@@ -38,6 +38,7 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.price_keeper import PriceKeeper
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, RunningWork, Scope
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.sessions.generation.constraints import ConstraintPlanner
@@ -185,6 +186,7 @@ class SessionResources:
     base_name: str
     """The name that clients use for the base model."""
     sessions: SessionService
+    meter: UsageMeter
     responses: ResponseService
     conversations: ConversationService
     tasks: ServerTasks
@@ -199,6 +201,7 @@ class AccountResources:
     clock: Clock
     tenancy: Tenancy
     meter: UsageMeter
+    prices: PriceKeeper
     registry: AdapterRegistry
     description: EngineDescription
     uploads: UploadBound
@@ -214,6 +217,7 @@ class AdminResources:
     pepper: bytes
     tenancy: Tenancy
     meter: UsageMeter
+    prices: PriceKeeper
     registry: AdapterRegistry
     engine: EngineClient
     replicas: ReplicaDirectory

@@ -45,6 +45,7 @@ from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.keys import WrongKeyLimit
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter
+from graftwork.platform.tenancy.price_keeper import PRICES_S, PriceKeeper
 from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, TenantScope, isolation_of
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
@@ -116,6 +117,9 @@ async def open_resources(
         stack.callback(backlog.journal.close)
         stack.push_async_callback(backlog.flush)
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
+        prices = resources.admin.prices
+        await prices.refresh()
+        await stack.enter_async_context(repeating(prices.refresh, PRICES_S, "reading the price lists"))
         access = AccessWatch(database, resources.inference.work, clock)
         await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
         modes = resources.admin.modes
@@ -179,6 +183,7 @@ class _TenantServices:
     meter: UsageMeter
     quotas: QuotaKeeper
     modes: ModeSwitch
+    prices: PriceKeeper
 
 
 async def _assemble(base: _Foundation) -> Resources:
@@ -201,12 +206,14 @@ async def _tenant_services(base: _Foundation) -> _TenantServices:
     work, meter = RunningWork(), UsageMeter(base.database)
     tenancy = Tenancy(base.database, pepper, base.clock, work)
     quotas = await _quota_keeper(base.settings, base.clock, meter)
-    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, ModeSwitch(base.database, base.clock))
+    modes, prices = ModeSwitch(base.database, base.clock), PriceKeeper(base.database, base.clock)
+    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, modes, prices)
 
 
 def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_ServedModel") -> InferenceResources:
     description = served.generator.description
-    backlog = UsageBacklog(tenants.meter, UsageJournal(base.settings.data_dir / _USAGE_FOLDER))
+    book = tenants.prices.book
+    backlog = UsageBacklog(tenants.meter, UsageJournal(base.settings.data_dir / _USAGE_FOLDER), book)
     in_flight = InFlightBound(base.clock, description.max_requests, description.max_domain_requests)
     return InferenceResources(
         clock=base.clock,
@@ -214,7 +221,7 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
         registry=_registry(base),
         generator=served.generator,
         accounting=Accounting(
-            tenants.tenancy.limits_of_active, tenants.quotas, backlog, base.telemetry, base.clock, in_flight
+            tenants.tenancy.limits_of_active, tenants.quotas, backlog, base.telemetry, base.clock, in_flight, book
         ),
         description=description,
         folder=served.folder,
@@ -227,15 +234,15 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
 
 def _session_resources(base: _Foundation, inference: InferenceResources, served: "_ServedModel") -> SessionResources:
     settings = base.settings
-    turns = TurnStore(
-        base.database, base.clock, owner_name(settings.host, settings.port) or new_id("gateway"), settings.lease_s
-    )
+    owner = owner_name(settings.host, settings.port) or new_id("gateway")
+    turns = TurnStore(base.database, base.clock, owner, settings.lease_s, book=inference.accounting.book)
     dependencies = _turn_dependencies(inference, turns, base.engine, served.prompts, settings.lease_s)
     sessions = SessionService(base.database, inference.registry, dependencies)
     return SessionResources(
         clock=base.clock,
         base_name=inference.description.model_name,
         sessions=sessions,
+        meter=UsageMeter(base.database),
         responses=ResponseService(base.database, sessions, base.clock),
         conversations=ConversationService(sessions),
         tasks=inference.tasks,
@@ -247,9 +254,8 @@ def _account_resources(base: _Foundation, tenants: _TenantServices, inference: I
     uploads = UploadBound(
         base.settings.max_uploads, base.settings.max_tenant_uploads, base.clock, base.settings.upload_timeout_s
     )
-    return AccountResources(
-        base.clock, tenants.tenancy, tenants.meter, inference.registry, inference.description, uploads
-    )
+    known = (tenants.tenancy, tenants.meter, tenants.prices)
+    return AccountResources(base.clock, *known, inference.registry, inference.description, uploads)
 
 
 def _admin_resources(
@@ -261,6 +267,7 @@ def _admin_resources(
         pepper=tenants.pepper,
         tenancy=tenants.tenancy,
         meter=tenants.meter,
+        prices=tenants.prices,
         registry=inference.registry,
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),

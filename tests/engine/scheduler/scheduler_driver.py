@@ -30,6 +30,8 @@ class ManualAdapterProvider:
     def __init__(self) -> None:
         self.ready: set[str] = set()
         self.pins: dict[str, int] = {}
+        self.loaded_bytes: dict[str, int] = {}
+        """Bytes of adapters that were loaded, and that no request has reported."""
 
     def want(self, groups: list[tuple[str, ...]], *, may_place: bool) -> bool:
         """Does nothing: the test makes adapters ready."""
@@ -46,6 +48,9 @@ class ManualAdapterProvider:
 
     def unpin(self, digest: str) -> None:
         self.pins[digest] -= 1
+
+    def take_loaded_bytes(self, digest: str) -> int:
+        return self.loaded_bytes.pop(digest, 0)
 
 
 class SchedulerDriver:
