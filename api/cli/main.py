@@ -21,6 +21,7 @@ from graftwork.api.cli.commands import (
 )
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.demo import demo
+from graftwork.api.cli.commands.plan import plan
 from graftwork.api.cli.commands.server import engine, gateway, probe, serve
 from graftwork.api.cli.commands.usage import audit
 from graftwork.api.cli.console.failures import CommandGroup
@@ -45,6 +46,7 @@ def build_app() -> typer.Typer:
     app.add_typer(database.app, name="db", rich_help_panel=SERVER)
     app.add_typer(fleet.app, name="fleet", rich_help_panel=SERVER)
     app.add_typer(bench.app, name="bench", rich_help_panel=SERVER)
+    app.command(rich_help_panel=SERVER)(plan)
     admin = {"tenants": tenants, "keys": keys, "quotas": quotas, "prices": prices, "modes": modes, "replicas": replicas}
     for name, group in admin.items():
         app.add_typer(group.app, name=name, rich_help_panel=ADMIN)
