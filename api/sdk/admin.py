@@ -6,13 +6,23 @@ Every call sends the admin key.
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from graftwork.api.sdk.account import Moment
+from graftwork.api.sdk.account import Moment, OverviewQuery
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantErasure, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
+from graftwork.platform.answers.overview import Overview
 from graftwork.platform.answers.usage import Invoice, PriceList, UsageRow
+
+
+class ServerOverviewQuery(OverviewQuery, total=False):
+    """What an overview of the whole server shows."""
+
+    tenants: int
+    """How many rows of the list of tenants are left out at its beginning."""
+    tenant_id: str
+    """Only this tenant."""
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -215,6 +225,11 @@ class Admin(Resource[R]):
         """Lists the audit entries: who changed what, and when. The newest entry comes first."""
         call = Call("GET", "/v1/admin/audit", query={"limit": limit, "after": after}, admin=True)
         return (yield from self._page(AuditEntry, call))
+
+    @operation
+    def overview(self, **query: Unpack[ServerOverviewQuery]) -> Steps[Overview]:
+        """Reads a snapshot of the server: engines, tenants, adapters and live sessions, with their figures."""
+        return (yield from self._read(Overview, Call("GET", "/v1/admin/overview", query=dict(query), admin=True)))
 
     @operation
     def replicas(self) -> Steps[Page[Replica]]:

@@ -23,30 +23,33 @@ from graftwork.api.deps.resources import (
     SessionResources,
     repeating,
 )
+from graftwork.api.overview.board import OverviewBoard
+from graftwork.api.overview.directory import OwnerDirectory
+from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
+from graftwork.api.server.erasing import tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
 from graftwork.api.server.served_model import model_folder
 from graftwork.engine.core.client import EngineClient
+from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
-from graftwork.platform.errors import Unavailable
 from graftwork.platform.gateways.lease import GatewayLease, owner_name
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.quotas.in_flight import InFlightBound
-from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
+from graftwork.platform.quotas.quotas import QuotaKeeper, open_quotas
 from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.keys import WrongKeyLimit
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter
 from graftwork.platform.tenancy.price_keeper import PRICES_S, PriceKeeper
-from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, TenantScope, isolation_of
+from graftwork.platform.tenancy.principals import AccessWatch, RunningWork
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
@@ -70,7 +73,6 @@ from graftwork.sessions.tools.formats import tool_call_format
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 
-_REDIS_PREFIX = "graftwork:"
 _USAGE_FOLDER = "usage"
 """The folder of the usage journals in the data folder."""
 _RENEWALS_PER_LEASE = 10
@@ -109,7 +111,8 @@ async def open_resources(
         if inspector is None:
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
-        resources = await _assemble(_Foundation(settings, clock, database, telemetry, engine, inspector))
+        activity = ActivityMeter(clock, settings.objectives)
+        resources = await _assemble(_Foundation(settings, clock, database, telemetry, engine, inspector, activity))
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
@@ -125,6 +128,7 @@ async def open_resources(
         modes = resources.admin.modes
         await modes.refresh()
         await stack.enter_async_context(repeating(modes.refresh, REFRESH_S, "reading the degraded modes"))
+        stack.push_async_callback(resources.overview.close)
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
@@ -153,8 +157,9 @@ async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database,
         "quota": server.quotas,
         "idempotency keys": server.idempotency,
     }
+    await server.idempotency.open()
+    await server.quotas.keep_alive()
     for name, held in leases.items():
-        await held.keep_alive()
         stack.push_async_callback(held.close)
         beating = repeating(held.keep_alive, interval_s, f"renewing the leases of {name}")
         await stack.enter_async_context(beating)
@@ -170,6 +175,7 @@ class _Foundation:
     telemetry: Telemetry
     engine: EngineClient
     inspector: AdapterInspector
+    activity: ActivityMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +194,24 @@ class _TenantServices:
 
 async def _assemble(base: _Foundation) -> Resources:
     tenants = await _tenant_services(base)
-    served = await _served_model(base.settings, base.clock, base.telemetry, base.engine, tenants.modes)
+    served = await _served_model(base, tenants.modes)
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
+    admin = _admin_resources(base, tenants, inference, sessions.sessions)
     return Resources(
         inference=inference,
         sessions=sessions,
         account=_account_resources(base, tenants, inference),
-        admin=_admin_resources(base, tenants, inference, sessions.sessions),
+        admin=admin,
         server=_server_resources(base, tenants),
+        overview=_overview(base, admin),
     )
+
+
+def _overview(base: _Foundation, admin: AdminResources) -> OverviewBoard:
+    engines = EngineBoard(admin.replicas, admin.description, base.clock)
+    directory = OwnerDirectory(admin.tenancy, admin.registry, base.activity)
+    return OverviewBoard(base.activity, engines, directory, admin.description.model_name)
 
 
 async def _tenant_services(base: _Foundation) -> _TenantServices:
@@ -205,7 +219,7 @@ async def _tenant_services(base: _Foundation) -> _TenantServices:
     admin_key = await asyncio.to_thread(load_admin_key, base.settings)
     work, meter = RunningWork(), UsageMeter(base.database)
     tenancy = Tenancy(base.database, pepper, base.clock, work)
-    quotas = await _quota_keeper(base.settings, base.clock, meter)
+    quotas = await open_quotas(base.settings.redis_url, base.clock, meter, base.settings.lease_s)
     modes, prices = ModeSwitch(base.database, base.clock), PriceKeeper(base.database, base.clock)
     return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, modes, prices)
 
@@ -221,7 +235,14 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
         registry=_registry(base),
         generator=served.generator,
         accounting=Accounting(
-            tenants.tenancy.limits_of_active, tenants.quotas, backlog, base.telemetry, base.clock, in_flight, book
+            tenants.tenancy.limits_of_active,
+            tenants.quotas,
+            backlog,
+            base.telemetry,
+            base.clock,
+            in_flight,
+            base.activity,
+            book,
         ),
         description=description,
         folder=served.folder,
@@ -272,7 +293,7 @@ def _admin_resources(
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         description=inference.description,
-        erasure=_tenant_erasure(inference, base.database, base.engine, sessions),
+        erasure=tenant_erasure(inference, base.database, base.engine, sessions),
         modes=tenants.modes,
         tasks=inference.tasks,
     )
@@ -285,13 +306,17 @@ def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerReso
         clock=base.clock,
         database=base.database,
         gate=Authenticator(tenants.tenancy, tenants.admin_key, wrong_keys, RecentKeys(base.clock)),
-        idempotency=IdempotencyStore(base.database, base.clock, GatewayLease(base.settings.lease_s)),
+        idempotency=IdempotencyStore(base.database, base.clock, _gateway_lease(base.settings)),
         quotas=tenants.quotas,
         telemetry=base.telemetry,
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         json=JsonParsing(),
     )
+
+
+def _gateway_lease(settings: Settings) -> GatewayLease:
+    return GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
 
 
 def _registry(base: _Foundation) -> AdapterRegistry:
@@ -302,29 +327,6 @@ def _registry(base: _Foundation) -> AdapterRegistry:
         clock=base.clock,
         probe=base.engine.probe_adapter,
         before_free=base.engine.forget_adapter,
-    )
-
-
-def _tenant_erasure(
-    inference: InferenceResources, database: Database, engine: EngineClient, sessions: SessionService
-) -> TenantErasure:
-    async def forget(scope: TenantScope) -> bool:
-        await engine.forget_domain(isolation_of(scope, inference.pepper))
-        return True
-
-    async def forget_checks(scope: TenantScope) -> bool:
-        inference.planner.forget(scope)
-        return True
-
-    return TenantErasure(
-        database,
-        inference.clock,
-        {
-            "sessions": sessions.eraser.erase,
-            "adapters": inference.registry.erase,
-            "kv": forget,
-            "checks of schemas": forget_checks,
-        },
     )
 
 
@@ -362,9 +364,8 @@ class _ServedModel:
         return PromptEncoding(local, clock)
 
 
-async def _served_model(
-    settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient, modes: ModeSwitch
-) -> _ServedModel:
+async def _served_model(base: _Foundation, modes: ModeSwitch) -> _ServedModel:
+    settings, clock, engine = base.settings, base.clock, base.engine
     folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
     prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
     public_prefixes = NO_PUBLIC_PREFIXES
@@ -375,25 +376,13 @@ async def _served_model(
         engine,
         folder.tokenizer,
         await engine.describe(),
-        telemetry,
+        base.telemetry,
         clock,
         tool_call_format=planner.tool_call_format,
         timeout_s=settings.request_timeout_s,
         deadlines_s=settings.deadlines,
+        activity=base.activity,
         modes=modes,
         public_prefixes=public_prefixes,
     )
     return _ServedModel(generator, folder, prompts, planner)
-
-
-async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:
-    """Raises InvalidRequest for a wrong address of Redis, and Unavailable if Redis does not answer."""
-    if settings.redis_url is None:
-        return LocalQuotaKeeper(clock, meter)
-    keeper = RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter, lease_s=settings.lease_s)
-    try:
-        await keeper.check_reachable()
-    except Unavailable:
-        await keeper.close()
-        raise
-    return keeper

@@ -256,10 +256,7 @@ class Scheduler:
         return [output for state in self.pending_loads.overlap(plan) for output in self._report_admitted(state)]
 
     def finish_transfer(self, done: TransferDone) -> list[RequestOutput]:
-        """Processes the end of a transfer of pages. Starts the requests that waited for it.
-
-        Fails the requests that were computed with pages that the transfer could not read.
-        """
+        """Processes the end of a transfer: starts requests that waited for it, fails those computed with pages it lost."""
         outcome = self.pending_loads.finish(done)
         outputs = self.fail(outcome.failed, outcome.error)
         return outputs + [output for state in outcome.ready for output in self._report_admitted(state)]
@@ -302,7 +299,9 @@ class Scheduler:
         Returns the part of the plan that is still of use: a request that was cancelled, failed or finished since the
         step was planned needs no result.
         """
-        self.deadlines.step_ended(plan, self._planner.step_ended())
+        seconds = self._planner.step_ended()
+        self.counters.step_seconds += seconds
+        self.deadlines.step_ended(plan, seconds)
         return self._steps.land(plan, self._running)
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
@@ -343,8 +342,8 @@ class Scheduler:
             state.num_computed = len(state.token_ids) - 1
             self.counters.generated_tokens += len(token_ids)
             logprobs = result.logprobs.get(piece.request_id, ())[: len(token_ids)]
-            held = state.take_kv_byte_seconds()
-            outputs.append(RequestOutput(state.request_id, TokensGenerated(token_ids, logprobs, held)))
+            generated = TokensGenerated(token_ids, logprobs, state.take_kv_byte_seconds())
+            outputs.append(RequestOutput(state.request_id, generated))
         self._meter.charge_step(state, piece.num_drafts, len(token_ids))
         self.speculator.learn(state, piece.num_drafts, len(token_ids))
         reason = state.finish_reason() if token_ids else None
@@ -373,8 +372,8 @@ class Scheduler:
         self._remove_running(state)
         self._kv_cache.enforce_limits(state.domain)
         self.deadlines.record_finished()
-        held = state.take_kv_byte_seconds()
-        return RequestOutput(state.request_id, RequestFinished(reason, state.num_generated, report, held))
+        finished = RequestFinished(reason, state.num_generated, report, state.take_kv_byte_seconds())
+        return RequestOutput(state.request_id, finished)
 
     def _remove_running(self, state: RequestState) -> None:
         """Takes a request out of the batch. The request's pages must have been released or offloaded before."""

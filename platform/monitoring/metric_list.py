@@ -67,6 +67,10 @@ METRICS = (
     MetricSpec("vllm:num_requests_running", "gauge", "Requests in the running batch."),
     MetricSpec("graftwork_waiting_requests", "gauge", "Requests in the engine's queue."),
     MetricSpec("vllm:num_requests_waiting", "gauge", "Requests in the engine's queue."),
+    MetricSpec(
+        "graftwork_queued_tokens", "gauge", "Prompt tokens, of requests that wait or run, that must still be computed."
+    ),
+    MetricSpec("graftwork_engine_step_seconds", "counter", "Seconds that the device has worked on steps.", (), "s"),
     MetricSpec("graftwork_preemptions", "counter", "Requests offloaded to make room."),
     MetricSpec("graftwork_kv_usage_ratio", "gauge", "Share of KV pages in use, 0 to 1.", (), "percentunit"),
     MetricSpec("vllm:kv_cache_usage_perc", "gauge", "Share of KV pages in use, 0 to 1.", (), "percentunit"),

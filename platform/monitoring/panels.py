@@ -162,6 +162,7 @@ _FAIRNESS = Row(
                 Query("sum(graftwork_waiting_requests)", "waiting"),
             ),
         ),
+        Panel("Prompt tokens that wait", (Query("sum by (instance) (graftwork_queued_tokens)", "{{instance}}"),)),
     ),
 )
 _BUDGETS = Row(
@@ -190,6 +191,11 @@ _BUDGETS = Row(
         Panel(
             "Drafts by what came of them a second",
             (Query("sum by (result) (rate(graftwork_draft_tokens_total[5m]))", "{{result}}"),),
+        ),
+        Panel(
+            "Part of the time that the device works",
+            (Query("sum by (instance) (rate(graftwork_engine_step_seconds_total[5m]))", "{{instance}}"),),
+            "percentunit",
         ),
         Panel(
             "Steps a second by how they were computed",

@@ -98,6 +98,12 @@ async def list_tenants(session: ReadSession, page: PageRequest) -> Page[Tenant]:
     return cut([_tenant(row) for row in rows], page)
 
 
+async def newest_tenants(session: ReadSession, limit: int) -> list[Tenant]:
+    """Returns at most `limit` tenants that were not deleted, the newest first."""
+    statement = select(TenantRow).where(TenantRow.status != TenantStatus.DELETED)
+    return [_tenant(row) for row in await session.scalars(statement.order_by(TenantRow.id.desc()).limit(limit))]
+
+
 async def change_tenant(session: WriteSession, tenant_id: TenantId, changes: Mapping[str, Any]) -> None:
     await session.execute(update(TenantRow).where(TenantRow.id == tenant_id).values(**changes))
 
