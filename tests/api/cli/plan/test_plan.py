@@ -45,7 +45,7 @@ def llama(tmp_path: Path) -> Path:
 def stored_bytes(path: Path) -> int:
     """The bytes of all tensors in a safetensors file."""
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
+        length: int = struct.unpack("<Q", file.read(8))[0]
         return path.stat().st_size - 8 - length
 
 
