@@ -65,6 +65,20 @@ def ledgers(draw: st.DrawFn) -> tuple[list[PriceList], list[UsageEvent]]:
     return lists, events
 
 
+def expected_lines(lists: list[PriceList], events: list[UsageEvent]) -> dict[tuple[str, str], Fraction]:
+    """The amount of each rate of each list in the month, from fractions that are rounded for each request; without those
+    of 0.
+    """
+    found = dict[tuple[str, str], Fraction]()
+    for one in lists:
+        for event in events:
+            if event.price_id == one.price_id and MONTH <= event.at < NEXT_MONTH:
+                for item, part in exact_parts(one.rates, event.quantities).items():
+                    amount = Fraction(round(part * 10**12), 10**12)
+                    found[one.price_id, item] = found.get((one.price_id, item), Fraction(0)) + amount
+    return {key: amount for key, amount in found.items() if amount}
+
+
 async def check_sums(database: Database, lists: list[PriceList], events: list[UsageEvent]) -> None:
     tenant, currencies = events[0].tenant_id, {one.price_id: one.currency for one in lists}
     meter = UsageMeter(database)
@@ -98,6 +112,9 @@ async def check_sums(database: Database, lists: list[PriceList], events: list[Us
     assert {code: Fraction(total) for code, total in invoice.totals.items()} == {
         code: total for code, total in expected((MONTH, NEXT_MONTH)).items() if total or code in invoice.totals
     }
+    assert {
+        (line.prices.price_id, line.item): Fraction(line.amount) for line in invoice.lines if line.amount
+    } == expected_lines(lists, events)
     priced = [event for event in events if MONTH <= event.at < NEXT_MONTH]
     assert invoice.requests == len(priced)
     assert invoice.unpriced.requests == sum(event.price_id is None for event in priced)
