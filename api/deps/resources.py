@@ -42,6 +42,8 @@ from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.price_keeper import PriceKeeper
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, RunningWork, Scope
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
+from graftwork.platform.tracing.request_trace import Stage
+from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -243,6 +245,8 @@ class ServerResources:
     replicas: ReplicaDirectory
     json: JsonParsing
     """Parses long bodies in another process."""
+    traces: TraceBook
+    """The traces of this gateway's latest requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +297,7 @@ def _holder_of(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Principa
     async def principal_with_scope(request: Request) -> Principal:
         principal = await _principal(request)
         principal.require(scope)
+        principal.trace.mark(Stage.BODY)  # FastAPI reads the body before it calls this
         return principal
 
     return principal_with_scope

@@ -32,6 +32,7 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRe
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.idempotency import Attempt, IdempotencyStore, StoredReply, TurnClaim
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
+from graftwork.platform.tracing.request_trace import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ class AuthenticatedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             with first_place(self.endpoint, request) as place:
                 request.state.principal = await self.authenticate(request)
+                request.state.trace.mark(Stage.AUTHENTICATE)
                 if place is not None and isinstance(request.state.principal, Principal):
                     request.state.principal = replace(request.state.principal, place=place)
                 return await answer(request)
@@ -149,6 +151,7 @@ class AuthenticatedRoute(APIRoute):
             try:
                 _refuse_null_characters(request)
                 _note_deadline(request)
+                _note_sender(request)
                 return await self.run(bounded, handle)
             except RequestValidationError as error:
                 raise self.as_route_error(invalid_body(error)) from error
@@ -277,6 +280,14 @@ def _note_deadline(request: Request) -> None:
     principal = request.state.principal
     if isinstance(principal, Principal) and (due_at := first_token_due_at(request)) is not None:
         request.state.principal = replace(principal, first_token_due_at=due_at)
+
+
+def _note_sender(request: Request) -> None:
+    """Tells the request's trace whose request it is. Raises InvalidRequest for a wrong `x-graftwork-trace`."""
+    principal, trace = request.state.principal, request.state.trace
+    if isinstance(principal, Principal):
+        resources_of(request).server.traces.authenticated(trace, principal.tenant_id, principal.key_id)
+        request.state.principal = replace(principal, trace=trace)
 
 
 def _owner(request: Request) -> str:

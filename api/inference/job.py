@@ -124,6 +124,7 @@ class InferenceRequest:
                 stop_logprobs=self.stop_logprobs,
                 owner=RequestOwner(self.principal.tenant_id, self.resolved.adapter_label),
                 due_at=None if choice % self.choices_per_prompt else self.principal.first_token_due_at,
+                trace=self.principal.trace,
             )
             for choice, (prompt, sampling) in enumerate(pairs)
         ]
@@ -195,7 +196,10 @@ async def start_inference(
         | degraded_header(requests[0].output_cap),
     )
     forget = resources.work.add(principal, job.end_access)
-    job.start(resources.tasks, places).add_done_callback(lambda _: forget())
+    principal.trace.hold()
+    task = job.start(resources.tasks, places)
+    task.add_done_callback(lambda _: forget())
+    task.add_done_callback(lambda _: principal.trace.release())
     return job
 
 

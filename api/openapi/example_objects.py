@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from graftwork import __version__
+
 Json = dict[str, Any]
 
 CREATED_AT = 1_767_225_600
@@ -201,62 +203,6 @@ def list_of(*entries: Json, has_ids: bool = True) -> Json:
     return {"object": "list", "data": [*entries], "has_more": False, "first_id": None, "last_id": None} | ends
 
 
-USAGE_TOTALS: Json = {
-    "requests": 1,
-    "prompt_tokens": 24,
-    "cached_tokens": 16,
-    "device_tokens": 16,
-    "host_tokens": 0,
-    "disk_tokens": 0,
-    "completion_tokens": 6,
-    "total_tokens": 30,
-    "kv_byte_seconds": 98304,
-    "adapter_bytes": 0,
-    "costs": [MONEY],
-}
-USAGE_ROWS = list_of({"group": "2026-01-01"} | USAGE_TOTALS, has_ids=False)
-PRICE_LIST: Json = {
-    "id": "prc_01hzx",
-    "object": "price_list",
-    "tenant_id": None,
-    "service_tier": None,
-    "currency": "USD",
-    "rates": {
-        "input": "0.5",
-        "output": "2",
-        "input_device": "0.25",
-        "input_host": "0.25",
-        "input_disk": "0.5",
-        "kv_gb_hour": "0",
-        "adapter_gb": "0",
-    },
-    "valid_from": float(CREATED_AT),
-    "created_at": float(CREATED_AT),
-    "in_force": True,
-}
-INVOICE: Json = {
-    "object": "invoice",
-    "tenant_id": "ten_01hzx",
-    "month": "2026-01",
-    "start": 1767225600.0,
-    "end": 1769904000.0,
-    "is_final": True,
-    "lines": [
-        {
-            "price_list": "prc_01hzx",
-            "item": "input",
-            "quantity": 8,
-            "unit": "token",
-            "rate": "0.5",
-            "amount": "0.000004",
-            "currency": "USD",
-        }
-    ],
-    "totals": [{"amount": "0.000004", "currency": "USD"}],
-    "requests": 1,
-    "unpriced": USAGE_TOTALS | {"requests": 0, "costs": []},
-}
-
 _RATES: Json = {"requests_per_s": 0.5, "prompt_tokens_per_s": 412.0, "generated_tokens_per_s": 38.2}
 _TTFT: Json = {"p50": 84.1, "p99": 410.7}
 OVERVIEW: Json = {
@@ -264,7 +210,7 @@ OVERVIEW: Json = {
     "sequence": 17,
     "at": CREATED_AT + 0.5,
     "window_s": 300,
-    "version": "0.1.0",
+    "version": __version__,
     "model": "assistant",
     "sort": "activity",
     "totals": {
@@ -336,7 +282,7 @@ SERVER_OVERVIEW: Json = OVERVIEW | {
             "status": "ready",
             "epoch": None,
             "address": "unix:/var/lib/graftwork/engine.sock",
-            "version": "0.1.0",
+            "version": __version__,
             "running": 2,
             "waiting": 1,
             "queued_tokens": 812,
@@ -351,4 +297,88 @@ SERVER_OVERVIEW: Json = OVERVIEW | {
             "adapters_resident": 1,
         }
     ]
+}
+
+TIMELINE: Json = {
+    "id": "req_01hzx",
+    "object": "request.timeline",
+    "client_request_id": None,
+    "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736",
+    "gateway_id": "gateway_01hzx",
+    "tenant_id": "ten_01hzx",
+    "key_id": "key_01hzx",
+    "session_id": None,
+    "turn_id": None,
+    "method": "POST",
+    "path": "/v1/chat/completions",
+    "model": "support",
+    "adapter": "support@1",
+    "status": "completed",
+    "http_status": 200,
+    "created_at": float(CREATED_AT),
+    "total_ms": 98.0,
+    "traced": True,
+    "stages": [
+        {"name": name, "start_ms": start_ms, "duration_ms": duration_ms}
+        for name, start_ms, duration_ms in (
+            ("authenticate", 0.0, 0.4),
+            ("body", 0.4, 0.6),
+            ("prepare", 1.0, 0.2),
+            ("encode", 1.2, 0.8),
+            ("quota", 2.0, 0.3),
+            ("start", 2.3, 0.7),
+            ("queue", 3.0, 21.0),
+            ("prefill", 24.0, 26.0),
+            ("decode", 50.0, 46.0),
+            ("finish", 96.0, 2.0),
+        )
+    ],
+    "generations": [
+        {
+            "id": "req_01hzx.0",
+            "sent_ms": 3.0,
+            "admitted_ms": 24.0,
+            "first_token_ms": 50.0,
+            "ended_ms": 96.0,
+            "prompt": {"device": 16, "host": 0, "disk": 0, "recomputed": 8, "miss_reason": "never_cached"},
+            "completion_tokens": 6,
+            "drafted_tokens": 4,
+            "accepted_tokens": 3,
+            "detokenise_ms": 0.21,
+            "detokenise_calls": 4,
+            "engines": [
+                {
+                    "start_ms": 3.5,
+                    "spans": [
+                        {"name": "adapter_load", "inside": "queue", "start_ms": 3.6, "duration_ms": 19.4},
+                        {"name": "queue", "start_ms": 3.5, "duration_ms": 20.0},
+                        {
+                            "name": "prefill",
+                            "start_ms": 23.5,
+                            "duration_ms": 26.0,
+                            "steps": 1,
+                            "busy_ms": 25.8,
+                            "tokens": 8,
+                            "batch_requests": 3.0,
+                            "batch_tokens": 10.0,
+                        },
+                        {
+                            "name": "decode",
+                            "start_ms": 49.5,
+                            "duration_ms": 46.0,
+                            "steps": 3,
+                            "busy_ms": 45.1,
+                            "tokens": 5,
+                            "batch_requests": 2.67,
+                            "batch_tokens": 6.67,
+                            "drafted": 4,
+                            "accepted": 3,
+                        },
+                    ],
+                }
+            ],
+        }
+    ],
+    "write_ms": 0.3,
+    "writes": 6,
 }

@@ -4,6 +4,7 @@ Tests check each example against its schema.
 """
 
 from graftwork import __version__
+from graftwork.api.openapi.example_costs import INVOICE, PRICE_LIST, USAGE_ROWS
 from graftwork.api.openapi.example_objects import (
     ADAPTER,
     CONVERSATION,
@@ -11,23 +12,21 @@ from graftwork.api.openapi.example_objects import (
     DIGEST,
     HEAD,
     INPUT_ITEM,
-    INVOICE,
     KEY,
     MESSAGE_ITEM,
     MODEL,
     MODES,
     OVERVIEW,
-    PRICE_LIST,
     QUESTION,
     QUOTA,
     RESPONSE,
     SERVER_OVERVIEW,
     SESSION,
     TENANT,
+    TIMELINE,
     TOOL,
     TURN,
     USAGE,
-    USAGE_ROWS,
     Json,
     list_of,
 )
@@ -172,6 +171,8 @@ ANSWERS: dict[str, Json] = {
         "lease": None,
         "last_miss_reason": None,
     },
+    "get_timeline": TIMELINE,
+    "get_timeline_of_any_tenant": TIMELINE,
     "get_usage": USAGE_ROWS,
     "get_invoice": INVOICE,
     "list_own_prices": list_of(PRICE_LIST),

@@ -18,9 +18,10 @@ from graftwork.platform.ids import TenantId
 admin_router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=AdminRoute)
 router = APIRouter(prefix="/v1", tags=["usage"], route_class=NativeRoute)
 
-_ANSWERS: Responses = {304: {"description": "Nothing has changed since the snapshot of `If-None-Match`."}} | also(
-    stream="overview"
-)
+_ANSWERS: Responses = {
+    **also(stream="overview"),
+    304: {"description": "Nothing has changed since the snapshot of `If-None-Match`."},
+}
 _PING = named_event("ping", {"type": "ping"})
 _Rows = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 _Skipped = Annotated[int, Query(ge=0, le=1_000_000)]

@@ -34,6 +34,7 @@ from graftwork.api.routes import (
     session_history,
     session_turns,
     sessions,
+    timelines,
     tokenization,
     usage,
 )
@@ -61,6 +62,8 @@ _ROUTERS = (
     prices.router,
     overview.router,
     overview.admin_router,
+    timelines.router,
+    timelines.admin_router,
     admin.tenants_router,
     admin.keys_router,
     admin.quota_router,
@@ -144,5 +147,5 @@ def operation_id(route: APIRoute) -> str:
 
 
 def _attach(app: FastAPI, resources: Resources) -> None:
-    app.state.resources = resources
+    app.state.resources, app.state.traces = resources, resources.server.traces
     app.state.readiness = Readiness(resources.server, resources.admin.modes)

@@ -29,7 +29,7 @@ from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.erasing import tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
-from graftwork.api.server.served_model import model_folder
+from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.clock import Clock, SystemClock
@@ -53,8 +53,7 @@ from graftwork.platform.tenancy.principals import AccessWatch, RunningWork
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
-from graftwork.sessions.generation.constraints import ConstraintPlanner
-from graftwork.sessions.generation.generator import Generator
+from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
@@ -62,14 +61,8 @@ from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.encoding import (
-    NO_PUBLIC_PREFIXES,
-    LocalEncoding,
     PromptEncoder,
-    PromptEncoding,
-    PublicPrefixes,
 )
-from graftwork.sessions.text.model_files import ModelFolder
-from graftwork.sessions.tools.formats import tool_call_format
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 
@@ -112,7 +105,7 @@ async def open_resources(
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
         activity = ActivityMeter(clock, settings.objectives)
-        resources = await _assemble(_Foundation(settings, clock, database, telemetry, engine, inspector, activity))
+        resources = await _assemble(Foundation(settings, clock, database, telemetry, engine, inspector, activity))
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
@@ -166,19 +159,6 @@ async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database,
 
 
 @dataclass(frozen=True, slots=True)
-class _Foundation:
-    """What all services of the gateway stand on."""
-
-    settings: Settings
-    clock: Clock
-    database: Database
-    telemetry: Telemetry
-    engine: EngineClient
-    inspector: AdapterInspector
-    activity: ActivityMeter
-
-
-@dataclass(frozen=True, slots=True)
 class _TenantServices:
     """The services that know the tenants, their keys, their limits and what they used."""
 
@@ -192,9 +172,9 @@ class _TenantServices:
     prices: PriceKeeper
 
 
-async def _assemble(base: _Foundation) -> Resources:
+async def _assemble(base: Foundation) -> Resources:
     tenants = await _tenant_services(base)
-    served = await _served_model(base, tenants.modes)
+    served = await read_served_model(base, tenants.modes)
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
     admin = _admin_resources(base, tenants, inference, sessions.sessions)
@@ -208,13 +188,13 @@ async def _assemble(base: _Foundation) -> Resources:
     )
 
 
-def _overview(base: _Foundation, admin: AdminResources) -> OverviewBoard:
+def _overview(base: Foundation, admin: AdminResources) -> OverviewBoard:
     engines = EngineBoard(admin.replicas, admin.description, base.clock)
     directory = OwnerDirectory(admin.tenancy, admin.registry, base.activity)
     return OverviewBoard(base.activity, engines, directory, admin.description.model_name)
 
 
-async def _tenant_services(base: _Foundation) -> _TenantServices:
+async def _tenant_services(base: Foundation) -> _TenantServices:
     pepper = await asyncio.to_thread(load_pepper, base.settings)
     admin_key = await asyncio.to_thread(load_admin_key, base.settings)
     work, meter = RunningWork(), UsageMeter(base.database)
@@ -224,7 +204,7 @@ async def _tenant_services(base: _Foundation) -> _TenantServices:
     return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, modes, prices)
 
 
-def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_ServedModel") -> InferenceResources:
+def _inference_resources(base: Foundation, tenants: _TenantServices, served: ServedModel) -> InferenceResources:
     description = served.generator.description
     book = tenants.prices.book
     backlog = UsageBacklog(tenants.meter, UsageJournal(base.settings.data_dir / _USAGE_FOLDER), book)
@@ -253,7 +233,7 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
     )
 
 
-def _session_resources(base: _Foundation, inference: InferenceResources, served: "_ServedModel") -> SessionResources:
+def _session_resources(base: Foundation, inference: InferenceResources, served: ServedModel) -> SessionResources:
     settings = base.settings
     owner = owner_name(settings.host, settings.port) or new_id("gateway")
     turns = TurnStore(base.database, base.clock, owner, settings.lease_s, book=inference.accounting.book)
@@ -271,7 +251,7 @@ def _session_resources(base: _Foundation, inference: InferenceResources, served:
     )
 
 
-def _account_resources(base: _Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
+def _account_resources(base: Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
     uploads = UploadBound(
         base.settings.max_uploads, base.settings.max_tenant_uploads, base.clock, base.settings.upload_timeout_s
     )
@@ -280,7 +260,7 @@ def _account_resources(base: _Foundation, tenants: _TenantServices, inference: I
 
 
 def _admin_resources(
-    base: _Foundation, tenants: _TenantServices, inference: InferenceResources, sessions: SessionService
+    base: Foundation, tenants: _TenantServices, inference: InferenceResources, sessions: SessionService
 ) -> AdminResources:
     return AdminResources(
         settings=base.settings,
@@ -299,19 +279,20 @@ def _admin_resources(
     )
 
 
-def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerResources:
-    wrong_keys = WrongKeyLimit(base.clock, base.settings.max_wrong_keys)
+def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResources:
+    wrong_keys, lease = WrongKeyLimit(base.clock, base.settings.max_wrong_keys), _gateway_lease(base.settings)
     return ServerResources(
         settings=base.settings,
         clock=base.clock,
         database=base.database,
         gate=Authenticator(tenants.tenancy, tenants.admin_key, wrong_keys, RecentKeys(base.clock)),
-        idempotency=IdempotencyStore(base.database, base.clock, _gateway_lease(base.settings)),
+        idempotency=IdempotencyStore(base.database, base.clock, lease),
         quotas=tenants.quotas,
         telemetry=base.telemetry,
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         json=JsonParsing(),
+        traces=TraceBook(base.clock, lease.gateway_id),
     )
 
 
@@ -319,7 +300,7 @@ def _gateway_lease(settings: Settings) -> GatewayLease:
     return GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
 
 
-def _registry(base: _Foundation) -> AdapterRegistry:
+def _registry(base: Foundation) -> AdapterRegistry:
     return AdapterRegistry(
         base.database,
         LocalArtifacts(base.settings.data_dir / ARTIFACTS_FOLDER),
@@ -347,42 +328,3 @@ def _turn_dependencies(
         planner=inference.planner,
         work=inference.work,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _ServedModel:
-    """What this gateway has read about the served model, with the generator that uses the model."""
-
-    generator: Generator
-    folder: ModelFolder
-    prompts: PromptEncoder | None
-    planner: ConstraintPlanner
-
-    def encoding(self, clock: Clock) -> PromptEncoding:
-        """Returns what encodes prompts for this model. The caller closes it."""
-        local = LocalEncoding(self.folder.tokenizer, self.prompts, self.generator.description.context_tokens)
-        return PromptEncoding(local, clock)
-
-
-async def _served_model(base: _Foundation, modes: ModeSwitch) -> _ServedModel:
-    settings, clock, engine = base.settings, base.clock, base.engine
-    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
-    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
-    public_prefixes = NO_PUBLIC_PREFIXES
-    if settings.public_prompts is not None and prompts is not None:
-        public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
-    planner = ConstraintPlanner(tool_call_format(folder.chat_template_source, settings.tool_call_form))
-    generator = Generator(
-        engine,
-        folder.tokenizer,
-        await engine.describe(),
-        base.telemetry,
-        clock,
-        tool_call_format=planner.tool_call_format,
-        timeout_s=settings.request_timeout_s,
-        deadlines_s=settings.deadlines,
-        activity=base.activity,
-        modes=modes,
-        public_prefixes=public_prefixes,
-    )
-    return _ServedModel(generator, folder, prompts, planner)

@@ -34,6 +34,7 @@ from graftwork.engine.build.waiting_order import build_order
 from graftwork.engine.build.warm_up import choose_sizes
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.progress import LoopProgress
+from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
@@ -69,6 +70,7 @@ from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.engine.step_pipeline import StepPipeline
+from graftwork.engine.step_recorder import StepRecorder, TraceRecorder
 from graftwork.platform.clock import Clock, SystemClock, process_age_s
 
 
@@ -129,13 +131,14 @@ def build_engine(
     speculator = _speculator(config, grammars, clock)
     order = build_order(config, limits, kv_cache, adapters, tracker, clock)
     needs = limits, kv_cache, sessions, adapters, scopes
-    scheduler = Scheduler(*needs, clock=clock, grammars=grammars, speculator=speculator, order=order)
+    recorder = _recorder(clock, adapters, grammars)
+    scheduler = Scheduler(*needs, clock=clock, grammars=grammars, speculator=speculator, order=order, recorder=recorder)
     if costs is None:
         scheduler.step_times.costs.start_from(tracker.cost.prefill)
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
     prefills = PrefillMeter(tracker, clock)
-    steps = _pipeline(config, storage, scheduler, all_ranks, prefills, progress, runner.forward.paths)
-    threads = progress, Arrivals(clock)
+    steps = _pipeline(config, storage, scheduler, all_ranks, prefills, progress, runner.forward.paths, recorder)
+    threads = progress, Arrivals(clock), recorder
     loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copies, storage.cache.gates, steps, *threads)
     progress.rest()  # the trial steps of this function advanced it
     return Engine(
@@ -234,10 +237,22 @@ def _pipeline(
     prefills: PrefillMeter,
     progress: LoopProgress,
     paths: StepPaths,
+    recorder: StepRecorder,
 ) -> StepPipeline:
     on_gpu = storage.device_memory.device.type == "cuda"
     overlaps = on_gpu if config.overlap_steps is None else config.overlap_steps
-    return StepPipeline(runner, scheduler, storage.cache.gates, prefills, progress, overlaps=overlaps, paths=paths)
+    gates = storage.cache.gates
+    return StepPipeline(runner, scheduler, gates, prefills, progress, overlaps=overlaps, paths=paths, recorder=recorder)
+
+
+def _recorder(clock: Clock, adapters: LoraPool, grammars: GrammarManager) -> TraceRecorder:
+    def lacks_adapter(request: EngineRequest) -> bool:
+        return not all(map(adapters.is_ready, request.adapter_digests))
+
+    def lacks_grammar(request: EngineRequest) -> bool:
+        return not grammars.is_ready(request)
+
+    return TraceRecorder(clock, lacks_adapter, lacks_grammar)
 
 
 def _speculator(config: EngineConfig, grammars: GrammarManager, clock: Clock) -> Speculator:

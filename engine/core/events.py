@@ -2,13 +2,14 @@
 
 Owns the events and the figures in them. Events hold token ids, never text. Invariant: the events of a request are one
 PromptAdmitted, then any number of PromptScored, then any number of TokensGenerated, then one RequestFinished. If an
-error ends the request, no event follows.
+error ends the request, no event follows. A traced request also has StepsTraced, anywhere before its end.
 """
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 
+from graftwork.engine.core.step_spans import EngineSpan
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
 
@@ -149,7 +150,18 @@ class RequestFinished:
     """What no event before has reported; see TokensGenerated."""
 
 
-EngineEvent = PromptAdmitted | PromptScored | TokensGenerated | RequestFinished
+@dataclass(frozen=True, slots=True)
+class StepsTraced:
+    """The spans of a traced request that have ended since the last report, in order."""
+
+    run: int
+    """Identifies the request's stay at one engine. A request that moves to another engine begins another run."""
+    sent_s: float
+    """When the engine reported this, in seconds since the request arrived there."""
+    spans: tuple[EngineSpan, ...]
+
+
+EngineEvent = PromptAdmitted | PromptScored | TokensGenerated | StepsTraced | RequestFinished
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ WARNING: every other message lists the fields of its dataclass in engine.proto; 
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -23,6 +23,7 @@ from graftwork.engine.core.events import (
     PromptScored,
     RequestFinished,
     RequestOutput,
+    StepsTraced,
     TokenLogprobs,
     TokensGenerated,
 )
@@ -40,12 +41,15 @@ from graftwork.engine.core.requests import (
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
 from graftwork.engine.core.stats import EngineDescription, EngineStats
+from graftwork.engine.core.step_spans import EngineSpan, SpanName
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.platform.errors import GraftworkError, InternalFailure, error_classes
 from graftwork.platform.ids import FIRST_GENERATION, IsolationDomain, RequestId
 from graftwork.platform.metrics import HasFields
 
 T = TypeVar("T", bound=HasFields)
+
+_SPAN_NAMES = frozenset(name.value for name in SpanName)
 
 
 def request_to_wire(request: EngineRequest) -> wire.Submit:
@@ -66,6 +70,7 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         grammar=_grammar_to_wire(request.grammar),
         prediction_token_ids=request.prediction_token_ids,
         emitted_token_ids=request.emitted_token_ids,
+        traced=request.traced,
     )
 
 
@@ -91,6 +96,7 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         grammar=_grammar_from_wire(submit.grammar) if submit.HasField("grammar") else None,
         prediction_token_ids=tuple(submit.prediction_token_ids),
         emitted_token_ids=tuple(submit.emitted_token_ids),
+        traced=submit.traced,
     )
 
 
@@ -123,6 +129,8 @@ def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -
             return wire.RequestOutput(
                 request_id=request_id, scored=wire.Scored(logprobs=map(_logprobs_to_wire, logprobs))
             )
+        case StepsTraced():
+            return wire.RequestOutput(request_id=request_id, traced=_traced_to_wire(event))
         case RequestFinished(reason, completion_tokens, drafts, kv_byte_seconds):
             finished = wire.Finished(
                 reason=reason,
@@ -147,6 +155,8 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
             return PromptAdmitted(_cache_from_wire(output.admitted), output.admitted.adapter_bytes)
         case "scored":
             return PromptScored(tuple(map(_logprobs_from_wire, output.scored.logprobs)))
+        case "traced":
+            return _traced_from_wire(output.traced)
         case "finished":
             return _finished_from_wire(output.finished)
         case "failed":
@@ -175,6 +185,16 @@ def _logprobs_to_wire(logprobs: TokenLogprobs) -> wire.TokenLogprobs:
 def _logprobs_from_wire(message: wire.TokenLogprobs) -> TokenLogprobs:
     top = tuple(zip(message.top_token_ids, message.top_logprobs, strict=True))
     return TokenLogprobs(message.logprob, top, message.rank if message.HasField("rank") else None)
+
+
+def _traced_to_wire(traced: StepsTraced) -> wire.Traced:
+    return wire.Traced(run=traced.run, sent_s=traced.sent_s, spans=[wire.Span(**asdict(one)) for one in traced.spans])
+
+
+def _traced_from_wire(message: wire.Traced) -> StepsTraced:
+    """Reads the spans of a request. Drops those of kinds that this version of the gateway does not know."""
+    spans = (_read(EngineSpan, one) for one in message.spans if one.name in _SPAN_NAMES)
+    return StepsTraced(message.run, message.sent_s, tuple(replace(one, name=SpanName(one.name)) for one in spans))
 
 
 def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:

@@ -21,6 +21,7 @@ from graftwork.engine.core.events import (
     FinishReason,
     PromptAdmitted,
     RequestFinished,
+    StepsTraced,
     TokensGenerated,
 )
 from graftwork.engine.core.requests import NO_KV_LIMITS, EngineRequest, KvLimits, ServiceTier, SessionUse
@@ -32,6 +33,7 @@ from graftwork.platform.errors import DeadlineExceeded, GraftworkError, Internal
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tracing.request_trace import NO_TRACE, RequestTrace
 from graftwork.sessions.generation.constraints import OutputGrammar
 from graftwork.sessions.generation.events import (
     GenerationEvent,
@@ -46,6 +48,7 @@ from graftwork.sessions.generation.events import (
 )
 from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
+from graftwork.sessions.generation.tracer import GenerationTracer
 from graftwork.sessions.generation.usage import MemoryUse, Usage
 from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
@@ -109,6 +112,8 @@ class GenerationRequest:
     """The time on the generator's monotonic clock by which the client wants the first token. None takes the deadline of
     the service tier, if it has one.
     """
+    trace: RequestTrace = field(default=NO_TRACE, compare=False, repr=False)
+    """Where the times of the generation are noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,7 @@ class Generation:
         self._generator = generator
         self._telemetry = generator.telemetry
         self._now = generator.clock.monotonic
+        self._tracer = GenerationTracer(NO_TRACE, request.request_id)
         self._started_at = 0.0
         self._last_tokens_at = self._first_tokens_at = 0.0
         self._num_first_tokens = 0
@@ -208,8 +214,10 @@ class Generation:
         Call this method once. Raises InvalidRequest if the engine refuses the request, and DeadlineExceeded after the
         generator's `timeout_s`. Can also raise every other error of the engine.
         """
+        tracer = self._tracer = GenerationTracer(self.request.trace, self.request.request_id)
         try:
             parser = OutputParser(self._generator.tokenizer, self._rules())
+            push = tracer.timed(parser.push)
             prompt = self._prompt_collector()
             reported: PromptReported | None = None
             reason: FinishReason | None = None
@@ -223,7 +231,7 @@ class Generation:
                         yield reported
                     if isinstance(event, TokensGenerated):
                         self._count_tokens(len(event.token_ids), event.kv_byte_seconds)
-                        for output in parser.push(event.token_ids, event.logprobs):
+                        for output in push(event.token_ids, event.logprobs):
                             yield output
                         if parser.is_over:
                             break
@@ -233,6 +241,8 @@ class Generation:
                     elif isinstance(event, RequestFinished):
                         self._count_end(event)
                         reason = event.reason
+                    elif isinstance(event, StepsTraced):
+                        tracer.add_steps(event)
         except GraftworkError as error:
             self._telemetry.objectives.note_end(self.request.tier, failed=error.is_server_fault)
             if self._watch is not None:
@@ -241,6 +251,7 @@ class Generation:
                 raise self.request.grammar.name_field(error) from error
             raise
         finally:
+            tracer.ended(self.usage)
             self.prompt_computed.set()
             if self._watch is not None:
                 self._watch.end()
@@ -250,12 +261,14 @@ class Generation:
         for output in parser.finish():
             yield output
         self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are not charged
+        tracer.count(self.usage)
         finished = parser.finished(reason, self.cache or CacheReport())
         yield finished if reported is None else replace(finished, prompt_logprobs=reported.tokens)
 
     def _count_prompt(self, event: PromptAdmitted) -> None:
         self.cache = event.cache
         self.memory = MemoryUse(adapter_bytes=event.adapter_bytes)
+        self._tracer.admitted(event.cache)
         self._telemetry.queue.observe(self._now() - self._started_at)
         if self._watch is not None:
             self._watch.admitted(Usage(event.cache, 0, self.drafts).prompt_tokens_by_tier, event.cache.miss_reason)
@@ -277,6 +290,7 @@ class Generation:
             if self._watch is not None:
                 self._watch.first_tokens(num_tokens, now - self._started_at)
             self._first_tokens_at, self._num_first_tokens = now, num_tokens
+            self._tracer.first_token()
             self.prompt_computed.set()
         self._last_tokens_at = now
         self.completion_tokens += num_tokens
@@ -334,6 +348,7 @@ class Generation:
             timeout_s=self._generator.timeout_s,
             deadline_s=self._deadline_s(),
             uses_lookups=request.uses_lookups,
+            traced=request.trace.is_traced,
         )
 
     def _deadline_s(self) -> float | None:

@@ -26,6 +26,7 @@ from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import JournalEntry, UsageBacklog, UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
+from graftwork.platform.tracing.request_trace import Stage
 from graftwork.sessions.core.views import turn_usage_body, usage_body
 from graftwork.sessions.text.encoding import Prompt, PromptEncoding
 
@@ -125,6 +126,7 @@ class Accounting:
         never has.
         """
         with self._counted_refusal(principal.tenant_id):
+            principal.trace.keep()
             if principal.place is None or principal.place.is_resized:
                 return self.in_flight.take(principal.tenant_id, answers)
             principal.place.resize(answers)
@@ -161,14 +163,24 @@ class Accounting:
         except LimitExceeded as error:
             self._count_refusal(tenant_id, error)
             raise
+        charge.principal.trace.mark(Stage.QUOTA)
+        charge.principal.trace.describe(
+            charge.model.requested, charge.model.adapter_label, charge.session_id, charge.request_id
+        )
         return RequestAccount(self, charge, reservation)
 
-    async def encode(self, tenant_id: TenantId, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
+    async def encode(self, principal: Principal, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
         """Encodes a prompt. While a long prompt is encoded, it counts as one concurrent request of the tenant.
 
         A long prompt that is refused counts in the tenant's requests. A long prompt that is encoded does not, because
         `open` counts the whole request. Raises the errors of `PromptEncoding.encode`, and for a long prompt those of `open`.
         """
+        principal.trace.mark(Stage.PREPARE)
+        token_ids = await self._encode(principal.tenant_id, encoding, prompt)
+        principal.trace.mark(Stage.ENCODE)
+        return token_ids
+
+    async def _encode(self, tenant_id: TenantId, encoding: PromptEncoding, prompt: Prompt) -> tuple[int, ...]:
         if not encoding.is_long(prompt):
             return await encoding.encode(tenant_id, prompt)
         self.backlog.check()
@@ -302,6 +314,7 @@ class RequestAccount:
 
         If `usage` is None or the outcome is not billed, gives back all that was reserved.
         """
+        self._charge.principal.trace.settle(outcome)
         if usage is None:
             self._accounting.telemetry.count_request(self._charge.principal.tenant_id, outcome)
         if usage is None or not outcome.is_billed:

@@ -17,6 +17,7 @@ UNKNOWN = {
     "response_id": "resp_00000000000000000000000000",
     "conversation_id": "conv_00000000000000000000000000",
     "item_id": "item_00000000000000000000000000",
+    "request_id": "req_00000000000000000000000000",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/adapters/{name}/versions": {"files": adapter_upload(5)},
@@ -45,13 +46,14 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     turn = (await tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"})).json()
-    response = (await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})).json()
+    answer = await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})
     first = {"items": [{"role": "user", "content": "x"}]}
     conversation = (await tenant.client.post("/v1/conversations", json=first)).json()
     items = (await tenant.client.get(f"/v1/conversations/{conversation['id']}/items")).json()
     return {
         "item_id": items["first_id"],
-        "response_id": response["id"],
+        "response_id": answer.json()["id"],
+        "request_id": answer.headers["x-request-id"],
         "conversation_id": conversation["id"],
         "session_id": session,
         "name": "pirate",
