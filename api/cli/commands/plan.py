@@ -86,7 +86,7 @@ def _measure() -> "tuple[MeasuredSpeed, Energy]":
 
     async def run() -> "tuple[MeasuredSpeed, Energy]":
         with LiveProgress() as progress:
-            async with measured_server(None, "", "graftwork-demo", ("tenant",), {}) as server:
+            async with measured_server(None, "", "graftwork-demo", {"tenant": 1.0}, {}) as server:
                 before = read_energy()
                 target = server.targets["tenant"]
                 phases = await throughput(target, _MEASURED_LEVELS, 4.0, SystemClock(), progress.show_load)
