@@ -10,6 +10,7 @@ from graftwork.api.cli.commands import adapters, bench, fleet, keys, modes, quot
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.demo import demo
 from graftwork.api.cli.commands.server import engine, gateway, probe, serve
+from graftwork.api.cli.commands.timeline import trace
 from graftwork.api.cli.commands.usage import audit, usage
 from graftwork.api.cli.console.failures import CommandGroup
 
@@ -40,6 +41,7 @@ def build_app() -> typer.Typer:
     app.add_typer(adapters.app, name="adapters", rich_help_panel=TENANT)
     app.add_typer(sessions.app, name="sessions", rich_help_panel=TENANT)
     app.command(rich_help_panel=TENANT)(usage)
+    app.command(rich_help_panel=TENANT)(trace)
     return app
 
 

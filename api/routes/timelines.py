@@ -1,13 +1,17 @@
-"""Defines the routes that show what the server did when for one request."""
+"""Defines the routes that show what the server did when for one request, and those that switch traces on and off."""
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.resources import Admin, AnyTenantKey, ForServer, ServerResources
+from graftwork.api.deps.resources import Admin, AnyTenantKey, ForAdmin, ForServer, ServerResources
 from graftwork.api.deps.route_classes import AdminRoute, NativeRoute
+from graftwork.api.http.pagination import list_answer
 from graftwork.api.openapi.declare import also
-from graftwork.platform.answers.timelines import Timeline
+from graftwork.api.schemas.admin import TraceSwitchBody
+from graftwork.platform.answers.base import Deleted, Page
+from graftwork.platform.answers.timelines import Timeline, TraceSwitch
 from graftwork.platform.errors import NotFound
 from graftwork.platform.ids import TenantId
+from graftwork.platform.modes import trace_switches as modes
 from graftwork.platform.tracing.timeline import timeline_of
 
 router = APIRouter(prefix="/v1/requests", tags=["usage"], route_class=NativeRoute)
@@ -28,6 +32,32 @@ async def get_timeline(request_id: str, resources: ForServer, principal: AnyTena
 async def get_timeline_of_any_tenant(request_id: str, resources: ForServer, _: Admin) -> Timeline:
     """Get the same of any tenant's request, by the server's id of it or the id of a turn."""
     return _timeline(resources, request_id, None)
+
+
+switches_router = APIRouter(prefix="/v1/admin/traces", tags=["admin"], route_class=AdminRoute)
+
+
+@switches_router.get("")
+async def list_traces(resources: ForAdmin, _: Admin) -> Page[TraceSwitch]:
+    """List the tenants and sessions whose requests are traced."""
+    return list_answer([_switch_answer(one) for one in await resources.switchboard.refresh()])
+
+
+@switches_router.put("/{target}")
+async def switch_trace_on(target: str, body: TraceSwitchBody, resources: ForAdmin, admin: Admin) -> TraceSwitch:
+    """Trace all requests of a tenant or a session that begin from now on. Every gateway follows within a second."""
+    return _switch_answer(await resources.switchboard.set(target, token_ids=body.token_ids, actor=admin.name))
+
+
+@switches_router.delete("/{target}")
+async def switch_trace_off(target: str, resources: ForAdmin, admin: Admin) -> Deleted:
+    """Trace the requests of a tenant or a session no more, and log none of its token ids."""
+    await resources.switchboard.clear(target, actor=admin.name)
+    return Deleted(id=target, object="trace_switch.deleted")
+
+
+def _switch_answer(switch: modes.TraceSwitch) -> TraceSwitch:
+    return TraceSwitch(id=switch.target, token_ids=switch.token_ids, changed_at=switch.changed_at)
 
 
 def _timeline(resources: ServerResources, request_id: str, tenant_id: TenantId | None) -> Timeline:

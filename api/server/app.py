@@ -59,6 +59,7 @@ _ROUTERS = (
     usage.router,
     timelines.router,
     timelines.admin_router,
+    timelines.switches_router,
     admin.tenants_router,
     admin.keys_router,
     admin.quota_router,

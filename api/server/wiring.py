@@ -26,6 +26,7 @@ from graftwork.api.deps.resources import (
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.fleets import connect_engine, replica_directory
 from graftwork.api.server.served_model import model_folder
+from graftwork.api.server.tracing import Tracing, open_tracing
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
@@ -49,7 +50,6 @@ from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, Tena
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
-from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -109,7 +109,8 @@ async def open_resources(
         if inspector is None:
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
-        resources = await _assemble(_Foundation(settings, clock, database, telemetry, engine, inspector))
+        tracing = await stack.enter_async_context(open_tracing(settings, clock, database))
+        resources = await _assemble(_Foundation(settings, clock, database, telemetry, engine, inspector, tracing))
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
@@ -167,6 +168,7 @@ class _Foundation:
     telemetry: Telemetry
     engine: EngineClient
     inspector: AdapterInspector
+    tracing: Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,14 +268,16 @@ def _admin_resources(
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         description=inference.description,
-        erasure=_tenant_erasure(inference, base.database, base.engine, sessions),
+        erasure=_tenant_erasure(base, inference, sessions),
         modes=tenants.modes,
+        switchboard=base.tracing.switchboard,
         tasks=inference.tasks,
     )
 
 
 def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerResources:
-    wrong_keys, lease = WrongKeyLimit(base.clock, base.settings.max_wrong_keys), GatewayLease(base.settings.lease_s)
+    wrong_keys = WrongKeyLimit(base.clock, base.settings.max_wrong_keys)
+    lease = GatewayLease(base.settings.lease_s, gateway_id=base.tracing.book.gateway_id)
     return ServerResources(
         settings=base.settings,
         clock=base.clock,
@@ -285,7 +289,7 @@ def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerReso
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         json=JsonParsing(),
-        traces=TraceBook(base.clock, lease.gateway_id),
+        traces=base.tracing.book,
     )
 
 
@@ -300,11 +304,9 @@ def _registry(base: _Foundation) -> AdapterRegistry:
     )
 
 
-def _tenant_erasure(
-    inference: InferenceResources, database: Database, engine: EngineClient, sessions: SessionService
-) -> TenantErasure:
+def _tenant_erasure(base: _Foundation, inference: InferenceResources, sessions: SessionService) -> TenantErasure:
     async def forget(scope: TenantScope) -> bool:
-        await engine.forget_domain(isolation_of(scope, inference.pepper))
+        await base.engine.forget_domain(isolation_of(scope, inference.pepper))
         return True
 
     async def forget_checks(scope: TenantScope) -> bool:
@@ -312,13 +314,14 @@ def _tenant_erasure(
         return True
 
     return TenantErasure(
-        database,
+        base.database,
         inference.clock,
         {
             "sessions": sessions.eraser.erase,
             "adapters": inference.registry.erase,
             "kv": forget,
             "checks of schemas": forget_checks,
+            "timelines": base.tracing.forget,
         },
     )
 

@@ -110,7 +110,7 @@ class Keeper(Protocol):
 
     def name_work(self, trace: "RequestTrace", work_id: str) -> None: ...
 
-    def traces_session(self, session_id: SessionId | None) -> bool: ...
+    def joined(self, trace: "RequestTrace", session_id: SessionId | None) -> None: ...
 
 
 class RequestTrace:
@@ -127,6 +127,8 @@ class RequestTrace:
         self.ended_at: float | None = None
         self.is_traced = False
         """Whether the engine reports its steps, and the gateway times each token."""
+        self.logs_token_ids = False
+        """Whether the operator has asked for the token ids of the request's prompt and answers."""
         self.tenant_id: TenantId | None = None
         self.key_id: KeyId | None = None
         self.model: str | None = None
@@ -172,7 +174,7 @@ class RequestTrace:
         self.model, self.adapter, self.session_id = model, adapter, session_id
         if self.keeper is not None:
             self.keeper.name_work(self, work_id)
-            self.is_traced = self.is_traced or self.keeper.traces_session(session_id)
+            self.keeper.joined(self, session_id)
 
     def settle(self, outcome: str) -> None:
         """Notes how the work has ended."""

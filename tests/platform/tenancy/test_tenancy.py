@@ -13,13 +13,13 @@ from graftwork.platform.errors import Conflict, NotAuthenticated, NotFound, NotP
 from graftwork.platform.ids import KeyId, RequestId, TenantId
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.telemetry import JsonFormatter
 from graftwork.platform.tenancy.keys import WrongKeyLimit
 from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, AdminPrincipal, Scope
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
 from graftwork.platform.tenancy.tenants import TenantStatus
+from graftwork.platform.tracing.logs import JsonFormatter
 
 PEPPER = b"a pepper for tests"
 ADDRESS = "192.0.2.1"
