@@ -62,6 +62,14 @@ class _Gateway:
 
     waiting: list[_Stream] = field(default_factory=list)
     running: dict[str, _Stream] = field(default_factory=dict)
+    load_sent_at: float = float("-inf")
+
+    def load(self, now: float) -> dict[str, str]:
+        """The load that a message has ten times a second, where the checkout's wire has a field for it."""
+        if "load_json" not in wire.StepOutput.DESCRIPTOR.fields_by_name or now - self.load_sent_at < 0.1:
+            return {}
+        self.load_sent_at = now
+        return {"load_json": json.dumps({"running_requests": len(self.running), "free_pages": 4096})}
 
 
 class _OutputSocket:
@@ -112,10 +120,11 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
                     gateway.running |= {stream.request_id: stream for stream in gateway.waiting}
                     gateway.waiting.clear()
                 if outputs := [output for stream in [*gateway.running.values()] for output in self._step(stream)]:
+                    message = wire.StepOutput(outputs=outputs, **gateway.load(clock()))
                     if beside is None:
-                        yield wire.StepOutput(outputs=outputs)
+                        yield message
                     else:
-                        content = wire.StepOutput(outputs=outputs).SerializeToString()
+                        content = message.SerializeToString()
                         beside.write(len(content).to_bytes(4, "big") + content)
                     self._note_step()
                 for stream in [*gateway.running.values()]:
@@ -152,7 +161,7 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         token_id = self._token_ids[stream.num_sent]
         stream.num_sent += 1
         outputs = [wire.RequestOutput(request_id=request_id, tokens=wire.Tokens(token_ids=[token_id]))]
-        if stream.is_traced and stream.num_sent - stream.num_reported >= max(8, stream.num_sent // 8):
+        if stream.is_traced and stream.num_sent - stream.num_reported >= max(16, stream.num_sent // 4):
             outputs.append(_report(stream))
         if stream.num_sent == stream.max_tokens:
             finished = wire.Finished(reason="length", completion_tokens=stream.num_sent)
@@ -174,7 +183,7 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         )
 
     async def ReadStats(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return wire.Stats()
+        return wire.Stats(fields_json="{}")
 
     async def ReadProgress(self, request: Any, context: Any) -> Any:  # noqa: N802
         return wire.Progress()

@@ -241,6 +241,7 @@ class EngineLoop:
             **asdict(self.steps.paths),
             running_requests=scheduler.num_running,
             waiting_requests=scheduler.num_waiting,
+            queued_tokens=scheduler.deadlines.queued_tokens(),
             kv_usage_ratio=device.active_pages / pages if pages else 0.0,
             free_pages=device.free_pages,
             cached_pages=device.idle_pages,
@@ -267,6 +268,7 @@ class EngineLoop:
             memory_grammars=self._grammars.num_bytes,
             memory_drafts=scheduler.speculator.cache_bytes,
             resident_adapters=self._adapters.resident_digests,
+            host_adapters=self._adapters.host_digests,
             running_adapters=tuple(sorted(scheduler.requests.running_adapters())),
             waiting_adapters=tuple(sorted(scheduler.requests.waiting_adapters())),
         )

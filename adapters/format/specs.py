@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.platform.errors import NotFound, ValidationFailed
-from graftwork.platform.ids import AdapterId
+from graftwork.platform.ids import AdapterId, TenantId
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 
@@ -129,6 +129,21 @@ class AdapterVersion:
     created_at: float
     """The time of the upload, in Unix seconds."""
     status: str = "ready"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedVersion:
+    """One adapter version of any tenant, for the operator."""
+
+    tenant_id: TenantId
+    name: str
+    version: int
+    digest: str
+    size_bytes: int
 
     @property
     def label(self) -> str:

@@ -7,7 +7,7 @@ name. A version never changes, and the number of a deleted version is never used
 """
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from graftwork.adapters.format.specs import (
@@ -15,6 +15,7 @@ from graftwork.adapters.format.specs import (
     AdapterVersion,
     AliasChange,
     AliasTarget,
+    OwnedVersion,
     ResolvedModel,
     check_adapter_name,
     check_alias,
@@ -27,7 +28,7 @@ from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.inspection.upload import Upload, check_limits, check_rank, version_of
 from graftwork.adapters.registry.artifact_ledger import ArtifactKeeper
 from graftwork.adapters.registry.artifact_store import ArtifactStore
-from graftwork.adapters.registry.repository import AdapterReader, AdapterWriter, is_referenced
+from graftwork.adapters.registry.repository import AdapterReader, AdapterWriter, is_referenced, newest_versions
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database, WriteSession
@@ -44,7 +45,9 @@ _PROBE_ATTEMPTS = 3
 
 
 class AdapterRegistry:
-    """The adapters of all tenants. Each call except `sweep` reads or changes the adapters of one tenant."""
+    """The adapters of all tenants. Each call except `sweep` and `all_versions` reads or changes the adapters of one
+    tenant.
+    """
 
     def __init__(
         self,
@@ -111,6 +114,13 @@ class AdapterRegistry:
         if found is None:
             raise unknown_adapter(name)
         return found
+
+    async def all_versions(self, limit: int) -> Sequence[OwnedVersion]:
+        """Returns the `limit` newest adapter versions of all tenants, for the operator. Those of a tenant that was deleted
+        are among them until they are erased.
+        """
+        async with self._database.read() as session:
+            return await newest_versions(session, limit)
 
     async def list(self, scope: TenantScope, request: PageRequest | None = None) -> Page[Adapter]:
         """Returns one page of the tenant's adapters, sorted by the time of their creation.

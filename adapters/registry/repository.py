@@ -1,7 +1,7 @@
 """Contains the SQL statements of the adapter registry. Never opens or commits a transaction: the caller does.
 
-Invariant: every statement reads or changes rows of one tenant only, except the statements about stored files. A file
-is known by its digest, and versions of several tenants can share one file. So these statements ask whether a version of
+Invariant: every statement reads or changes rows of one tenant only, except the statements about stored files, and
+`newest_versions`, which is for the operator. A file is known by its digest, and versions of several tenants can share one file. So these statements ask whether a version of
 any tenant still uses the file with a given digest.
 """
 
@@ -12,11 +12,11 @@ from sqlalchemy import Select, delete, exists, func, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasTarget, is_adapter_name
+from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasTarget, OwnedVersion, is_adapter_name
 from graftwork.adapters.inspection.upload import AdapterUsage
 from graftwork.adapters.registry.tables import AdapterAliasRow, AdapterRow, AdapterVersionRow, ArtifactRow
 from graftwork.platform.database import ReadSession, WriteSession
-from graftwork.platform.ids import AdapterId
+from graftwork.platform.ids import AdapterId, TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.platform.tenancy.tables import TenantRow
@@ -243,6 +243,23 @@ async def unreferenced_digests(session: ReadSession) -> tuple[str, ...]:
     """Returns the digests whose files are stored although no version of any tenant has the digest."""
     statement = select(ArtifactRow.digest).where(~exists().where(AdapterVersionRow.digest == ArtifactRow.digest))
     return tuple((await session.scalars(statement)).all())
+
+
+async def newest_versions(session: ReadSession, limit: int) -> list[OwnedVersion]:
+    """Returns at most `limit` adapter versions of all tenants, the newest first."""
+    statement = (
+        select(
+            AdapterVersionRow.tenant_id,
+            AdapterRow.name,
+            AdapterVersionRow.version,
+            AdapterVersionRow.digest,
+            AdapterVersionRow.size_bytes,
+        )
+        .join(AdapterRow, AdapterRow.id == AdapterVersionRow.adapter_id)
+        .order_by(AdapterVersionRow.created_at.desc())
+        .limit(limit)
+    )
+    return [OwnedVersion(TenantId(row[0]), *row[1:]) for row in (await session.execute(statement)).all()]
 
 
 def _assemble(

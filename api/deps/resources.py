@@ -21,6 +21,7 @@ from fastapi import Depends, Request
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
+from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.schemas.base import MixturePart
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.stats import EngineDescription
@@ -256,6 +257,8 @@ class Resources:
     account: AccountResources
     admin: AdminResources
     server: ServerResources
+    overview: OverviewBoard
+    """The snapshots of what this gateway and its engines do."""
 
 
 def resources_of(request: Request) -> Resources:
@@ -309,6 +312,9 @@ ForAccounts = Annotated[AccountResources, Depends(_group(attrgetter("account")))
 
 
 ForAdmin = Annotated[AdminResources, Depends(_group(attrgetter("admin")))]
+
+
+ForOverview = Annotated[OverviewBoard, Depends(_group(attrgetter("overview")))]
 
 
 ForServer = Annotated[ServerResources, Depends(_group(attrgetter("server")))]

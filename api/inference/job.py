@@ -22,6 +22,7 @@ from graftwork.api.http.response_headers import MODEL, degraded_header
 from graftwork.engine.core.events import CacheReport, DraftReport, PromptAdmitted
 from graftwork.engine.core.requests import KvLimits, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
+from graftwork.platform.activity.meter import RequestOwner
 from graftwork.platform.errors import GraftworkError, NotPermitted, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.quotas.in_flight import HeldPlaces
@@ -115,6 +116,7 @@ class InferenceRequest:
                 prediction_token_ids=self.prediction_token_ids,
                 grammar=self.output.grammar,
                 stop_logprobs=self.stop_logprobs,
+                owner=RequestOwner(self.principal.tenant_id, self.resolved.adapter_label),
                 due_at=None if choice % self.choices_per_prompt else self.principal.first_token_due_at,
                 trace=self.principal.trace,
             )

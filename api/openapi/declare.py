@@ -7,7 +7,7 @@ A route's class already implies most error statuses. `document.py` adds these st
 from collections.abc import Sequence
 from typing import Any
 
-from graftwork.platform.answers import chat, completions, messages, responses, session_events
+from graftwork.platform.answers import chat, completions, messages, overview, responses, session_events
 from graftwork.platform.answers.base import Answer
 
 STREAMS: dict[str, tuple[type[Answer], ...]] = {
@@ -15,6 +15,7 @@ STREAMS: dict[str, tuple[type[Answer], ...]] = {
     "completions": (completions.TextCompletionChunk,),
     "messages": messages.MESSAGE_EVENTS,
     "responses": responses.RESPONSE_EVENTS,
+    "overview": (overview.OverviewEvent, session_events.Ping),
     "session": (*session_events.SESSION_EVENTS, session_events.Ping),
 }
 """Maps each kind of stream to the classes of the events in that stream."""

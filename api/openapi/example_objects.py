@@ -211,6 +211,103 @@ USAGE_ROWS = list_of(
     },
     has_ids=False,
 )
+
+_RATES: Json = {"requests_per_s": 0.5, "prompt_tokens_per_s": 412.0, "generated_tokens_per_s": 38.2}
+_TTFT: Json = {"p50": 84.1, "p99": 410.7}
+OVERVIEW: Json = {
+    "object": "overview",
+    "sequence": 17,
+    "at": CREATED_AT + 0.5,
+    "window_s": 300,
+    "version": "0.1.0",
+    "model": "assistant",
+    "sort": "activity",
+    "totals": {
+        "tenants": 1,
+        "adapters": 1,
+        "sessions": 1,
+        "running": 2,
+        "waiting": 1,
+        **_RATES,
+        "refused_per_s": 0.0,
+    },
+    "engines": [],
+    "tenants": [
+        {
+            "id": "ten_01hzx",
+            "name": "Acme",
+            "status": "active",
+            "running": 2,
+            "waiting": 1,
+            **_RATES,
+            "ttft_ms": _TTFT,
+            "inter_token_p99_ms": 24.0,
+            "refusals": {"rate_limited": 3},
+            "failures": {},
+            "weight": 1.0,
+            "fair_share": None,
+            "service_share": None,
+            "service_tiers": {"default": 141, "flex": 9},
+            "prompt_tokens_by_tier": {"device": 90210, "host": 4096, "recomputed": 12000},
+            "slo_burn": 0.4,
+            "active_at": CREATED_AT,
+        }
+    ],
+    "adapters": [
+        {
+            "tenant_id": "ten_01hzx",
+            "name": "support",
+            "version": 3,
+            "residency": "device",
+            "device": [],
+            "host": [],
+            "size_bytes": 1048576,
+            "running": 2,
+            "waiting": 0,
+            "requests_per_s": 0.5,
+            "ttft_ms": _TTFT,
+            "active_at": CREATED_AT,
+        }
+    ],
+    "sessions": [
+        {
+            "id": "ses_01hzx",
+            "tenant_id": "ten_01hzx",
+            "model": "support@3",
+            "status": "running",
+            "tokens": 2304,
+            "prompt_tokens_by_tier": {"device": 2176, "host": 0, "disk": 0, "recomputed": 96},
+            "miss_reason": None,
+            "turns": 7,
+            "active_at": CREATED_AT,
+        }
+    ],
+}
+"""A tenant's own overview. The operator's has engines, and all tenants."""
+SERVER_OVERVIEW: Json = OVERVIEW | {
+    "engines": [
+        {
+            "id": "engine-0",
+            "status": "ready",
+            "epoch": None,
+            "address": "unix:/var/lib/graftwork/engine.sock",
+            "version": "0.1.0",
+            "running": 2,
+            "waiting": 1,
+            "queued_tokens": 812,
+            "pages": {
+                "device": {"used": 640, "free": 1408},
+                "host": {"used": 900, "free": 1148},
+                "disk": {"used": 5120, "free": None},
+            },
+            "prompt_tokens_per_s": 412.0,
+            "generated_tokens_per_s": 38.2,
+            "step_ms": 9.75,
+            "adapters_resident": 1,
+        }
+    ]
+}
+
 TIMELINE: Json = {
     "id": "req_01hzx",
     "object": "request.timeline",

@@ -5,14 +5,24 @@ Every call sends the admin key.
 
 from typing import Any, Unpack
 
-from graftwork.api.sdk.account import Moment
+from graftwork.api.sdk.account import Moment, OverviewQuery
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantErasure, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
+from graftwork.platform.answers.overview import Overview
 from graftwork.platform.answers.timelines import Timeline, TraceSwitch
 from graftwork.platform.answers.usage import UsageRow
+
+
+class ServerOverviewQuery(OverviewQuery, total=False):
+    """What an overview of the whole server shows."""
+
+    tenants: int
+    """How many rows of the list of tenants are left out at its beginning."""
+    tenant_id: str
+    """Only this tenant."""
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -196,6 +206,11 @@ class Admin(Resource[R]):
         """Lists the audit entries: who changed what, and when. The newest entry comes first."""
         call = Call("GET", "/v1/admin/audit", query={"limit": limit, "after": after}, admin=True)
         return (yield from self._page(AuditEntry, call))
+
+    @operation
+    def overview(self, **query: Unpack[ServerOverviewQuery]) -> Steps[Overview]:
+        """Reads a snapshot of the server: engines, tenants, adapters and live sessions, with their figures."""
+        return (yield from self._read(Overview, Call("GET", "/v1/admin/overview", query=dict(query), admin=True)))
 
     @operation
     def timeline(self, request_id: str) -> Steps[Timeline]:

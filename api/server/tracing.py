@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from graftwork.api.deps.resources import repeating
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
-from graftwork.platform.ids import new_id
 from graftwork.platform.modes.modes import REFRESH_S
 from graftwork.platform.modes.trace_switches import TraceSwitchboard
 from graftwork.platform.settings import Settings
@@ -34,14 +33,16 @@ class Tracing:
 
 
 @asynccontextmanager
-async def open_tracing(settings: Settings, clock: Clock, database: Database) -> AsyncGenerator[Tracing, None]:
+async def open_tracing(
+    settings: Settings, clock: Clock, database: Database, gateway_id: str
+) -> AsyncGenerator[Tracing, None]:
     """Keeps traces and follows the operator's switches for the duration of the `async with` block.
 
-    The database must have the schema of this code.
+    `gateway_id` names this gateway. The database must have the schema of this code.
     """
     switches = Switches()
     rules = TraceRules(settings.trace_share, follows_parent=settings.otlp_endpoint is not None, switches=switches)
-    book = TraceBook(clock, new_id("gateway"), rules=rules)
+    book = TraceBook(clock, gateway_id, rules=rules)
     tracing = Tracing(book, TraceSwitchboard(database, clock, switches))
     await tracing.switchboard.refresh()
     async with (

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from graftwork.api.deps.resources import Resources
 from graftwork.api.server.http_connection import ConnectionLimits, HttpConnections
 from graftwork.api.server.tls import TlsFiles
 from graftwork.platform.errors import Conflict
@@ -64,6 +65,7 @@ class HttpServer(uvicorn.Server):
             config.ssl = tls.context
         super().__init__(config)
         self._on_ready = on_ready
+        self._app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -77,6 +79,9 @@ class HttpServer(uvicorn.Server):
     def stop(self) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+        resources = getattr(self._app.state, "resources", None)
+        if isinstance(resources, Resources):
+            resources.overview.end_streams()  # they would go on for ever
 
 
 class SignalWatch:

@@ -23,22 +23,25 @@ from graftwork.api.deps.resources import (
     SessionResources,
     repeating,
 )
+from graftwork.api.overview.board import OverviewBoard
+from graftwork.api.overview.directory import OwnerDirectory
+from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.fleets import connect_engine, replica_directory
-from graftwork.api.server.served_model import model_folder
-from graftwork.api.server.tracing import Tracing, open_tracing
+from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
+from graftwork.api.server.tracing import open_tracing
 from graftwork.engine.core.client import EngineClient
+from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.data_folder import prepare_data_folder
 from graftwork.platform.database import Database
-from graftwork.platform.errors import Unavailable
 from graftwork.platform.gateways.lease import GatewayLease, owner_name
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.quotas.in_flight import InFlightBound
-from graftwork.platform.quotas.quotas import LocalQuotaKeeper, QuotaKeeper, RedisQuotaKeeper
+from graftwork.platform.quotas.quotas import QuotaKeeper, open_quotas
 from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
@@ -50,8 +53,6 @@ from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, Tena
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
-from graftwork.sessions.generation.constraints import ConstraintPlanner
-from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
@@ -59,18 +60,11 @@ from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.encoding import (
-    NO_PUBLIC_PREFIXES,
-    LocalEncoding,
     PromptEncoder,
-    PromptEncoding,
-    PublicPrefixes,
 )
-from graftwork.sessions.text.model_files import ModelFolder
-from graftwork.sessions.tools.formats import tool_call_format
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 
-_REDIS_PREFIX = "graftwork:"
 _USAGE_FOLDER = "usage"
 """The folder of the usage journals in the data folder."""
 _RENEWALS_PER_LEASE = 10
@@ -109,8 +103,11 @@ async def open_resources(
         if inspector is None:
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
-        tracing = await stack.enter_async_context(open_tracing(settings, clock, database))
-        resources = await _assemble(_Foundation(settings, clock, database, telemetry, engine, inspector, tracing))
+        lease = GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
+        tracing = await stack.enter_async_context(open_tracing(settings, clock, database, lease.gateway_id))
+        activity = ActivityMeter(clock, settings.objectives)
+        base = Foundation(settings, clock, database, telemetry, engine, inspector, activity, lease, tracing)
+        resources = await _assemble(base)
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
@@ -123,6 +120,7 @@ async def open_resources(
         modes = resources.admin.modes
         await modes.refresh()
         await stack.enter_async_context(repeating(modes.refresh, REFRESH_S, "reading the degraded modes"))
+        stack.push_async_callback(resources.overview.close)
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
@@ -151,24 +149,12 @@ async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database,
         "quota": server.quotas,
         "idempotency keys": server.idempotency,
     }
+    await server.idempotency.open()
+    await server.quotas.keep_alive()
     for name, held in leases.items():
-        await held.keep_alive()
         stack.push_async_callback(held.close)
         beating = repeating(held.keep_alive, interval_s, f"renewing the leases of {name}")
         await stack.enter_async_context(beating)
-
-
-@dataclass(frozen=True, slots=True)
-class _Foundation:
-    """What all services of the gateway stand on."""
-
-    settings: Settings
-    clock: Clock
-    database: Database
-    telemetry: Telemetry
-    engine: EngineClient
-    inspector: AdapterInspector
-    tracing: Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,30 +170,38 @@ class _TenantServices:
     modes: ModeSwitch
 
 
-async def _assemble(base: _Foundation) -> Resources:
+async def _assemble(base: Foundation) -> Resources:
     tenants = await _tenant_services(base)
-    served = await _served_model(base.settings, base.clock, base.telemetry, base.engine, tenants.modes)
+    served = await read_served_model(base, tenants.modes)
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
+    admin = _admin_resources(base, tenants, inference, sessions.sessions)
     return Resources(
         inference=inference,
         sessions=sessions,
         account=_account_resources(base, tenants, inference),
-        admin=_admin_resources(base, tenants, inference, sessions.sessions),
+        admin=admin,
         server=_server_resources(base, tenants),
+        overview=_overview(base, admin),
     )
 
 
-async def _tenant_services(base: _Foundation) -> _TenantServices:
+def _overview(base: Foundation, admin: AdminResources) -> OverviewBoard:
+    engines = EngineBoard(admin.replicas, admin.description, base.clock)
+    directory = OwnerDirectory(admin.tenancy, admin.registry, base.activity)
+    return OverviewBoard(base.activity, engines, directory, admin.description.model_name)
+
+
+async def _tenant_services(base: Foundation) -> _TenantServices:
     pepper = await asyncio.to_thread(load_pepper, base.settings)
     admin_key = await asyncio.to_thread(load_admin_key, base.settings)
     work, meter = RunningWork(), UsageMeter(base.database)
     tenancy = Tenancy(base.database, pepper, base.clock, work)
-    quotas = await _quota_keeper(base.settings, base.clock, meter)
+    quotas = await open_quotas(base.settings.redis_url, base.clock, meter, base.settings.lease_s)
     return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, ModeSwitch(base.database, base.clock))
 
 
-def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_ServedModel") -> InferenceResources:
+def _inference_resources(base: Foundation, tenants: _TenantServices, served: ServedModel) -> InferenceResources:
     description = served.generator.description
     backlog = UsageBacklog(tenants.meter, UsageJournal(base.settings.data_dir / _USAGE_FOLDER))
     in_flight = InFlightBound(base.clock, description.max_requests, description.max_domain_requests)
@@ -217,7 +211,13 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
         registry=_registry(base),
         generator=served.generator,
         accounting=Accounting(
-            tenants.tenancy.limits_of_active, tenants.quotas, backlog, base.telemetry, base.clock, in_flight
+            tenants.tenancy.limits_of_active,
+            tenants.quotas,
+            backlog,
+            base.telemetry,
+            base.clock,
+            in_flight,
+            base.activity,
         ),
         description=description,
         folder=served.folder,
@@ -228,7 +228,7 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
     )
 
 
-def _session_resources(base: _Foundation, inference: InferenceResources, served: "_ServedModel") -> SessionResources:
+def _session_resources(base: Foundation, inference: InferenceResources, served: ServedModel) -> SessionResources:
     settings = base.settings
     turns = TurnStore(
         base.database, base.clock, owner_name(settings.host, settings.port) or new_id("gateway"), settings.lease_s
@@ -246,7 +246,7 @@ def _session_resources(base: _Foundation, inference: InferenceResources, served:
     )
 
 
-def _account_resources(base: _Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
+def _account_resources(base: Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
     uploads = UploadBound(
         base.settings.max_uploads, base.settings.max_tenant_uploads, base.clock, base.settings.upload_timeout_s
     )
@@ -256,7 +256,7 @@ def _account_resources(base: _Foundation, tenants: _TenantServices, inference: I
 
 
 def _admin_resources(
-    base: _Foundation, tenants: _TenantServices, inference: InferenceResources, sessions: SessionService
+    base: Foundation, tenants: _TenantServices, inference: InferenceResources, sessions: SessionService
 ) -> AdminResources:
     return AdminResources(
         settings=base.settings,
@@ -275,15 +275,14 @@ def _admin_resources(
     )
 
 
-def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerResources:
+def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResources:
     wrong_keys = WrongKeyLimit(base.clock, base.settings.max_wrong_keys)
-    lease = GatewayLease(base.settings.lease_s, gateway_id=base.tracing.book.gateway_id)
     return ServerResources(
         settings=base.settings,
         clock=base.clock,
         database=base.database,
         gate=Authenticator(tenants.tenancy, tenants.admin_key, wrong_keys, RecentKeys(base.clock)),
-        idempotency=IdempotencyStore(base.database, base.clock, lease),
+        idempotency=IdempotencyStore(base.database, base.clock, base.lease),
         quotas=tenants.quotas,
         telemetry=base.telemetry,
         engine=base.engine,
@@ -293,7 +292,7 @@ def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerReso
     )
 
 
-def _registry(base: _Foundation) -> AdapterRegistry:
+def _registry(base: Foundation) -> AdapterRegistry:
     return AdapterRegistry(
         base.database,
         LocalArtifacts(base.settings.data_dir / ARTIFACTS_FOLDER),
@@ -304,7 +303,7 @@ def _registry(base: _Foundation) -> AdapterRegistry:
     )
 
 
-def _tenant_erasure(base: _Foundation, inference: InferenceResources, sessions: SessionService) -> TenantErasure:
+def _tenant_erasure(base: Foundation, inference: InferenceResources, sessions: SessionService) -> TenantErasure:
     async def forget(scope: TenantScope) -> bool:
         await base.engine.forget_domain(isolation_of(scope, inference.pepper))
         return True
@@ -343,55 +342,3 @@ def _turn_dependencies(
         planner=inference.planner,
         work=inference.work,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _ServedModel:
-    """What this gateway has read about the served model, with the generator that uses the model."""
-
-    generator: Generator
-    folder: ModelFolder
-    prompts: PromptEncoder | None
-    planner: ConstraintPlanner
-
-    def encoding(self, clock: Clock) -> PromptEncoding:
-        """Returns what encodes prompts for this model. The caller closes it."""
-        local = LocalEncoding(self.folder.tokenizer, self.prompts, self.generator.description.context_tokens)
-        return PromptEncoding(local, clock)
-
-
-async def _served_model(
-    settings: Settings, clock: Clock, telemetry: Telemetry, engine: EngineClient, modes: ModeSwitch
-) -> _ServedModel:
-    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
-    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
-    public_prefixes = NO_PUBLIC_PREFIXES
-    if settings.public_prompts is not None and prompts is not None:
-        public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
-    planner = ConstraintPlanner(tool_call_format(folder.chat_template_source, settings.tool_call_form))
-    generator = Generator(
-        engine,
-        folder.tokenizer,
-        await engine.describe(),
-        telemetry,
-        clock,
-        tool_call_format=planner.tool_call_format,
-        timeout_s=settings.request_timeout_s,
-        deadlines_s=settings.deadlines,
-        modes=modes,
-        public_prefixes=public_prefixes,
-    )
-    return _ServedModel(generator, folder, prompts, planner)
-
-
-async def _quota_keeper(settings: Settings, clock: Clock, meter: UsageMeter) -> QuotaKeeper:
-    """Raises InvalidRequest for a wrong address of Redis, and Unavailable if Redis does not answer."""
-    if settings.redis_url is None:
-        return LocalQuotaKeeper(clock, meter)
-    keeper = RedisQuotaKeeper(settings.redis_url, _REDIS_PREFIX, clock, meter, lease_s=settings.lease_s)
-    try:
-        await keeper.check_reachable()
-    except Unavailable:
-        await keeper.close()
-        raise
-    return keeper

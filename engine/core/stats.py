@@ -98,6 +98,9 @@ class EngineCounters:
     disk_tokens: int = 0
     """Cached tokens that were loaded from disk."""
     generated_tokens: int = 0
+    step_seconds: float = field(
+        default=0.0, metadata=counter("engine_step_seconds", "Seconds that the device has worked on steps.")
+    )
     preemptions: int = field(default=0, metadata=counter("preemptions", "Requests offloaded to make room."))
     max_adapters_in_a_step: int = 0
     """The most distinct adapters that one forward pass has served."""
@@ -129,6 +132,10 @@ class EngineStats(EngineCounters):
     waiting_requests: int = field(
         default=0,
         metadata=gauge("waiting_requests", "Requests in the engine's queue.", also="vllm:num_requests_waiting"),
+    )
+    queued_tokens: int = field(
+        default=0,
+        metadata=gauge("queued_tokens", "Prompt tokens, of requests that wait or run, that must still be computed."),
     )
     kv_usage_ratio: float = field(
         default=0.0,
@@ -232,6 +239,8 @@ class EngineStats(EngineCounters):
     """Measuring loads and prefills, after the CUDA graphs of a GPU are captured."""
     resident_adapters: tuple[str, ...] = ()
     """Digests of the adapters on the device."""
+    host_adapters: tuple[str, ...] = ()
+    """Digests of the adapters in host memory."""
     running_adapters: tuple[str, ...] = ()
     """Digests of the adapters of running requests."""
     waiting_adapters: tuple[str, ...] = ()

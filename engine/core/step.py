@@ -114,7 +114,7 @@ class RequestSlice:
 
     @property
     def num_drafts(self) -> int:
-        return max(len(self.samples) - 1, 0)
+        return len(self.samples) - 1 if self.samples else 0
 
     @property
     def num_known(self) -> int:

@@ -93,6 +93,10 @@ class LoraPool:
         return self._device.digests
 
     @property
+    def host_digests(self) -> tuple[str, ...]:
+        return tuple(self._host)
+
+    @property
     def num_bytes(self) -> int:
         """The total size of the adapters on the device, in bytes."""
         return self._device.num_bytes

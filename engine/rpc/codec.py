@@ -104,9 +104,9 @@ def _grammar_from_wire(grammar: wire.Grammar) -> GrammarSource:
     return GrammarSource(GrammarKind(grammar.kind), grammar.text, grammar.strict)
 
 
-def step_to_wire(step: Iterable[RequestOutput]) -> wire.StepOutput:
+def step_to_wire(step: Iterable[RequestOutput], load: EngineLoad | None = None) -> wire.StepOutput:
     """Fills in plain tokens in place, which takes less than half the time: the engine loop waits for this after each step."""
-    message = wire.StepOutput()
+    message = wire.StepOutput(load_json="" if load is None else to_json(load))
     for request_id, event in ((output.request_id, output.event) for output in step):
         if isinstance(event, TokensGenerated) and event.token_ids and not event.logprobs:
             message.outputs.add(request_id=request_id).tokens.token_ids.extend(event.token_ids)
@@ -282,7 +282,7 @@ def progress_to_wire(stalled_s: float, load: EngineLoad) -> wire.Progress:
     return wire.Progress(stalled_s=stalled_s, load_json=to_json(load))
 
 
-def load_from_wire(message: wire.Progress) -> EngineLoad:
+def load_from_wire(message: wire.Progress | wire.StepOutput) -> EngineLoad:
     """Reads the load of an engine. Drops figures that this version of the gateway does not know."""
     return _known_from_json(EngineLoad, message.load_json) if message.load_json else NO_LOAD
 

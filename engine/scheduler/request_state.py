@@ -150,7 +150,7 @@ class RequestState:
 
         A slice with draft tokens counts as one token: the step may give more.
         """
-        return sum(bool(piece.samples) for piece in self.slices_in_flight)
+        return sum(bool(piece.samples) for piece in self.slices_in_flight) if self.slices_in_flight else 0
 
     @property
     def num_tokens(self) -> int:
@@ -176,6 +176,8 @@ class RequestState:
         It is 0 if steps in flight compute all of them, or if the answer ends with the token in flight, which needs no
         KV.
         """
+        if not self.slices_in_flight:
+            return len(self.token_ids) - self.num_computed
         if self.num_tokens_in_flight and not self.generates:
             return 0
         return self.num_tokens - self.num_scheduled

@@ -72,8 +72,7 @@ class Scheduler:
         """Without `speculator`, each request generates one token in a step. Without `order`, domains take turns."""
         self._limits, self._recorder = limits, recorder
         self._kv_cache, self.session_cache = kv_cache, session_cache
-        self._adapters = adapters
-        self._grammars = grammars
+        self._adapters, self._grammars = adapters, grammars
         self._validator = RequestValidator(limits, scopes, clock)
         self._waiting = VirtualTokenCounter(clock) if order is None else order
         self._flex = FlexHoldback(clock, limits.max_running, kv_cache.page_store.sizes.device_pages)
@@ -88,11 +87,10 @@ class Scheduler:
         self.pending_loads = PendingLoads(kv_cache, self._running, limits.page_tokens)
         self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens, limits.max_batch_tokens)
         self.deadlines = DeadlineAdmission(limits, self.requests, kv_cache, self.step_times, clock)
-        self.speculator = speculator or no_drafts(clock)
+        self.speculator, self.counters = speculator or no_drafts(clock), EngineCounters()
         builder = StepBuilder(limits.page_tokens, grammars)
         parts = (self._steps, self._page_grower, builder, self.speculator, self.step_times, self._flex)
         self._planner = StepPlanner(limits, self._running, self._waiting, *parts)
-        self.counters = EngineCounters()
 
     @property
     def num_running(self) -> int:
@@ -305,7 +303,9 @@ class Scheduler:
         Returns the part of the plan that is still of use: a request that was cancelled, failed or finished since the
         step was planned needs no result.
         """
-        self.deadlines.step_ended(plan, self._planner.step_ended())
+        seconds = self._planner.step_ended()
+        self.counters.step_seconds += seconds
+        self.deadlines.step_ended(plan, seconds)
         return self._steps.land(plan, self._running)
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:

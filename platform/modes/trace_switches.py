@@ -46,9 +46,8 @@ class TraceSwitchboard:
 
     async def refresh(self) -> tuple[TraceSwitch, ...]:
         """Reads the switches from the database, applies them, and returns them, the oldest first."""
-        async with self._database.read() as session:
-            rows = await repository.list_trace_switches(session)
-        found = tuple(TraceSwitch(row.target, row.token_ids, row.changed_at) for row in rows)
+        rows = await self._database.read_few(repository.list_trace_switches)
+        found = tuple(TraceSwitch(*row) for row in rows)
         self._switches.traced = frozenset(one.target for one in found)
         self._switches.token_logged = frozenset(one.target for one in found if one.token_ids)
         return found
@@ -65,7 +64,7 @@ class TraceSwitchboard:
         async with self._database.write() as session:
             if target.startswith(_TENANT) and await tenancy.find_tenant(session, TenantId(target)) is None:
                 raise NotFound(f"There is no tenant {target!r}.", param="target")
-            others = [row for row in await repository.list_trace_switches(session) if row.target != target]
+            others = [one for one, *_ in await repository.list_trace_switches(session) if one != target]
             if len(others) >= MAX_SWITCHES:
                 raise Conflict(f"{MAX_SWITCHES} traces are on already: switch one off first.")
             await repository.put_trace_switch(session, target, token_ids=token_ids, changed_at=now)

@@ -14,12 +14,16 @@ gateway has died, or after its request was lost.
 
 from typing import Protocol
 
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import TenantId
 from graftwork.platform.quotas.local_quotas import LocalQuotaKeeper
-from graftwork.platform.quotas.quota import Quota
+from graftwork.platform.quotas.quota import Quota, TokenLedger
 from graftwork.platform.quotas.redis_quotas import RedisQuotaKeeper
 
-__all__ = ["LocalQuotaKeeper", "Quota", "QuotaKeeper", "RedisQuotaKeeper", "Reservation"]
+__all__ = ["LocalQuotaKeeper", "Quota", "QuotaKeeper", "RedisQuotaKeeper", "Reservation", "open_quotas"]
+
+_REDIS_PREFIX = "graftwork:"
 
 
 class Reservation(Protocol):
@@ -73,3 +77,19 @@ class QuotaKeeper(Protocol):
     async def close(self) -> None:
         """Closes the connections."""
         ...
+
+
+async def open_quotas(redis_url: str | None, clock: Clock, ledger: TokenLedger, lease_s: float) -> QuotaKeeper:
+    """Returns the quota keeper that counts in the Redis at `redis_url`, or in this process for None.
+
+    Raises InvalidRequest for a wrong address of Redis, and Unavailable if Redis does not answer.
+    """
+    if redis_url is None:
+        return LocalQuotaKeeper(clock, ledger)
+    keeper = RedisQuotaKeeper(redis_url, _REDIS_PREFIX, clock, ledger, lease_s=lease_s)
+    try:
+        await keeper.check_reachable()
+    except Unavailable:
+        await keeper.close()
+        raise
+    return keeper

@@ -79,6 +79,12 @@ async def list_tenants(session: ReadSession, page: PageRequest) -> Page[Tenant]:
     return cut([_tenant(row) for row in rows], page)
 
 
+async def newest_tenants(session: ReadSession, limit: int) -> list[Tenant]:
+    """Returns at most `limit` tenants that were not deleted, the newest first."""
+    statement = select(TenantRow).where(TenantRow.status != TenantStatus.DELETED)
+    return [_tenant(row) for row in await session.scalars(statement.order_by(TenantRow.id.desc()).limit(limit))]
+
+
 async def change_tenant(session: WriteSession, tenant_id: TenantId, changes: Mapping[str, Any]) -> None:
     await session.execute(update(TenantRow).where(TenantRow.id == tenant_id).values(**changes))
 
@@ -153,6 +159,11 @@ async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
     if event.adapter is not None:
         values |= adapter_names(event.tenant_id, {"model": event.model, "adapter": event.adapter})
     return await _insert_once(session, UsageRow, values)
+
+
+async def has_usage(session: ReadSession, tenant_id: TenantId, request_id: str) -> bool:
+    """Returns whether the usage of this request of a tenant was recorded."""
+    return await session.get(UsageRow, (tenant_id, request_id)) is not None
 
 
 async def sum_usage(

@@ -8,7 +8,7 @@ logged.
 
 import hmac
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -74,6 +74,11 @@ class Tenancy:
     async def list_tenants(self, page: PageRequest = FIRST_PAGE) -> Page[Tenant]:
         async with self._database.read() as session:
             return await repository.list_tenants(session, page)
+
+    async def all_tenants(self, limit: int) -> Sequence[Tenant]:
+        """Returns the `limit` newest tenants, the newest first."""
+        async with self._database.read() as session:
+            return await repository.newest_tenants(session, limit)
 
     async def get_tenant(self, tenant_id: TenantId) -> Tenant:
         """Returns the tenant. Raises NotFound if it is unknown or was deleted."""

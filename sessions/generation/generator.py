@@ -27,7 +27,8 @@ from graftwork.engine.core.events import (
 from graftwork.engine.core.requests import NO_KV_LIMITS, EngineRequest, KvLimits, ServiceTier, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.stats import EngineDescription
-from graftwork.platform.clock import Clock
+from graftwork.platform.activity.meter import ActivityMeter, RequestOwner, RequestWatch
+from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.errors import DeadlineExceeded, GraftworkError, InternalFailure, InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.modes.modes import ModeSwitch
@@ -105,6 +106,8 @@ class GenerationRequest:
     """The limit of the operator that has lowered `sampling.max_tokens`; None if none has."""
     uses_lookups: bool = True
     """Whether tokens may be drafted by lookups. It never changes the output."""
+    owner: RequestOwner | None = None
+    """Whose request it is, for the overview of what tenants do; None is counted for nobody."""
     due_at: float | None = None
     """The time on the generator's monotonic clock by which the client wants the first token. None takes the deadline of
     the service tier, if it has one.
@@ -131,6 +134,8 @@ class Generator:
     """By service tier, the seconds to the first token that a request without a deadline of its own gets as its deadline.
     """
 
+    activity: ActivityMeter = field(default_factory=lambda: ActivityMeter(SystemClock()))
+    """Counts what tenants, adapters and sessions do."""
     modes: ModeSwitch | None = None
     """The operator's degraded modes; None has none."""
     seeds: Random = field(default_factory=SystemRandom)
@@ -192,6 +197,8 @@ class Generation:
         self._started_at = 0.0
         self._last_tokens_at = self._first_tokens_at = 0.0
         self._num_first_tokens = 0
+        self._watch: RequestWatch | None = None
+        """Tells the activity meter what becomes of the request; None before its start and for a request of nobody."""
 
     @property
     def usage(self) -> Usage | None:
@@ -213,6 +220,8 @@ class Generation:
             reported: PromptReported | None = None
             reason: FinishReason | None = None
             self._started_at = self._now()
+            if self.request.owner is not None:
+                self._watch = self._generator.activity.begin(self.request.owner, self.request.tier)
             async with aclosing(self._generator.engine.generate(self._engine_request())) as engine_events:
                 async for event in engine_events:
                     if prompt is not None and (tokens := prompt.take(event)) is not None:
@@ -234,6 +243,8 @@ class Generation:
                         tracer.add_steps(event)
         except GraftworkError as error:
             self._telemetry.objectives.note_end(self.request.tier, failed=error.is_server_fault)
+            if self._watch is not None:
+                self._watch.failed(error.code, by_server=error.is_server_fault)
             if isinstance(error, InvalidRequest) and self.request.grammar is not None:
                 raise self.request.grammar.name_field(error) from error
             raise
@@ -241,6 +252,8 @@ class Generation:
             tracer.ended(self.usage)
             tracer.log_tokens(self.request.prompt_token_ids, parser.token_ids)
             self.prompt_computed.set()
+            if self._watch is not None:
+                self._watch.end()
         if reason is None and not parser.is_over:
             raise InternalFailure("The engine's answer broke off without saying why; send the request again.")
         self._count_success()
@@ -255,16 +268,23 @@ class Generation:
         self.cache = event.cache
         self._tracer.admitted(event.cache)
         self._telemetry.queue.observe(self._now() - self._started_at)
+        if self._watch is not None:
+            self._watch.admitted(Usage(event.cache, 0, self.drafts).prompt_tokens_by_tier, event.cache.miss_reason)
 
     def _count_tokens(self, num_tokens: int) -> None:
         if not num_tokens:
             return
         now = self._now()
         if self.completion_tokens:
-            self._telemetry.inter_token.observe((now - self._last_tokens_at) / num_tokens)
+            each_s = (now - self._last_tokens_at) / num_tokens
+            self._telemetry.inter_token.observe(each_s)
+            if self._watch is not None:
+                self._watch.tokens(num_tokens, each_s)
         else:
             self._telemetry.time_to_first_token.observe(now - self._started_at)
             self._telemetry.objectives.note_first_token(self.request.tier, now - self._started_at)
+            if self._watch is not None:
+                self._watch.first_tokens(num_tokens, now - self._started_at)
             self._first_tokens_at, self._num_first_tokens = now, num_tokens
             self._tracer.first_token()
             self.prompt_computed.set()
@@ -275,8 +295,11 @@ class Generation:
         objectives, tier = self._telemetry.objectives, self.request.tier
         objectives.note_end(tier, failed=False)
         later = self.completion_tokens - self._num_first_tokens
-        if later:
-            objectives.note_between_tokens(tier, (self._last_tokens_at - self._first_tokens_at) / later)
+        mean_s = (self._last_tokens_at - self._first_tokens_at) / later if later else None
+        if mean_s is not None:
+            objectives.note_between_tokens(tier, mean_s)
+        if self._watch is not None:
+            self._watch.ended_well(mean_s)
 
     def _count_end(self, event: RequestFinished) -> None:
         self.drafts = event.drafts

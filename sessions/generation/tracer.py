@@ -7,6 +7,7 @@ a traced one two more for each report of new tokens, to time the parser.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from operator import attrgetter
 
 from graftwork.engine.core.events import CacheReport, StepsTraced, TokenLogprobs
 from graftwork.engine.core.step_spans import EngineSpan
@@ -21,6 +22,7 @@ Push = Callable[[Sequence[int], Sequence[TokenLogprobs]], list[OutputEvent]]
 _token_log = logging.getLogger(TOKEN_LOGGER)
 
 _FIGURES = tuple(one.name for one in fields(EngineSpan) if one.name not in ("name", "start_s", "duration_s"))
+_figures_of = attrgetter(*_FIGURES)
 
 
 class GenerationTracer:
@@ -99,5 +101,5 @@ class GenerationTracer:
 
 
 def _span(span: EngineSpan) -> Span:
-    figures = {name: value for name in _FIGURES if (value := getattr(span, name))}
+    figures = {name: value for name, value in zip(_FIGURES, _figures_of(span), strict=True) if value}
     return Span(span.name.value, span.start_s, span.duration_s, figures)

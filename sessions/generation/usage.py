@@ -8,14 +8,15 @@ the reservation, in the usage row, or in both.
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.engine.core.requests import KvLimits
-from graftwork.platform.clock import Clock
-from graftwork.platform.errors import CapacityContended, LimitExceeded
+from graftwork.platform.activity.meter import ActivityMeter
+from graftwork.platform.clock import Clock, SystemClock
+from graftwork.platform.errors import CapacityContended, GraftworkError, LimitExceeded
 from graftwork.platform.ids import RequestId, SessionId, TenantId
 from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.quota import Quota
@@ -91,6 +92,8 @@ class Accounting:
     telemetry: Telemetry
     clock: Clock
     in_flight: InFlightBound
+    activity: ActivityMeter = field(default_factory=lambda: ActivityMeter(SystemClock()))
+    """Counts what tenants do, with the requests that are refused here."""
 
     def take_places(self, principal: Principal, answers: int = 1) -> HeldPlaces:
         """Takes a place for each answer of a request, the one that the request already has among them. Call it before
@@ -115,9 +118,13 @@ class Accounting:
     def _counted_refusal(self, tenant_id: TenantId) -> Iterator[None]:
         try:
             yield
-        except CapacityContended:
-            self.telemetry.count_request(tenant_id, "refused")
+        except CapacityContended as error:
+            self._count_refusal(tenant_id, error)
             raise
+
+    def _count_refusal(self, tenant_id: TenantId, error: GraftworkError) -> None:
+        self.telemetry.count_request(tenant_id, "refused")
+        self.activity.refuse(tenant_id, error.code)
 
     async def open(self, charge: Charge, quota: Quota, estimated_tokens: int, answers: int = 1) -> "RequestAccount":
         """Reserves the estimated tokens, and a place for each answer, in the tenant's quota. Returns the account of the
@@ -130,8 +137,8 @@ class Accounting:
         tenant_id = charge.principal.tenant_id
         try:
             reservation = await self.quotas.reserve(tenant_id, quota, estimated_tokens, answers)
-        except LimitExceeded:
-            self.telemetry.count_request(tenant_id, "refused")
+        except LimitExceeded as error:
+            self._count_refusal(tenant_id, error)
             raise
         charge.principal.trace.mark(Stage.QUOTA)
         charge.principal.trace.describe(
@@ -178,8 +185,8 @@ class Accounting:
     async def _reserve_request(self, tenant_id: TenantId) -> Reservation:
         try:
             return await self.quotas.reserve(tenant_id, await self.quota_of(tenant_id), 0)
-        except LimitExceeded:
-            self.telemetry.count_request(tenant_id, "refused")
+        except LimitExceeded as error:
+            self._count_refusal(tenant_id, error)
             raise
 
 

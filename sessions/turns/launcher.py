@@ -16,6 +16,7 @@ from typing import Any
 from graftwork.engine.core.requests import ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.session_commands import ToolWait
 from graftwork.engine.core.stats import EngineDescription
+from graftwork.platform.activity.meter import RequestOwner
 from graftwork.platform.errors import Conflict, ContextLengthExceeded, InvalidRequest, NotFound, ValidationFailed
 from graftwork.platform.ids import CallId, RequestId, TurnId, new_id
 from graftwork.platform.tenancy.metering import UsageOutcome
@@ -164,6 +165,7 @@ class TurnLauncher:
             parallel_tool_calls=output.parallel_tool_calls,
             session=SessionUse(SessionKey(session.session_id), len(prompt.transcript.token_ids)),
             grammar=output.grammar,
+            owner=RequestOwner(principal.tenant_id, session.model.adapter_label, session.session_id),
             due_at=principal.first_token_due_at,
             trace=principal.trace,
         )

@@ -35,8 +35,7 @@ def trace(
     REQUEST is the x-request-id of an answer. Send it with the header `x-graftwork-trace: 1` to see the engine's steps.
     The switches need GRAFTWORK_ADMIN_KEY.
 
-    Examples: graftwork trace req_01hzx --chrome trace.json
-    graftwork trace on --tenant acme
+    Example: graftwork trace req_01hzx --chrome trace.json
     """
     with connect() as client:
         if request in _SWITCHES:

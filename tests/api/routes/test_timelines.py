@@ -245,3 +245,25 @@ async def test_spans_and_logs_have_no_text(
         assert word not in logged
     prompt = gateway.engine.requests[-1].prompt_token_ids
     assert str(list(prompt[:3]))[1:-1] not in spans + logged
+
+
+async def test_a_request_that_is_not_kept_any_more_says_so(gateway: Gateway, tenant: TestTenant) -> None:
+    """The owner of a served request hears that its timeline is elsewhere or gone; to others it is unknown as before."""
+    request_id = (await tenant.client.post("/v1/chat/completions", json=chat())).headers["x-request-id"]
+    other = await gateway.tenant("Globex")
+    gateway.resources.server.traces.forget(tenant.id)
+
+    own = await tenant.client.get(f"/v1/requests/{request_id}/timeline")
+    foreign = await other.client.get(f"/v1/requests/{request_id}/timeline")
+
+    assert (own.status_code, own.json()["error"]["code"]) == (404, "timeline_not_kept")
+    assert (foreign.status_code, foreign.json()["error"]["code"]) == (404, "timeline_not_found")
+
+
+async def test_nothing_of_a_deleted_tenant_is_kept(gateway: Gateway, tenant: TestTenant) -> None:
+    """When a tenant is erased, its timelines go with it."""
+    request_id = (await tenant.client.post("/v1/chat/completions", json=chat())).headers["x-request-id"]
+    await gateway.admin.delete(f"/v1/admin/tenants/{tenant.id}")
+    await gateway.resources.admin.erasure.sweep()
+
+    assert (await gateway.admin.get(f"/v1/admin/requests/{request_id}/timeline")).status_code == 404

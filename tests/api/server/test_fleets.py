@@ -1,6 +1,6 @@
 """Tests of a gateway with several engines: its routes, its leases, and what each engine is given."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,9 @@ class FleetEngine(FakeEngine):
     async def read_load(self, within_s: float) -> EngineLoad:
         await self.describe()
         return EngineLoad()
+
+    def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
+        """Sends none."""
 
     def lose_requests(self) -> None:
         """Has none."""
