@@ -1,6 +1,7 @@
 """Defines route classes that authenticate a request before they read its body, and implements `Idempotency-Key`.
 
-`OpenAiRoute` and `NativeRoute` accept a tenant's key, and `AdminRoute` accepts the operator's key. The status of an
+`OpenAiRoute` and `NativeRoute` accept a tenant's key, and `AdminRoute` accepts the operator's key. Each also accepts the
+web console's cookie for such a key. The status of an
 invalid body is 400 on OpenAI-compatible routes, and 422 on all other routes.
 A POST with an `Idempotency-Key` that arrives twice runs once, and both requests get the same answer. The server stores
 only successful answers; a request that fails frees its idempotency key. Some work continues after its client leaves.
@@ -23,6 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from graftwork.api.deps.admission import IDEMPOTENCY_KEY, first_place, first_token_due_at
+from graftwork.api.deps.console_guard import refuse_forged
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.http.request import BoundedRequest, JsonRequest, UploadRequest, client_address, presented_key
 from graftwork.api.http.response_headers import REPLAYED
@@ -229,6 +231,7 @@ class NativeRoute(AuthenticatedRoute):
     """A route of Graftwork's own API. It accepts a tenant's key."""
 
     async def authenticate(self, request: Request) -> Principal:
+        refuse_forged(request)
         return await resources_of(request).server.gate.authenticate(presented_key(request), client_address(request))
 
 
@@ -264,9 +267,20 @@ class AdminRoute(AuthenticatedRoute):
     """A route that accepts only the operator's key."""
 
     async def authenticate(self, request: Request) -> AdminPrincipal:
+        refuse_forged(request)
         return await resources_of(request).server.gate.authenticate_admin(
             presented_key(request), client_address(request)
         )
+
+
+class ConsoleRoute(AuthenticatedRoute):
+    """A route of the web console's sign-in. It accepts a tenant's key and the operator's key."""
+
+    is_idempotent = False
+
+    async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
+        refuse_forged(request)
+        return await resources_of(request).server.gate.authenticate_any(presented_key(request), client_address(request))
 
 
 class SecretRoute(AdminRoute):

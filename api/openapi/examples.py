@@ -158,6 +158,7 @@ ANSWERS: dict[str, Json] = {
             {"call_id": "call_01hzx", "name": "get_weather", "arguments": '{"city": "Oslo"}', "deadline_at": None}
         ],
     },
+    "list_session_turns": list_of(TURN),
     "list_session_items": list_of(INPUT_ITEM, MESSAGE_ITEM),
     "get_session_cache": {
         "object": "session.cache",

@@ -23,6 +23,7 @@ from graftwork.api.routes import (
     admin,
     chat,
     completions,
+    console,
     conversations,
     health,
     messages,
@@ -67,6 +68,8 @@ _ROUTERS = (
     admin.keys_router,
     admin.quota_router,
     admin.reports_router,
+    console.pages_router,
+    console.session_router,
 )
 
 

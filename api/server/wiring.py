@@ -45,14 +45,13 @@ from graftwork.platform.quotas.quotas import QuotaKeeper, open_quotas
 from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
-from graftwork.platform.tenancy.keys import WrongKeyLimit
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter
 from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, TenantScope, isolation_of
-from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
-from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
+from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
@@ -276,17 +275,17 @@ def _admin_resources(
 
 
 def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResources:
-    wrong_keys = WrongKeyLimit(base.clock, base.settings.max_wrong_keys)
+    settings, admin_key = base.settings, AdminKey(tenants.admin_key, tenants.pepper, base.clock)
     return ServerResources(
-        settings=base.settings,
+        settings=settings,
         clock=base.clock,
         database=base.database,
-        gate=Authenticator(tenants.tenancy, tenants.admin_key, wrong_keys, RecentKeys(base.clock)),
+        gate=Authenticator.of_gateway(tenants.tenancy, admin_key, base.clock, settings.max_wrong_keys),
         idempotency=IdempotencyStore(base.database, base.clock, base.lease),
         quotas=tenants.quotas,
         telemetry=base.telemetry,
         engine=base.engine,
-        replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
+        replicas=replica_directory(base.engine, settings.resolved_engine_address),
         json=JsonParsing(),
         traces=base.tracing.book,
     )

@@ -25,7 +25,7 @@ TOKEN_LOGGER = "graftwork.token_ids"
 """The logger of token ids. It writes nowhere until `configure_token_log` is called."""
 
 _TOKEN_LOG_BYTES = 16 * 2**20
-_KEY = re.compile(r"\b(gwa?_[0-9A-Za-z]+)_[0-9A-Za-z]{16,}")
+_KEY = re.compile(r"\b((?:gwc_)?gwa?_[0-9A-Za-z]+)_[0-9A-Za-z]{16,}(?:_[0-9]+_[0-9]+_[0-9a-f]+)?")
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 """By level, the codes of its colour in a terminal."""
