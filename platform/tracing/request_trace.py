@@ -63,6 +63,30 @@ class Span:
 
 
 @dataclass(slots=True)
+class CallTimer:
+    """Estimates how long many calls take, by every eighth of them: to look at the clock costs as much as a short call."""
+
+    calls: int = 0
+    measured: int = 0
+    measured_s: float = 0.0
+
+    def begins(self) -> bool:
+        """Counts a call that begins. Returns whether to measure it."""
+        self.calls += 1
+        return self.calls & 7 == 1
+
+    def add(self, seconds: float) -> None:
+        """Adds the time of a measured call."""
+        self.measured += 1
+        self.measured_s += seconds
+
+    @property
+    def seconds(self) -> float:
+        """The estimated time of all calls."""
+        return self.measured_s * self.calls / self.measured if self.measured else 0.0
+
+
+@dataclass(slots=True)
 class EngineRun:
     """The stay of one answer at one engine."""
 
@@ -87,9 +111,8 @@ class GenerationTrace:
     completion_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    detokenise_s: float = 0.0
-    """Time to turn tokens into text and calls. Measured only if the request is traced, as is `detokenise_calls`."""
-    detokenise_calls: int = 0
+    detokenise: CallTimer = field(default_factory=CallTimer)
+    """Turns tokens into text and calls. Measured only if the request is traced."""
     runs: list[EngineRun] = field(default_factory=list)
 
     def add_spans(self, run: int, arrived_at: float, spans: list[Span]) -> None:
@@ -141,8 +164,8 @@ class RequestTrace:
         self.status: int | None = None
         """The HTTP status; None if the client left before there was one."""
         self.generations: list[GenerationTrace] = []
-        self.write_s = 0.0
-        self.writes = 0
+        self.writes = CallTimer()
+        """The writes of a stream. Measured only if the request is traced."""
         self.keeper: Keeper | None = None
         """Keeps the trace for those who ask later."""
         self._marks: list[tuple[Stage, float]] = []

@@ -65,7 +65,7 @@ class RequestSpans:
             "graftwork.generation.id": generation.generation_id,
             "graftwork.drafted_tokens": generation.drafted_tokens,
             "graftwork.accepted_tokens": generation.accepted_tokens,
-            "graftwork.detokenise_seconds": generation.detokenise_s,
+            "graftwork.detokenise_seconds": generation.detokenise.seconds,
         }
         attributes |= {f"graftwork.prompt_tokens.{tier}": n for tier, n in generation.prompt_tokens_by_tier.items()}
         if generation.miss_reason is not None:

@@ -38,13 +38,14 @@ class GenerationTracer:
         """Returns `push`, or the same with its time measured if the request is traced."""
         if not self._trace.is_traced:
             return push
-        generation, now = self._generation, self._trace.now
+        timer, now = self._generation.detokenise, self._trace.now
 
         def timed_push(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[OutputEvent]:
+            if not timer.begins():
+                return push(token_ids, logprobs)
             began_at = now()
             events = push(token_ids, logprobs)
-            generation.detokenise_s += now() - began_at
-            generation.detokenise_calls += 1
+            timer.add(now() - began_at)
             return events
 
         return timed_push
