@@ -1,7 +1,7 @@
 """What a streamed token costs a gateway: microseconds of CPU, user and system, of its whole process.
 
     python benchmarks/gateway_cpu.py [--checkout DIR ...] [--engines N ...] [--parts N] [--kinds chat,turns] [--engine unix|tcp] [--rounds 5]
-        [--json OUT]
+        [--trace] [--json OUT]
 
 Starts a real `graftwork gateway` of each checkout against a scripted engine in another process (`scripted_engine.py`),
 which answers 32 streams with one token each in every step. Clients are plain sockets in this process. While all streams
@@ -12,6 +12,7 @@ run, the gateway's CPU time is read twice, `--tokens` steps apart:
 so what a request costs before its first token and after its last is left out. Checkouts take turns within each round.
 At `--engine unix`, as in `graftwork serve`, a gateway that knows the output socket reads the tokens from it; at `tcp`, as
 with an engine on another machine, they come over gRPC.
+With `--trace`, the last checkout is measured a second time, with requests that ask for a trace (`x-graftwork-trace: 1`).
 `--engines 1 --engines 2` compares a gateway with one engine and one whose streams are spread over two. Two engines send
 twice as many messages for as many tokens; `--parts 2` also measures one engine that does the same.
 `chat` is POST /v1/chat/completions with stream; `turns` is POST /v1/sessions/{id}/turns with stream, stored in SQLite.
@@ -64,8 +65,9 @@ class Sample:
 class Gateway:
     """One gateway under measurement."""
 
-    def __init__(self, checkout: Checkout, running: RunningGateway, name: str) -> None:
+    def __init__(self, checkout: Checkout, running: RunningGateway, name: str, *, traces: bool = False) -> None:
         self.name = name
+        self._headers = "x-graftwork-trace: 1\r\n" if traces else ""
         self._steps = running.folder / "steps"
         self._process = psutil.Process(running.process_id)
         self._port = running.port
@@ -127,6 +129,7 @@ class Gateway:
     def _post(self, path: str, body: dict[str, object]) -> bytes:
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {self._key}\r\nconnection: close\r\n"
+        head += self._headers
         return f"{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
 
     async def _exchange(self, request: bytes) -> bytes:
@@ -159,14 +162,14 @@ def _process_clock(process_id: int) -> int:
 
 @contextmanager
 def running_gateway(
-    checkout: Checkout, arguments: argparse.Namespace, engines: int, parts: int = 1
+    checkout: Checkout, arguments: argparse.Namespace, engines: int, parts: int = 1, *, traces: bool = False
 ) -> Iterator[Gateway]:
     """A gateway and its scripted engines, over a data folder of their own. A step comes in `parts` messages."""
     name = f"{checkout.name}, {engines} engines" if engines > 1 else checkout.name
     name += f", {parts} messages a step" if parts > 1 else ""
     script = Script(arguments.streams, arguments.step_ms, engines, parts, over_tcp=arguments.engine == "tcp")
     with gateway_over_script(checkout, script) as running:
-        yield Gateway(checkout, running, name)
+        yield Gateway(checkout, running, f"{name}, traced" if traces else name, traces=traces)
 
 
 async def measure(gateways: Sequence[Gateway], arguments: argparse.Namespace) -> list[Sample]:
@@ -213,6 +216,7 @@ def main() -> None:
         "--engine", choices=("unix", "tcp"), default="unix", help="where the gateway reaches the engine"
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trace", action="store_true", help="measure the last checkout with traced requests as well")
     parser.add_argument("--json", type=Path, help="write every sample here")
     arguments = parser.parse_args()
     checkouts = [Checkout(root.absolute()) for root in arguments.checkout or [OWN_ROOT]]
@@ -225,6 +229,9 @@ def main() -> None:
             for checkout in checkouts
             for engines, parts in shapes
         ]
+        if arguments.trace:
+            last = running_gateway(checkouts[-1], arguments, (arguments.engines or [1])[-1], traces=True)
+            gateways.append(stack.enter_context(last))
         samples = asyncio.run(measure(gateways, arguments))
     show(samples, [gateway.name for gateway in gateways], arguments.kinds.split(","))
     if arguments.json:

@@ -53,6 +53,9 @@ class _Stream:
     """Which of the messages of a step has its token."""
     num_sent: int = 0
     is_admitted: bool = False
+    is_traced: bool = False
+    num_reported: int = 0
+    """The tokens whose steps were reported of a traced request."""
 
 
 @dataclass(slots=True)
@@ -162,7 +165,9 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
                 submit = message.submit
                 max_tokens = min(_max_tokens(submit), len(self._token_ids))
                 part = len(gateway.waiting) % self._parts
-                gateway.waiting.append(_Stream(submit.request_id, len(submit.prompt_token_ids), max_tokens, part))
+                stream = _Stream(submit.request_id, len(submit.prompt_token_ids), max_tokens, part)
+                stream.is_traced = getattr(submit, "traced", False)
+                gateway.waiting.append(stream)
             else:
                 gateway.running.pop(message.cancel.request_id, None)
 
@@ -176,6 +181,8 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         token_id = self._token_ids[stream.num_sent]
         stream.num_sent += 1
         outputs = [wire.RequestOutput(request_id=request_id, tokens=wire.Tokens(token_ids=[token_id]))]
+        if stream.is_traced and stream.num_sent - stream.num_reported >= max(16, stream.num_sent // 4):
+            outputs.append(_report(stream))
         if stream.num_sent == stream.max_tokens:
             finished = wire.Finished(reason="length", completion_tokens=stream.num_sent)
             outputs.append(wire.RequestOutput(request_id=request_id, finished=finished))
@@ -203,6 +210,14 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
 
     async def RunSessionCommand(self, request: Any, context: Any) -> Any:  # noqa: N802
         return wire.SessionMemory(device_tokens=len(request.token_ids))
+
+
+def _report(stream: _Stream) -> Any:
+    """One span for the steps since the last report, as often as the real engine sends one."""
+    steps, stream.num_reported = stream.num_sent - stream.num_reported, stream.num_sent
+    span = wire.Span(name="decode", start_s=1.0, duration_s=0.2, steps=steps, busy_s=0.1, tokens=steps)
+    span.batch_requests = span.batch_tokens = 32.0
+    return wire.RequestOutput(request_id=stream.request_id, traced=wire.Traced(run=1, sent_s=2.0, spans=[span]))
 
 
 def _max_tokens(submit: Any) -> int:

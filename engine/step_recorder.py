@@ -21,9 +21,9 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
 
-_SHARE_OF_STEPS = 8
+_SHARE_OF_STEPS = 4
 """A span of steps has at most this part of all steps of its kind so far, so their number grows with the logarithm."""
-_LEAST_DECODE_STEPS = 8
+_LEAST_DECODE_STEPS = 16
 """The least steps of a span of DECODE that the request's next steps continue."""
 
 

@@ -217,6 +217,14 @@ class Settings:
     """
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
+    log_format: str = "auto"
+    """`json`, `text` for people, or `auto`: text at a terminal, JSON elsewhere."""
+    trace_share: float = 0.0
+    """The part of the requests, from 0 to 1, that is traced without being asked for."""
+    otlp_endpoint: str | None = None
+    """The address to which traces are sent, such as `http://collector:4318`. It needs the extra `otel`."""
+    otel_gen_ai: bool = False
+    """Whether exported spans have the `gen_ai` attributes of OpenTelemetry's conventions for generative AI."""
 
     @classmethod
     def from_environment(cls, overrides: Mapping[str, object] | None = None) -> "Settings":
@@ -359,6 +367,10 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "renew_calibration": parse_flag,
     "tool_call_form": one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "log_level": one_of("debug", "info", "warning", "error"),
+    "log_format": one_of("auto", "json", "text"),
+    "trace_share": parse_fraction,
+    "otlp_endpoint": parse_text,
+    "otel_gen_ai": parse_flag,
 }
 
 
@@ -373,3 +385,8 @@ def child_environment(defaults: Mapping[str, str], overrides: Mapping[str, str] 
 def time_zone() -> dict[str, str]:
     """Returns the environment variable of the time zone, for a child process. Returns {} if it is not set."""
     return {"TZ": os.environ["TZ"]} if "TZ" in os.environ else {}
+
+
+def wants_colours() -> bool:
+    """Returns whether the user allows colours at a terminal: https://no-color.org."""
+    return not os.environ.get("NO_COLOR")

@@ -1,22 +1,15 @@
-"""Writes what an operator sees of a process: metrics, and logs with one JSON object per line.
+"""Counts what an operator sees of a process: its metrics.
 
-Owns the names, labels and buckets of the gateway's metrics, a fast histogram for values that come thousands of times a
-second, and the form of a log line. Never sees a prompt. No other module should log an API key. If one does, this module
-still masks the text that looks like a key.
+Owns the names, labels and buckets of the gateway's metrics, and a fast histogram for values that come thousands of times a
+second. Never sees a prompt. The log is in `tracing/logs.py`.
 Invariant: metrics show at most `MAX_TENANT_LABELS` tenants by their ids. All other tenants are counted together under
 the label `other`.
 """
 
-import json
-import logging
-import re
-import sys
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
@@ -31,7 +24,7 @@ from graftwork.platform.ids import TenantId
 from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.replica_collector import ReplicaCollector
 
-__all__ = ["EngineReading", "JsonFormatter", "Telemetry", "configure_logging"]
+__all__ = ["EngineReading", "Telemetry"]
 
 
 class LocalHistogram(Collector):
@@ -174,39 +167,3 @@ class Telemetry:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"graftwork_{name}", text, labels, registry=self.registry)
-
-
-_KEY = re.compile(r"\b((?:gwc_)?gwa?_[0-9A-Za-z]+)_[0-9A-Za-z]{16,}(?:_[0-9]+_[0-9]+_[0-9a-f]+)?")
-_OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-
-class JsonFormatter(logging.Formatter):
-    """Writes a log record as one line of JSON: time, level, logger and event, then the fields given as `extra`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": record.getMessage(),
-        }
-        line |= {name: value for name, value in vars(record).items() if name not in _OWN_FIELDS}
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return redact(json.dumps(line, default=str, ensure_ascii=False))
-
-
-def redact(text: str) -> str:
-    """Returns `text`, with `…` in place of the secret part of every API key in it."""
-    return _KEY.sub(r"\1_…", text)
-
-
-def configure_logging(level: str, stream: TextIO | None = None) -> None:
-    """Makes all loggers of the process write JSON lines to `stream`, by default stderr. `level` is the lowest level
-    that is written.
-    """
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter())
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(level.upper())

@@ -23,7 +23,7 @@ from graftwork.engine.core.stats import EngineStats
 from graftwork.platform.metrics import samples
 from graftwork.platform.replica_collector import ReplicaCollector, ReplicaFigures
 from graftwork.platform.settings import Settings
-from tests.test_layout import ROOT
+from tests.tree import ROOT
 
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "graftwork"

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layout import OTHER_FOLDERS, ROOMS, ROOT
+from tests.test_layout import OTHER_FOLDERS, ROOMS
+from tests.tree import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-HOUSE = ("platform", "engine", "adapters", "sessions", "api")
-"""The folders at the root, from the ground up: a folder may import itself and what stands before it."""
+from tests.tree import HOUSE, ROOT, imports, modules
+
 OTHER_FOLDERS = ("migrations", "demo")
 ROOMS = (
     "platform",
@@ -96,70 +95,6 @@ ROOMS = (
 """Every room from the ground up: a module may import its own room and the rooms that stand before it in this list."""
 MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES = 20, 400, 60
 """The modules of a room, the lines of a file, and of a function with its docstring: what needs more has two subjects."""
-
-FENCES: dict[str, tuple[str, ...]] = {
-    "torch": ("engine/*", "adapters/registry/weights.py"),
-    **dict.fromkeys(("numba", "llvmlite"), ("engine/lora/cpu_kernel.py",)),
-    **dict.fromkeys(("triton", "xgrammar"), ("engine/*",)),
-    "sqlalchemy": (
-        "*/tables.py",
-        "*/repository.py",
-        "platform/tenancy/*_rows.py",
-        "platform/database*.py",
-        "platform/sqlite_reads.py",
-        "sessions/store/*",
-        "sessions/responses/store.py",
-    ),
-    "alembic": ("platform/database.py",),
-    "redis": ("platform/*", "sessions/core/lease.py"),
-    **dict.fromkeys(("fastapi", "starlette"), ("api/*",)),
-    "grpc": ("engine/rpc/*",),
-    "ray": ("api/ray/actors.py",),
-    "prometheus_client": ("platform/*",),
-    **dict.fromkeys(("transformers", "peft", "pickle", "shelve", "multiprocessing"), ()),
-    "marshal": ("platform/worker_pool.py",),
-}
-"""By package: the only places in the rooms that may import it."""
-CLOCK_READERS = (
-    "tests/api/server/test_serve.py",  # slow
-    "tests/chaos/*",  # slow
-    "tests/end_to_end/*",  # waits for processes
-    "tests/engine/grammar/schema/test_lint.py",  # a slow test of it
-    "tests/engine/kv/test_isolation.py",  # a slow test of it
-    "tests/sessions/text/test_chat_template.py",  # the time zone alone
-)
-"""The tests that may import `time`: in the fast suite no assertion depends on how fast the machine is."""
-FOREIGN_PRIVATES = {
-    "_request_id": "of an answer in OpenAI's and Anthropic's SDKs, whose documents name it",
-    **dict.fromkeys(("_get_local_constants", "_local_constants"), "of Hypothesis, without a setting for what it does"),
-}
-ENVIRONMENT_READERS = ("platform/settings.py", "api/sdk/*", "api/cli/*")
-
-
-def modules(*folders: str) -> Iterator[Path]:
-    """Every module of the folders, relative to the root, without what protoc generates."""
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if not path.stem.endswith(("_pb2", "_pb2_grpc")):
-                yield path.relative_to(ROOT)
-
-
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """The line and the full name of everything that a module imports, wherever in it."""
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-
-
-def allowed(path: Path, patterns: tuple[str, ...]) -> bool:
-    """Whether a pattern fits; `folder/*` means everything below the folder."""
-    return any(
-        path.is_relative_to(pattern.removesuffix("/*")) if pattern.endswith("/*") else path.match(pattern)
-        for pattern in patterns
-    )
 
 
 def output_of(*lines: str) -> str:
@@ -307,38 +242,6 @@ def test_the_architecture_page_describes_every_room() -> None:
     assert described == list(ROOMS)
 
 
-@pytest.mark.parametrize("package", FENCES)
-def test_a_package_stays_behind_its_fence(package: str) -> None:
-    """A heavy package is imported only in the modules that own it."""
-    wrong = [
-        f"{path}:{line} imports {name}"
-        for path in modules(*HOUSE)
-        if not allowed(path, FENCES[package])
-        for line, name in imports(path)
-        if name.split(".")[0] == package
-    ]
-
-    assert wrong == []
-
-
-def test_the_environment_is_read_in_one_place() -> None:
-    """Only `Settings` and the client programs read environment variables."""
-    wrong = []
-    for path in modules(*HOUSE):
-        if allowed(path, ENVIRONMENT_READERS):
-            continue
-        wrong += [
-            f"{path}:{node.lineno} reads os.{node.attr}"
-            for node in ast.walk(ast.parse((ROOT / path).read_text()))
-            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb")
-        ]
-        wrong += [
-            f"{path}:{line} imports {name}" for line, name in imports(path) if name in ("os.environ", "os.getenv")
-        ]
-
-    assert wrong == []
-
-
 @pytest.mark.parametrize(
     ("statement", "unwanted"),
     [
@@ -353,48 +256,3 @@ def test_a_process_loads_only_what_it_needs(statement: str, unwanted: tuple[str,
     loaded = output_of(f"import sys; {statement}", f"print([name for name in {unwanted} if name in sys.modules])")
 
     assert loaded == "[]"
-
-
-def private_names(path: Path) -> Iterator[tuple[int, str]]:
-    """The line and the name of each private member that a module uses of an object or a module that is not its own."""
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
-        match node:
-            case ast.Attribute(value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))):
-                continue
-            case ast.Attribute(attr=name):
-                names = [name]
-            case ast.ImportFrom(names=aliases):
-                names = [alias.name for alias in aliases]
-            case ast.Call(
-                func=ast.Attribute(attr="setattr" | "delattr") | ast.Name(id="getattr" | "setattr"),
-                args=[_, ast.Constant(value=str(name)), *_],
-            ):
-                names = [name]
-            case _:
-                continue
-        yield from ((node.lineno, name) for name in names if name.startswith("_") and not name.endswith("__"))
-
-
-def test_tests_use_what_is_public() -> None:
-    """Tests use no private name of another module."""
-    wrong = [
-        f"{path}:{line} uses {name}"
-        for path in modules("tests")
-        for line, name in private_names(path)
-        if name not in FOREIGN_PRIVATES
-    ]
-
-    assert wrong == []
-
-
-def test_tests_count_work_instead_of_time() -> None:
-    """No fast test asserts a time."""
-    wrong = [
-        f"{path}:{line} imports {name}"
-        for path in modules("tests")
-        if not allowed(path, CLOCK_READERS)
-        for line, name in imports(path)
-        if name.split(".")[0] in ("time", "timeit")
-    ]
-
-    assert wrong == []

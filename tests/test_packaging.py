@@ -11,7 +11,8 @@ import pytest
 from benchmarks.client_install import MAX_BYTES, MAX_IMPORT_S, build_distributions, measure
 
 import graftwork
-from tests.test_layout import OTHER_FOLDERS, ROOMS, ROOT
+from tests.test_layout import OTHER_FOLDERS, ROOMS
+from tests.tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 

@@ -23,6 +23,7 @@ from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.demo import demo
 from graftwork.api.cli.commands.plan import plan
 from graftwork.api.cli.commands.server import engine, gateway, probe, serve
+from graftwork.api.cli.commands.timeline import trace
 from graftwork.api.cli.commands.top import top
 from graftwork.api.cli.commands.usage import audit
 from graftwork.api.cli.console.failures import CommandGroup
@@ -56,6 +57,7 @@ def build_app() -> typer.Typer:
     app.add_typer(adapters.app, name="adapters", rich_help_panel=TENANT)
     app.add_typer(sessions.app, name="sessions", rich_help_panel=TENANT)
     app.add_typer(usage.app, name="usage", rich_help_panel=TENANT)
+    app.command(rich_help_panel=TENANT)(trace)
     return app
 
 

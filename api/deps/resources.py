@@ -32,6 +32,7 @@ from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.modes.modes import ModeSwitch
+from graftwork.platform.modes.trace_switches import TraceSwitchboard
 from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
@@ -228,6 +229,8 @@ class AdminResources:
     description: EngineDescription
     erasure: TenantErasure
     modes: ModeSwitch
+    switchboard: TraceSwitchboard
+    """The tenants and sessions whose requests are traced."""
     tasks: ServerTasks
 
 

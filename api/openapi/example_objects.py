@@ -382,3 +382,9 @@ TIMELINE: Json = {
     "write_ms": 0.3,
     "writes": 6,
 }
+TRACE_SWITCH: Json = {
+    "id": "ten_01hzx",
+    "object": "trace_switch",
+    "token_ids": False,
+    "changed_at": float(CREATED_AT),
+}

@@ -81,6 +81,13 @@ class ModesBody(NativeBody):
         return DegradedModes(self.max_output_tokens, self.suspend_drafts, self.refuse_flex)
 
 
+class TraceSwitchBody(NativeBody):
+    """The body of a request that switches the traces of a tenant or a session on."""
+
+    token_ids: bool = False
+    """Whether the token ids of its prompts and answers are logged as well. They are as good as the text."""
+
+
 def modes_answer(modes: DegradedModes) -> answers.Modes:
     """Converts the degraded modes to the body of an answer."""
     return answers.Modes(**asdict(modes))

@@ -16,7 +16,7 @@ from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantErasure, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.overview import Overview
-from graftwork.platform.answers.timelines import Timeline
+from graftwork.platform.answers.timelines import Timeline, TraceSwitch
 from graftwork.platform.answers.usage import Invoice, PriceList, UsageRow
 
 
@@ -174,6 +174,25 @@ class Prices(Resource[R]):
         return (yield from self._read(PriceList, call))
 
 
+class Traces(Resource[R]):
+    """Switches the tracing of tenants and sessions on and off. Sends requests to `/v1/admin/traces`."""
+
+    @operation
+    def list(self) -> Steps[Page[TraceSwitch]]:
+        return (yield from self._page(TraceSwitch, Call("GET", "/v1/admin/traces", admin=True)))
+
+    @operation
+    def on(self, target: str, *, token_ids: bool = False) -> Steps[TraceSwitch]:
+        """Traces all requests of a tenant or a session, by its id. With `token_ids`, also logs those."""
+        call = Call("PUT", f"/v1/admin/traces/{path_segment(target)}", json={"token_ids": token_ids}, admin=True)
+        return (yield from self._read(TraceSwitch, call))
+
+    @operation
+    def off(self, target: str) -> Steps[Deleted]:
+        path = f"/v1/admin/traces/{path_segment(target)}"
+        return (yield from self._read(Deleted, Call("DELETE", path, admin=True)))
+
+
 class Admin(Resource[R]):
     """Groups the methods for operators, such as `client.admin.tenants.create`. Every call sends the admin key."""
 
@@ -196,6 +215,10 @@ class Admin(Resource[R]):
     @property
     def prices(self) -> Prices[R]:
         return Prices(self._runtime)
+
+    @property
+    def traces(self) -> Traces[R]:
+        return Traces(self._runtime)
 
     @operation
     def usage(

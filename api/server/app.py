@@ -65,6 +65,7 @@ _ROUTERS = (
     overview.admin_router,
     timelines.router,
     timelines.admin_router,
+    timelines.switches_router,
     admin.tenants_router,
     admin.keys_router,
     admin.quota_router,

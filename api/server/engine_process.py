@@ -21,7 +21,7 @@ from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
 from graftwork.engine.rpc.engine_pb2 import Failed
 from graftwork.platform.errors import DEVICE_LOST, GraftworkError
 from graftwork.platform.settings import Settings
-from graftwork.platform.telemetry import configure_logging
+from graftwork.platform.tracing.logs import configure_logging
 
 if TYPE_CHECKING:
     from graftwork.engine.rpc.server import Membership
@@ -64,7 +64,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     `step_timeout_s`. `epoch` is the epoch that the supervisor has given this engine.
     Raises InvalidRequest for wrong settings and for a model that cannot be served.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, form=settings.log_format)
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
     from graftwork.api.server.tls import engine_tls
     from graftwork.engine.rpc.server import serve_engine

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.api.server.served_model import model_folder
+from graftwork.api.server.tracing import Tracing
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
+from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
@@ -36,6 +38,8 @@ class Foundation:
     engine: EngineClient
     inspector: AdapterInspector
     activity: ActivityMeter
+    lease: GatewayLease
+    tracing: Tracing
 
 
 @dataclass(frozen=True, slots=True)

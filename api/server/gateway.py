@@ -30,7 +30,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
 from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_short
 from graftwork.platform.settings import Settings
-from graftwork.platform.telemetry import configure_logging
+from graftwork.platform.tracing.logs import configure_logging, configure_token_log
 
 _POLL_S = 0.5
 
@@ -39,6 +39,10 @@ _TLS_REFRESH_S = 10.0
 
 
 _LEAST_WIDTH = 120
+
+
+TOKEN_LOG = "token-ids.log"
+"""The file of the data folder that has token ids of those tenants and sessions for which the operator has asked."""
 
 
 _REPORT_EVERY = 20
@@ -68,7 +72,8 @@ def run_until_signalled(settings: Settings, process: Process) -> None:
     If SIGTERM or SIGINT comes before the HTTP server starts, cancels `process` and returns without an error. Later, a
     signal stops the HTTP server (see SignalWatch).
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, form=settings.log_format)
+    configure_token_log(settings.data_dir / TOKEN_LOG)
     free_large_blocks_at_once()
     for chatty in ("uvicorn", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

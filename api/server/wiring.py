@@ -31,6 +31,7 @@ from graftwork.api.server.erasing import tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
 from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
 from graftwork.api.server.late_erasure import LateErasure
+from graftwork.api.server.tracing import open_tracing
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.clock import Clock, SystemClock
@@ -53,7 +54,6 @@ from graftwork.platform.tenancy.price_keeper import PRICES_S, PriceKeeper
 from graftwork.platform.tenancy.principals import AccessWatch, RunningWork
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
@@ -104,8 +104,11 @@ async def open_resources(
         if inspector is None:
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
+        lease = GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
+        tracing = await stack.enter_async_context(open_tracing(settings, clock, database, lease.gateway_id))
         activity = ActivityMeter(clock, settings.objectives)
-        resources = await _assemble(Foundation(settings, clock, database, telemetry, engine, inspector, activity))
+        base = Foundation(settings, clock, database, telemetry, engine, inspector, activity, lease, tracing)
+        resources = await _assemble(base)
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
@@ -113,30 +116,39 @@ async def open_resources(
         stack.callback(backlog.journal.close)
         stack.push_async_callback(backlog.flush)
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
-        prices = resources.admin.prices
-        await prices.refresh()
-        await stack.enter_async_context(repeating(prices.refresh, PRICES_S, "reading the price lists"))
-        access = AccessWatch(database, resources.inference.work, clock)
-        await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
-        modes = resources.admin.modes
-        await modes.refresh()
-        await stack.enter_async_context(repeating(modes.refresh, REFRESH_S, "reading the degraded modes"))
+        await _follow(stack, base, resources)
         stack.push_async_callback(resources.overview.close)
         stack.push_async_callback(resources.inference.tasks.close)
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
-        sweeps = {
-            "sessions": resources.sessions.sessions.sweep,
-            "responses": resources.sessions.responses.sweep,
-            "idempotency keys": resources.server.idempotency.sweep,
-            "usage journals": backlog.recover,
-        }
-        erase = LateErasure(resources.admin.erasure, engine, resources.admin.pepper).sweep
-        await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
-        for name, sweep in sweeps.items():
-            await sweep()
-            await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
+        await _sweep(stack, base, resources)
         yield resources
+
+
+async def _follow(stack: AsyncExitStack, base: Foundation, resources: Resources) -> None:
+    """Follows what other gateways change in the database: price lists, access and degraded modes."""
+    prices, modes = resources.admin.prices, resources.admin.modes
+    access = AccessWatch(base.database, resources.inference.work, base.clock)
+    await prices.refresh()
+    await modes.refresh()
+    await stack.enter_async_context(repeating(prices.refresh, PRICES_S, "reading the price lists"))
+    await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
+    await stack.enter_async_context(repeating(modes.refresh, REFRESH_S, "reading the degraded modes"))
+
+
+async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) -> None:
+    """Ends and removes what is over, now and then."""
+    erase = LateErasure(resources.admin.erasure, base.engine, resources.admin.pepper).sweep
+    await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
+    sweeps = {
+        "sessions": resources.sessions.sessions.sweep,
+        "responses": resources.sessions.responses.sweep,
+        "idempotency keys": resources.server.idempotency.sweep,
+        "usage journals": resources.inference.accounting.backlog.recover,
+    }
+    for name, sweep in sweeps.items():
+        await sweep()
+        await stack.enter_async_context(repeating(sweep, _SWEEP_S, f"the sweep of {name}"))
 
 
 async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database, server: ServerResources) -> None:
@@ -273,32 +285,28 @@ def _admin_resources(
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         description=inference.description,
-        erasure=tenant_erasure(inference, base.database, base.engine, sessions),
+        erasure=tenant_erasure(base, inference, sessions),
         modes=tenants.modes,
+        switchboard=base.tracing.switchboard,
         tasks=inference.tasks,
     )
 
 
 def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResources:
-    settings, lease = base.settings, _gateway_lease(base.settings)
-    admin_key = AdminKey(tenants.admin_key, tenants.pepper, base.clock)
+    settings, admin_key = base.settings, AdminKey(tenants.admin_key, tenants.pepper, base.clock)
     return ServerResources(
         settings=settings,
         clock=base.clock,
         database=base.database,
         gate=Authenticator.of_gateway(tenants.tenancy, admin_key, base.clock, settings.max_wrong_keys),
-        idempotency=IdempotencyStore(base.database, base.clock, lease),
+        idempotency=IdempotencyStore(base.database, base.clock, base.lease),
         quotas=tenants.quotas,
         telemetry=base.telemetry,
         engine=base.engine,
         replicas=replica_directory(base.engine, settings.resolved_engine_address),
         json=JsonParsing(),
-        traces=TraceBook(base.clock, lease.gateway_id),
+        traces=base.tracing.book,
     )
-
-
-def _gateway_lease(settings: Settings) -> GatewayLease:
-    return GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
 
 
 def _registry(base: Foundation) -> AdapterRegistry:

@@ -225,7 +225,7 @@ class Conversation:
         if inbox is None:
             return 0
         inbox.put(codec.event_from_wire(output))
-        return 1 if output.HasField("tokens") else _END_WORK
+        return 1 if output.HasField("tokens") or output.HasField("traced") else _END_WORK
 
 
 async def _until_end(call: Any, beside: OutputReader) -> None:

@@ -1,4 +1,5 @@
-"""Defines the JSON answer of `GET /v1/requests/{id}/timeline`: what the server did when for one request.
+"""Defines the JSON answers about what the server did when: of `GET /v1/requests/{id}/timeline`, and of the switches of
+traces.
 
 All times are milliseconds since the request came to the gateway, as floats.
 """
@@ -77,7 +78,7 @@ class GenerationTimeline(Answer):
     drafted_tokens: int
     accepted_tokens: int
     detokenise_ms: float | None = absent()
-    """How long it took to turn tokens into text and calls; of a traced request, as `engines`."""
+    """How long it took to turn tokens into text and calls, by every eighth call; of a traced request, as `engines`."""
     detokenise_calls: int | None = absent()
     engines: tuple[EngineRun, ...] = ()
 
@@ -116,5 +117,17 @@ class Timeline(Answer):
     generations: tuple[GenerationTimeline, ...]
     """The answers, at most 16."""
     write_ms: float | None = absent()
-    """How long writes of a stream took, with waits for a slow client; of a traced request."""
+    """How long writes of a stream took, with waits for a slow client, by every eighth write; of a traced request."""
     writes: int | None = absent()
+
+
+class TraceSwitch(Answer):
+    """A tenant or a session whose requests are traced."""
+
+    id: str
+    """The id of the tenant or of the session."""
+    object: Literal["trace_switch"] = "trace_switch"
+    token_ids: bool
+    """Whether the token ids of its prompts and answers go to the log of token ids."""
+    changed_at: float
+    """When it was switched on or changed, in unix seconds."""

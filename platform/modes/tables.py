@@ -1,4 +1,4 @@
-"""Defines the SQL table of the degraded modes."""
+"""Defines the SQL tables of the degraded modes and of the switches of traces."""
 
 from sqlalchemy import BigInteger, Boolean, Float, String
 from sqlalchemy.orm import Mapped, mapped_column
@@ -15,4 +15,14 @@ class ModesRow(Base):
     max_output_tokens: Mapped[int | None] = mapped_column(BigInteger)
     suspend_drafts: Mapped[bool] = mapped_column(Boolean)
     refuse_flex: Mapped[bool] = mapped_column(Boolean)
+    changed_at: Mapped[float] = mapped_column(Float)
+
+
+class TraceSwitchRow(Base):
+    """A tenant or a session whose requests are traced, by its id."""
+
+    __tablename__ = "trace_switches"
+
+    target: Mapped[str] = mapped_column(String(64), primary_key=True)
+    token_ids: Mapped[bool] = mapped_column(Boolean)
     changed_at: Mapped[float] = mapped_column(Float)

@@ -269,6 +269,11 @@ class UsageMeter:
         async with self._database.write() as session:
             return await repository.add_usage(session, event)
 
+    async def has_recorded(self, tenant_id: TenantId, request_id: str) -> bool:
+        """Returns whether the ledger has the usage of this request of a tenant."""
+        async with self._database.read() as session:
+            return await repository.has_usage(session, tenant_id, request_id)
+
     async def summarise(
         self, tenant_id: TenantId | None, start: float, end: float, group_by: UsageGroup = UsageGroup.DAY
     ) -> list[UsageSummary]:

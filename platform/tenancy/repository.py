@@ -181,6 +181,11 @@ async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
     return await _insert_once(session, UsageRow, values)
 
 
+async def has_usage(session: ReadSession, tenant_id: TenantId, request_id: str) -> bool:
+    """Returns whether the usage of this request of a tenant was recorded."""
+    return await session.get(UsageRow, (tenant_id, request_id)) is not None
+
+
 async def sum_usage(
     session: ReadSession, tenant_id: TenantId | None, start: float, end: float, group_by: UsageGroup
 ) -> list[UsageSummary]:

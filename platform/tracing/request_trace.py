@@ -63,6 +63,30 @@ class Span:
 
 
 @dataclass(slots=True)
+class CallTimer:
+    """Estimates how long many calls take, by every eighth of them: to look at the clock costs as much as a short call."""
+
+    calls: int = 0
+    measured: int = 0
+    measured_s: float = 0.0
+
+    def begins(self) -> bool:
+        """Counts a call that begins. Returns whether to measure it."""
+        self.calls += 1
+        return self.calls & 7 == 1
+
+    def add(self, seconds: float) -> None:
+        """Adds the time of a measured call."""
+        self.measured += 1
+        self.measured_s += seconds
+
+    @property
+    def seconds(self) -> float:
+        """The estimated time of all calls."""
+        return self.measured_s * self.calls / self.measured if self.measured else 0.0
+
+
+@dataclass(slots=True)
 class EngineRun:
     """The stay of one answer at one engine."""
 
@@ -87,9 +111,8 @@ class GenerationTrace:
     completion_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    detokenise_s: float = 0.0
-    """Time to turn tokens into text and calls. Measured only if the request is traced, as is `detokenise_calls`."""
-    detokenise_calls: int = 0
+    detokenise: CallTimer = field(default_factory=CallTimer)
+    """Turns tokens into text and calls. Measured only if the request is traced."""
     runs: list[EngineRun] = field(default_factory=list)
 
     def add_spans(self, run: int, arrived_at: float, spans: list[Span]) -> None:
@@ -110,7 +133,7 @@ class Keeper(Protocol):
 
     def name_work(self, trace: "RequestTrace", work_id: str) -> None: ...
 
-    def traces_session(self, session_id: SessionId | None) -> bool: ...
+    def joined(self, trace: "RequestTrace", session_id: SessionId | None) -> None: ...
 
 
 class RequestTrace:
@@ -127,6 +150,8 @@ class RequestTrace:
         self.ended_at: float | None = None
         self.is_traced = False
         """Whether the engine reports its steps, and the gateway times each token."""
+        self.logs_token_ids = False
+        """Whether the operator has asked for the token ids of the request's prompt and answers."""
         self.tenant_id: TenantId | None = None
         self.key_id: KeyId | None = None
         self.model: str | None = None
@@ -139,8 +164,8 @@ class RequestTrace:
         self.status: int | None = None
         """The HTTP status; None if the client left before there was one."""
         self.generations: list[GenerationTrace] = []
-        self.write_s = 0.0
-        self.writes = 0
+        self.writes = CallTimer()
+        """The writes of a stream. Measured only if the request is traced."""
         self.keeper: Keeper | None = None
         """Keeps the trace for those who ask later."""
         self._marks: list[tuple[Stage, float]] = []
@@ -172,7 +197,7 @@ class RequestTrace:
         self.model, self.adapter, self.session_id = model, adapter, session_id
         if self.keeper is not None:
             self.keeper.name_work(self, work_id)
-            self.is_traced = self.is_traced or self.keeper.traces_session(session_id)
+            self.keeper.joined(self, session_id)
 
     def settle(self, outcome: str) -> None:
         """Notes how the work has ended."""

@@ -27,7 +27,7 @@ def timeline_of(trace: RequestTrace, gateway_id: str) -> Timeline:
     """Returns what is known of a request whose tenant is known."""
     assert trace.tenant_id is not None
     assert trace.key_id is not None
-    timed = trace.is_traced and trace.writes > 0
+    timed = trace.is_traced and trace.writes.calls > 0
     return Timeline(
         id=trace.ids.request_id,
         client_request_id=trace.ids.client_request_id,
@@ -51,8 +51,8 @@ def timeline_of(trace: RequestTrace, gateway_id: str) -> Timeline:
             for stage, start_s, end_s in trace.stages()
         ),
         generations=tuple(_generation(trace, one) for one in trace.generations),
-        write_ms=_ms(trace.write_s) if timed else None,
-        writes=trace.writes if timed else None,
+        write_ms=_ms(trace.writes.seconds) if timed else None,
+        writes=trace.writes.calls if timed else None,
     )
 
 
@@ -75,8 +75,8 @@ def _generation(trace: RequestTrace, generation: GenerationTrace) -> GenerationT
         completion_tokens=generation.completion_tokens,
         drafted_tokens=generation.drafted_tokens,
         accepted_tokens=generation.accepted_tokens,
-        detokenise_ms=_ms(generation.detokenise_s) if generation.detokenise_calls else None,
-        detokenise_calls=generation.detokenise_calls or None,
+        detokenise_ms=_ms(generation.detokenise.seconds) if generation.detokenise.calls else None,
+        detokenise_calls=generation.detokenise.calls or None,
         engines=tuple(_run(trace, generation, run) for run in generation.runs),
     )
 

@@ -6,7 +6,7 @@ Invariant: a tenant finds only its own requests.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from graftwork.platform.clock import Clock
@@ -34,6 +34,8 @@ class TraceBook:
         """`gateway_id` names this gateway in answers. Without `rules`, requests are traced if they ask for it."""
         self.clock = clock
         self.rules = rules or TraceRules()
+        self.exports: list[Callable[[RequestTrace], None]] = []
+        """Are called with each request that has ended."""
         self.gateway_id = gateway_id
         self._most = most
         self._most_of_tenant = of_tenant
@@ -50,6 +52,8 @@ class TraceBook:
         """Returns the trace of a request that comes now. `scope` is that of ASGI."""
         trace = RequestTrace(read_trace_ids(request_id, scope["headers"]), scope["method"], scope["path"], self.clock)
         trace.keeper = self
+        for export in self.exports:
+            trace.at_end(export)
         return trace
 
     def authenticated(self, trace: RequestTrace, tenant_id: TenantId, key_id: KeyId) -> None:
@@ -59,9 +63,13 @@ class TraceBook:
         """
         trace.tenant_id, trace.key_id = tenant_id, key_id
         trace.is_traced = self.rules.wants(trace.ids, tenant_id)
+        trace.logs_token_ids = tenant_id in self.rules.switches.token_logged
 
-    def traces_session(self, session_id: SessionId | None) -> bool:
-        return session_id is not None and self.rules.switches.traces(session_id)
+    def joined(self, trace: RequestTrace, session_id: SessionId | None) -> None:
+        """Notes the session of a request: the operator may have switched on its traces."""
+        if session_id is not None and session_id in self.rules.switches.traced:
+            trace.is_traced = True
+            trace.logs_token_ids = trace.logs_token_ids or session_id in self.rules.switches.token_logged
 
     def keep(self, trace: RequestTrace) -> None:
         """Keeps the trace of a request whose tenant is known. A second call does nothing."""

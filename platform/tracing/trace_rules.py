@@ -28,9 +28,6 @@ class Switches:
     token_logged: Collection[str] = frozenset()
     """Those whose token ids are logged."""
 
-    def traces(self, target: str) -> bool:
-        return target in self.traced
-
 
 @dataclass(frozen=True, slots=True)
 class TraceRules:
@@ -56,4 +53,4 @@ class TraceRules:
             return ids.asked == "1"
         if self.follows_parent and ids.parent is not None and ids.parent.is_sampled:
             return True
-        return self.switches.traces(tenant_id) or (self.share > 0 and self.chance.random() < self.share)
+        return tenant_id in self.switches.traced or (self.share > 0 and self.chance.random() < self.share)

@@ -215,8 +215,8 @@ class Generation:
         generator's `timeout_s`. Can also raise every other error of the engine.
         """
         tracer = self._tracer = GenerationTracer(self.request.trace, self.request.request_id)
+        parser = OutputParser(self._generator.tokenizer, self._rules())
         try:
-            parser = OutputParser(self._generator.tokenizer, self._rules())
             push = tracer.timed(parser.push)
             prompt = self._prompt_collector()
             reported: PromptReported | None = None
@@ -252,6 +252,7 @@ class Generation:
             raise
         finally:
             tracer.ended(self.usage)
+            tracer.log_tokens(self.request.prompt_token_ids, parser.token_ids)
             self.prompt_computed.set()
             if self._watch is not None:
                 self._watch.end()

@@ -4,11 +4,14 @@ Turns what the engine reports into the terms of `platform/tracing`. An untraced 
 a traced one two more for each report of new tokens, to time the parser.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from operator import attrgetter
 
 from graftwork.engine.core.events import CacheReport, StepsTraced, TokenLogprobs
 from graftwork.engine.core.step_spans import EngineSpan
+from graftwork.platform.tracing.logs import TOKEN_LOGGER
 from graftwork.platform.tracing.request_trace import RequestTrace, Span, Stage
 from graftwork.sessions.generation.events import OutputEvent
 from graftwork.sessions.generation.usage import Usage
@@ -16,7 +19,10 @@ from graftwork.sessions.generation.usage import Usage
 Push = Callable[[Sequence[int], Sequence[TokenLogprobs]], list[OutputEvent]]
 """Reads the tokens of one step, and returns their events, as `OutputParser.push` does."""
 
+_token_log = logging.getLogger(TOKEN_LOGGER)
+
 _FIGURES = tuple(one.name for one in fields(EngineSpan) if one.name not in ("name", "start_s", "duration_s"))
+_figures_of = attrgetter(*_FIGURES)
 
 
 class GenerationTracer:
@@ -32,13 +38,14 @@ class GenerationTracer:
         """Returns `push`, or the same with its time measured if the request is traced."""
         if not self._trace.is_traced:
             return push
-        generation, now = self._generation, self._trace.now
+        timer, now = self._generation.detokenise, self._trace.now
 
         def timed_push(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[OutputEvent]:
+            if not timer.begins():
+                return push(token_ids, logprobs)
             began_at = now()
             events = push(token_ids, logprobs)
-            generation.detokenise_s += now() - began_at
-            generation.detokenise_calls += 1
+            timer.add(now() - began_at)
             return events
 
         return timed_push
@@ -71,6 +78,20 @@ class GenerationTracer:
         generation.ended_at = self._trace.now()
         self.count(usage)
 
+    def log_tokens(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Logs the token ids of prompt and answer, if the operator has asked for them. They are as good as the text."""
+        trace = self._trace
+        if trace.logs_token_ids:
+            fields = {
+                "request_id": self._generation.generation_id,
+                "tenant_id": trace.tenant_id,
+                "session_id": trace.session_id,
+                "model": trace.adapter or trace.model,
+                "prompt_token_ids": list(prompt),
+                "completion_token_ids": list(answer),
+            }
+            _token_log.info("token_ids", extra=fields)
+
     def count(self, usage: Usage | None) -> None:
         """Notes how many tokens count. Tokens after a stop string do not, which is known only after the end."""
         generation = self._generation
@@ -81,5 +102,5 @@ class GenerationTracer:
 
 
 def _span(span: EngineSpan) -> Span:
-    figures = {name: value for name in _FIGURES if (value := getattr(span, name))}
+    figures = {name: value for name, value in zip(_FIGURES, _figures_of(span), strict=True) if value}
     return Span(span.name.value, span.start_s, span.duration_s, figures)

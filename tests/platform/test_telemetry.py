@@ -1,8 +1,5 @@
 """Tests of the metrics of `/metrics` and of the format of log lines."""
 
-import io
-import json
-import logging
 import re
 from dataclasses import dataclass, field
 
@@ -13,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from graftwork.platform.ids import TenantId
 from graftwork.platform.metrics import counter, gauge
-from graftwork.platform.telemetry import MAX_TENANT_LABELS, JsonFormatter, LocalHistogram, Telemetry
+from graftwork.platform.telemetry import MAX_TENANT_LABELS, LocalHistogram, Telemetry
 
 
 @dataclass(frozen=True)
@@ -106,33 +103,6 @@ def test_histograms_carry_the_promised_names() -> None:
     assert samples[("graftwork_time_to_first_token_seconds_count", ())] == 1
     for name in ("inter_token_seconds", "queue_seconds", "e2e_seconds"):
         assert samples[(f"graftwork_{name}_count", ())] == 0
-
-
-def test_a_log_line_is_one_object() -> None:
-    """A log line is one JSON object with the event, the `extra` fields and the exception."""
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter())
-    logger = logging.getLogger("graftwork.test")
-    logger.addHandler(handler)
-
-    try:
-        raise ValueError("two\nlines")
-    except ValueError:
-        logger.exception("turn %s failed", "trn_1", extra={"request_id": "req_1", "size": 3})
-    finally:
-        logger.removeHandler(handler)
-
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 1
-    line = json.loads(lines[0])
-    assert (line["level"], line["event"], line["request_id"], line["size"]) == (
-        "error",
-        "turn trn_1 failed",
-        "req_1",
-        3,
-    )
-    assert "ValueError: two\nlines" in line["error"]
 
 
 BOUNDS = (0.001, 0.25, 1.0, 2.5)

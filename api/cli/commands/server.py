@@ -28,11 +28,13 @@ from graftwork.api.cli.console.flags import (
     HostKvBytes,
     Kernels,
     KvDir,
+    LogFormat,
     MaxContextTokens,
     MaxDraftTokens,
     MaxReplicas,
     MemoryShare,
     ModelDir,
+    OtlpEndpoint,
     Port,
     PublicPrompts,
     RedisUrl,
@@ -80,6 +82,8 @@ def serve(
     shared_kv_dir: SharedKvDir = None,
     replicas: Replicas = None,
     max_replicas: MaxReplicas = None,
+    log_format: LogFormat = None,
+    otlp_endpoint: OtlpEndpoint = None,
 ) -> None:
     """Serve a model: a gateway and its engine in one command.
 
@@ -112,6 +116,8 @@ def gateway(
     engine_tls_cert: EngineTlsCert = None,
     engine_tls_key: EngineTlsKey = None,
     engine_tls_name: EngineTlsName = None,
+    log_format: LogFormat = None,
+    otlp_endpoint: OtlpEndpoint = None,
 ) -> None:
     """Run a gateway alone, for production. Any number of gateways may share PostgreSQL and Redis.
 

@@ -105,6 +105,15 @@ CorsOrigin = Annotated[
 MaxDraftTokens = Annotated[
     int | None, typer.Option(help="Tokens guessed for a request in one step; 0: no speculation (default: 16).")
 ]
+LogFormat = Annotated[
+    str | None, typer.Option(metavar="FORM", help="auto, json or text (default: text at a terminal, JSON elsewhere).")
+]
+OtlpEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="Where traces go, e.g. http://collector:4318; needs the extra otel (default: nowhere)."
+    ),
+]
 EngineAddress = Annotated[
     str | None,
     typer.Option(

@@ -11,7 +11,8 @@ from graftwork.api.cli.main import build_app
 from tests.api.cli.conftest import Graftwork
 
 COMMANDS = """serve|gateway|engine|probe|demo|top|fleet start|fleet status|fleet scale|fleet upgrade|fleet stop|
-bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|usage|usage export|audit|db upgrade|db downgrade|db current|
+bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|usage|usage export|trace|audit|
+db upgrade|db downgrade|db current|
 tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants delete|tenants erasure|
 keys create|keys list|keys rotate|keys revoke|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|
 replicas drain|adapters push|adapters list|adapters show|adapters promote|adapters rollback|adapters delete|adapters verify|

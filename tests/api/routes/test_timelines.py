@@ -6,8 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.api.in_process_gateway import Gateway, TestTenant, chat
+from graftwork.platform.tracing.logs import TOKEN_LOGGER
+from graftwork.platform.tracing.otel_sdk import open_export
+from tests.api.in_process_gateway import Gateway, TestTenant, chat, chunks
 
 STAGES = ["authenticate", "body", "prepare", "encode", "quota", "start", "queue", "prefill", "decode", "finish"]
 
@@ -172,3 +176,94 @@ async def test_the_line_of_a_request_says_who_what_and_how_long(
     assert {*line["tokens"]} == {"device", "host", "disk", "recomputed", "completion"}
     assert [*line["stages_ms"]] == STAGES
     assert "canary" not in str(line)
+
+
+async def test_a_switched_tenant_is_traced_until_it_is_switched_off(gateway: Gateway, tenant: TestTenant) -> None:
+    """From the switch on, all requests of the tenant are traced and those of others are not; then none."""
+    other = await gateway.tenant("Globex")
+    switched = await gateway.admin.put(f"/v1/admin/traces/{tenant.id}", json={})
+    for one in (tenant, other):
+        await one.client.post("/v1/chat/completions", json=chat())
+    listed = (await gateway.admin.get("/v1/admin/traces")).json()["data"]
+    off = await gateway.admin.delete(f"/v1/admin/traces/{tenant.id}")
+    await tenant.client.post("/v1/chat/completions", json=chat())
+
+    assert (switched.status_code, off.status_code) == (200, 200)
+    assert listed == [switched.json()]
+    assert [request.traced for request in gateway.engine.requests] == [True, False, False]
+
+
+async def test_a_tenant_may_not_switch_traces(tenant: TestTenant) -> None:
+    """A tenant's key neither reads nor sets the switches."""
+    for answer in (
+        await tenant.client.get("/v1/admin/traces"),
+        await tenant.client.put(f"/v1/admin/traces/{tenant.id}", json={}),
+        await tenant.client.delete(f"/v1/admin/traces/{tenant.id}"),
+    ):
+        assert answer.status_code == 403
+
+
+async def test_token_ids_are_logged_for_those_who_were_switched_on(
+    gateway: Gateway, tenant: TestTenant, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The token ids of a switched session's turns are logged, without text; those of other requests never are."""
+    caplog.set_level(logging.INFO, logger=TOKEN_LOGGER)
+    session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
+    await gateway.admin.put(f"/v1/admin/traces/{session}", json={"token_ids": True})
+    await tenant.client.post("/v1/chat/completions", json=chat("my canary phrase"))
+    await tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "my canary phrase"})
+
+    (line,) = [vars(record) for record in caplog.records if record.name == TOKEN_LOGGER]
+    assert line["session_id"] == session
+    assert line["prompt_token_ids"] == list(gateway.engine.requests[-1].prompt_token_ids)
+    assert len(line["completion_token_ids"]) > 1
+    assert "canary" not in str(line)
+
+
+async def test_spans_and_logs_have_no_text(
+    gateway: Gateway, tenant: TestTenant, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spans of a traced request with tools and stop strings, and all lines of the log, have no word of the prompt, of the
+    answer or of the tools, and no token ids.
+    """
+    caplog.set_level(logging.DEBUG, logger="graftwork")
+    exporter = InMemorySpanExporter()
+    export = open_export(SimpleSpanProcessor(exporter), "gateway_1", with_gen_ai=True)
+    gateway.resources.server.traces.exports.append(export.spans.export)
+    gateway.engine.text = "the answer is xylophone"
+    tool = {"type": "function", "function": {"name": "canary_tool", "parameters": {"type": "object"}}}
+    body = chat("my canary phrase", stream=True, stop=["zebra"], tools=[tool], user="canary user")
+    answer = await tenant.client.post("/v1/chat/completions", json=body, headers={"x-graftwork-trace": "1"})
+
+    texts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks(answer.text)]
+    assert "xylophone" in "".join(texts)
+    assert len(exporter.get_finished_spans()) > 10
+    spans = " ".join(str((span.name, dict(span.attributes or {}))) for span in exporter.get_finished_spans())
+    logged = " ".join(str(vars(record)) for record in caplog.records)
+    for word in ("canary", "xylophone", "zebra", tenant.key):
+        assert word not in spans
+        assert word not in logged
+    prompt = gateway.engine.requests[-1].prompt_token_ids
+    assert str(list(prompt[:3]))[1:-1] not in spans + logged
+
+
+async def test_a_request_that_is_not_kept_any_more_says_so(gateway: Gateway, tenant: TestTenant) -> None:
+    """The owner of a served request hears that its timeline is elsewhere or gone; to others it is unknown as before."""
+    request_id = (await tenant.client.post("/v1/chat/completions", json=chat())).headers["x-request-id"]
+    other = await gateway.tenant("Globex")
+    gateway.resources.server.traces.forget(tenant.id)
+
+    own = await tenant.client.get(f"/v1/requests/{request_id}/timeline")
+    foreign = await other.client.get(f"/v1/requests/{request_id}/timeline")
+
+    assert (own.status_code, own.json()["error"]["code"]) == (404, "timeline_not_kept")
+    assert (foreign.status_code, foreign.json()["error"]["code"]) == (404, "timeline_not_found")
+
+
+async def test_nothing_of_a_deleted_tenant_is_kept(gateway: Gateway, tenant: TestTenant) -> None:
+    """When a tenant is erased, its timelines go with it."""
+    request_id = (await tenant.client.post("/v1/chat/completions", json=chat())).headers["x-request-id"]
+    await gateway.admin.delete(f"/v1/admin/tenants/{tenant.id}")
+    await gateway.resources.admin.erasure.sweep()
+
+    assert (await gateway.admin.get(f"/v1/admin/requests/{request_id}/timeline")).status_code == 404

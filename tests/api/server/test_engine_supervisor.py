@@ -266,13 +266,16 @@ def test_a_child_that_lost_its_device_ends_with_a_status_of_its_own() -> None:
     report, childs_report = os.pipe()
     orders = child_orders(Settings(), "unix:/nowhere")
 
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(childs_report)], input=orders, pass_fds=[childs_report], check=False
-    )
+    command = [sys.executable, "-c", program, str(childs_report)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[childs_report]) as ended:
+        assert ended.stdin is not None
+        ended.stdin.write(orders)
+        ended.stdin.flush()  # and stays open: at its end the child would end too
+        status = ended.wait(timeout=60)
     os.close(childs_report)
     error = read_report(report)
 
-    assert ended.returncode == 75
+    assert status == 75
     assert error is not None
     assert (error.message, error.exit_status) == ("The device is lost.", 75)
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.core.events import PromptScored, TokenLogprobs, TokensGenerated
+from graftwork.engine.core.events import PromptScored, StepsTraced, TokenLogprobs, TokensGenerated
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.stats import EngineStats
+from graftwork.engine.core.step_spans import EngineSpan, SpanName
 from graftwork.engine.rpc import codec
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -128,3 +129,43 @@ def test_the_figures_of_a_prompt_arrive_with_their_ranks(scored: list[TokenLogpr
     sent = PromptScored(tuple(scored))
 
     assert codec.event_from_wire(codec.output_to_wire(RequestId("req_1"), sent)) == sent
+
+
+@given(
+    spans=st.lists(
+        st.builds(
+            EngineSpan,
+            name=st.sampled_from(list(SpanName)),
+            start_s=numbers,
+            duration_s=numbers,
+            steps=token_ids,
+            busy_s=numbers,
+            tokens=token_ids,
+            batch_requests=numbers,
+            batch_tokens=numbers,
+            drafted=token_ids,
+            accepted=token_ids,
+            masks=token_ids,
+        ),
+        max_size=3,
+    ).map(tuple)
+)
+def test_the_spans_of_a_traced_request_arrive(spans: tuple[EngineSpan, ...]) -> None:
+    """Every field of a span arrives unchanged, and so does the wish for a trace."""
+    sent = StepsTraced(7, 1.5, spans)
+
+    output = codec.output_to_wire(RequestId("req_1"), sent)
+
+    assert codec.event_from_wire(type(output).FromString(output.SerializeToString())) == sent
+    assert codec.request_from_wire(codec.request_to_wire(request(SamplingParams(max_tokens=1), traced=True))).traced
+
+
+def test_a_span_of_an_unknown_kind_is_dropped() -> None:
+    """A newer engine may report what this gateway does not know; the rest arrives."""
+    output = codec.output_to_wire(RequestId("req_1"), StepsTraced(7, 1.5, (EngineSpan(SpanName.QUEUE, 0.0, 1.0),) * 2))
+    output.traced.spans[0].name = "dream"
+
+    event = codec.event_from_wire(output)
+
+    assert isinstance(event, StepsTraced)
+    assert [span.name for span in event.spans] == [SpanName.QUEUE]

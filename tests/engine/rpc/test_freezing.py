@@ -204,7 +204,7 @@ from pathlib import Path
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.rpc.server import run_server
-from graftwork.platform.telemetry import configure_logging
+from graftwork.platform.tracing.logs import configure_logging
 
 class StuckRunner:
     def launch(self, plan):

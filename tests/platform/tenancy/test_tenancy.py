@@ -13,7 +13,6 @@ from graftwork.platform.errors import Conflict, NotAuthenticated, NotFound, NotP
 from graftwork.platform.ids import KeyId, RequestId, TenantId
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.telemetry import JsonFormatter
 from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
 from graftwork.platform.tenancy.keys import WrongKeyLimit
 from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
@@ -21,6 +20,7 @@ from graftwork.platform.tenancy.principals import ALL_SCOPES, AdminPrincipal, Sc
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.platform.tenancy.tenants import TenantStatus
+from graftwork.platform.tracing.logs import JsonFormatter
 
 PEPPER = b"a pepper for tests"
 ADDRESS = "192.0.2.1"

@@ -1,0 +1,55 @@
+"""Makes a trace of a request's timeline that Perfetto and chrome://tracing load.
+
+The form is Chrome's Trace Event Format: complete events (`ph` is `X`) with times in microseconds, in a lane (`tid`) for
+the gateway and one for each run at an engine, and metadata events (`M`) that name the lanes.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from graftwork.platform.answers.timelines import EngineSpan, Timeline
+
+_PROCESS = 1
+_GATEWAY = 1
+
+
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
+    """Returns the content of the file."""
+    return {"displayTimeUnit": "ms", "traceEvents": list(_events(timeline)), "otherData": {"request_id": timeline.id}}
+
+
+def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    yield _name("process_name", _GATEWAY, f"graftwork {timeline.id}")
+    yield _name("thread_name", _GATEWAY, "gateway")
+    summary = {
+        "status": timeline.status,
+        "http_status": timeline.http_status,
+        "model": timeline.model,
+        "adapter": timeline.adapter,
+        "trace_id": timeline.trace_id,
+    }
+    yield _complete(f"{timeline.method} {timeline.path}", _GATEWAY, 0.0, timeline.total_ms, summary)
+    for stage in timeline.stages:
+        yield _complete(stage.name, _GATEWAY, stage.start_ms, stage.duration_ms, {})
+    lane = _GATEWAY
+    for generation in timeline.generations:
+        for run in generation.engines:
+            lane += 1
+            yield _name("thread_name", lane, f"engine {generation.id}")
+            # Of two events that begin together, viewers nest the one that comes later and is not longer.
+            for span in sorted(run.spans, key=lambda span: (span.start_ms, -span.duration_ms, span.inside is not None)):
+                yield _complete(span.name, lane, span.start_ms, span.duration_ms, _arguments(span))
+
+
+def _arguments(span: EngineSpan) -> dict[str, Any]:
+    shown = span.body()
+    return {name: value for name, value in shown.items() if name not in ("name", "inside", "start_ms", "duration_ms")}
+
+
+def _complete(name: str, lane: int, start_ms: float, duration_ms: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    times = {"ts": round(start_ms * 1000, 3), "dur": round(duration_ms * 1000, 3)}
+    return {"name": name, "cat": "graftwork", "ph": "X", **times, "pid": _PROCESS, "tid": lane, "args": arguments}
+
+
+def _name(kind: str, lane: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": lane, "args": {"name": name}}
