@@ -83,6 +83,7 @@ ROOMS = (
     "api/cli/bench",
     "api/cli/chaos",
     "api/cli/top",
+    "api/cli/doctor",
     "api/cli/commands",
     "api/cli",
 )
@@ -96,8 +97,6 @@ FENCES: dict[str, tuple[str, ...]] = {
     "numba": ("engine/lora/cpu_kernel.py",),
     "llvmlite": ("engine/lora/cpu_kernel.py",),
     "xgrammar": ("engine/*",),
-    "transformers": (),
-    "peft": (),
     "sqlalchemy": (
         "*/tables.py",
         "*/repository.py",
@@ -114,7 +113,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "grpc": ("engine/rpc/*",),
     "ray": ("api/ray/actors.py",),
     "prometheus_client": ("platform/*",),
-    **dict.fromkeys(("pickle", "shelve", "multiprocessing"), ()),
+    **dict.fromkeys(("transformers", "peft", "pickle", "shelve", "multiprocessing"), ()),
     "marshal": ("platform/worker_pool.py",),
 }
 """By package: the only places in the rooms that may import it."""
