@@ -77,6 +77,9 @@ def chat(
         Path | None,
         typer.Option(metavar="FILE", help="JSON list of function schemas (default: the demo's, on its model)."),
     ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Of a new session; 0 always takes the likeliest token.")
+    ] = None,
 ) -> None:
     """Talk to a model in this terminal. If a tool is not one of the demo's, you type its output.
 
@@ -87,7 +90,7 @@ def chat(
     from graftwork.api.cli.console.chat_screen import ChatScreen, open_session
 
     with connect(max_retries=2) as client:  # a broken stream is resumed
-        session = open_session(client, model, instructions, tools)
+        session = open_session(client, model, instructions, tools, temperature)
         ChatScreen(session).talk()
 
 
