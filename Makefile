@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help serve demo test test-slow test-clients test-gpu coverage check docs format proto lock demo-model evaluate bench-quick bench-peers clean
+.PHONY: help serve demo test test-slow test-clients test-browser test-gpu coverage check docs format proto lock demo-model evaluate bench-quick bench-peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ test-slow: $(VENV)/.installed-dev ## the suites that take minutes, and property 
 
 test-clients: $(VENV)/.installed-dev ## other people's clients, which it installs into ~/.cache/graftwork-clients, against a gateway
 	$(BIN)/python -m pytest -m clients --durations=10 $(PYTEST_ARGS)
+
+test-browser: $(VENV)/.installed-dev ## the web console in this machine's Chromium (apt-get install chromium chromium-driver)
+	$(BIN)/python -m pytest -m browser --durations=10 $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.installed-dev ## the compiled kernels and the engine on this machine's GPU (docs/gpu.md)
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)

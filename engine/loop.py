@@ -36,6 +36,7 @@ from graftwork.engine.messages import (
 )
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.step_pipeline import DeviceLost, StepPipeline
+from graftwork.engine.step_recorder import NO_RECORDER, StepRecorder
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
 
@@ -59,7 +60,9 @@ class EngineLoop:
         steps: StepPipeline,
         progress: LoopProgress,
         arrivals: Arrivals,
+        recorder: StepRecorder = NO_RECORDER,
     ) -> None:
+        """`recorder` must be that of the scheduler and of `steps`."""
         self.inbox = inbox
         self._scheduler = scheduler
         self._adapters = adapters
@@ -72,6 +75,7 @@ class EngineLoop:
         """Shows other threads whether the loop advances."""
         self.arrivals = arrivals
         """Decides about requests on the thread that receives them."""
+        self._recorder = recorder
         self._num_received = 0
         self._sinks: dict[RequestId, Sink] = {}
         self._stopping = False
@@ -185,16 +189,19 @@ class EngineLoop:
             message.sink([RequestOutput(message.request.request_id, error)])
         else:
             self._sinks[message.request.request_id] = message.sink
+            self._recorder.arrived(message.request, None if message.received is None else message.received.at)
             self._deliver(displaced)
 
     def _cancel(self, request_id: RequestId) -> None:
         self._sinks.pop(request_id, None)
+        self._recorder.forget(request_id)
         self._scheduler.cancel(request_id)
 
     # ---- out --------------------------------------------------------------------------------------------------
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Passes each gateway its outputs of this step, in one call."""
+        outputs = self._recorder.attach(outputs)
         by_sink: dict[Sink, list[RequestOutput]] = {}
         for output in outputs:
             by_sink.setdefault(self._sinks[output.request_id], []).append(output)

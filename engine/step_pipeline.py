@@ -27,6 +27,7 @@ from graftwork.engine.kv.transfer.plan import LayerGates
 from graftwork.engine.runner.forward import StepPaths
 from graftwork.engine.runner.model_runner import PrefillMeter
 from graftwork.engine.scheduler.scheduler import Scheduler
+from graftwork.engine.step_recorder import NO_RECORDER, StepRecorder
 from graftwork.platform.errors import CapacityContended, GraftworkError, InternalFailure
 
 _log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class StepPipeline:
         *,
         overlaps: bool,
         paths: StepPaths | None = None,
+        recorder: StepRecorder = NO_RECORDER,
     ) -> None:
         """If `overlaps` is true, one step stays in flight between two calls of `advance`. The runner counts in `paths`."""
         self.runner = runner
@@ -75,6 +77,7 @@ class StepPipeline:
         self._prefills = prefills
         self._progress = progress
         self._overlaps = overlaps
+        self._recorder = recorder
         self.paths = paths or StepPaths()
         """How the steps were computed."""
         self._in_flight: _Step | None = None
@@ -111,6 +114,7 @@ class StepPipeline:
         result = None if step.flight is None else self._attempt(step, step.flight.result)
         self._progress.advance()
         self._prefills.step_ended(step.plan, waited=step.waits_for_loads or result is None)
+        self._recorder.landed(step.plan)
         landed = self._scheduler.land(step.plan)
         outputs = None if result is None else self._attempt(step, lambda: self._scheduler.absorb(landed, result))
         if outputs is not None:
@@ -122,6 +126,7 @@ class StepPipeline:
         loads = self._scheduler.pending_loads.read_by(plan)
         self._gates.select(loads)
         self._progress.advance()
+        self._recorder.launched(plan)
         self._prefills.step_begins()
         step = _Step(plan, waits_for_loads=bool(loads))
         step.flight = self._attempt(step, lambda: self.runner.launch(plan))

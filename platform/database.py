@@ -313,6 +313,8 @@ def _database_errors() -> Iterator[None]:
 
 _CUT_STATES = ("08", "25P03", "57P01", "57P02", "57P03")
 """PostgreSQL's codes for connections that were lost, idle transactions, and a server that stops or starts."""
+_UNDONE_STATES = ("40",)
+"""PostgreSQL's codes for transactions that it rolled back itself, such as one of two in a deadlock."""
 _FULL_STATES = ("53100",)
 """PostgreSQL's code for a full disk."""
 _BUSY_STATES = ("53", "25006", "58030")
@@ -336,7 +338,7 @@ def _as_unavailable(error: DBAPIError | PoolTimeoutError | ConnectionError) -> U
     # asyncpg fails without a state if a connection is cut before it has sent its first statement.
     is_cut_while_new = isinstance(error, InternalError) and not state and not name
     is_away = error.connection_invalidated or is_cut_while_new or state.startswith(_CUT_STATES)
-    if is_away or state.startswith(_BUSY_STATES) or name.startswith(_BUSY_NAMES):
+    if is_away or state.startswith(_UNDONE_STATES) or state.startswith(_BUSY_STATES) or name.startswith(_BUSY_NAMES):
         return _away()
     return None
 

@@ -176,7 +176,7 @@ class Telemetry:
         return Counter(f"graftwork_{name}", text, labels, registry=self.registry)
 
 
-_KEY = re.compile(r"\b(gwa?_[0-9A-Za-z]+)_[0-9A-Za-z]{16,}")
+_KEY = re.compile(r"\b((?:gwc_)?gwa?_[0-9A-Za-z]+)_[0-9A-Za-z]{16,}(?:_[0-9]+_[0-9]+_[0-9a-f]+)?")
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 

@@ -19,9 +19,17 @@ from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.items import Item, parse_input
-from graftwork.sessions.core.session import AgentSession, SessionKind, SessionSettings, SessionStatus, new_session_id
+from graftwork.sessions.core.session import (
+    AgentSession,
+    SessionKind,
+    SessionSettings,
+    SessionStatus,
+    Turn,
+    new_session_id,
+)
 from graftwork.sessions.eraser import SessionEraser
 from graftwork.sessions.store.session_store import SessionChange, SessionStore
+from graftwork.sessions.store.turn_lists import TurnLists
 from graftwork.sessions.sweeper import SessionSweeper
 from graftwork.sessions.turns.launcher import ToolOutputs, TurnLauncher
 from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnDependencies
@@ -115,6 +123,7 @@ class SessionService:
         self.reader = TurnReader(dependencies.store, self.loader, running, _POLL_S)
         self.launcher = TurnLauncher(dependencies, running, self.reader)
         self.tool_outputs = ToolOutputs(self.loader, self.store, self.launcher, self.reader, dependencies.kv)
+        self._turn_lists = TurnLists(database)
         self.base_name = dependencies.generator.description.model_name
 
     async def recover(self) -> int:
@@ -229,6 +238,11 @@ class SessionService:
         if turn.session_id != session.session_id:
             raise NotFound("The session had no such turn.", code="turn_not_found")
         return turn
+
+    async def list_turns(self, principal: Principal, session_id: str, page: PageRequest) -> Page[Turn]:
+        """Reads one page of a session's own turns. Raises NotFound if the session does not exist."""
+        session = await self.loader.load(principal.scope(), session_id)
+        return await self._turn_lists.page(principal.scope(), session.session_id, _checked(page))
 
     async def fork(
         self,

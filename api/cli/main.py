@@ -11,15 +11,28 @@ from typing import Annotated
 import typer
 
 import graftwork
-from graftwork.api.cli.commands import adapters, bench, fleet, keys, modes, quotas, replicas, sessions, tenants
+from graftwork.api.cli.commands import (
+    adapters,
+    bench,
+    fleet,
+    keys,
+    modes,
+    prices,
+    quotas,
+    replicas,
+    sessions,
+    tenants,
+    usage,
+)
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.ask import ask, models
 from graftwork.api.cli.commands.completion import COMPLETE_VARIABLE, completion
 from graftwork.api.cli.commands.demo import demo
 from graftwork.api.cli.commands.doctor import doctor
+from graftwork.api.cli.commands.plan import plan
 from graftwork.api.cli.commands.server import engine, gateway, probe, serve
 from graftwork.api.cli.commands.top import top
-from graftwork.api.cli.commands.usage import audit, usage
+from graftwork.api.cli.commands.usage import audit
 from graftwork.api.cli.console.config_file import load_config
 from graftwork.api.cli.console.failures import CommandGroup
 
@@ -64,7 +77,8 @@ def build_app() -> typer.Typer:
     app.add_typer(database.app, name="db", rich_help_panel=SERVER)
     app.add_typer(fleet.app, name="fleet", rich_help_panel=SERVER)
     app.add_typer(bench.app, name="bench", rich_help_panel=SERVER)
-    admin = {"tenants": tenants, "keys": keys, "quotas": quotas, "modes": modes, "replicas": replicas}
+    app.command(rich_help_panel=SERVER)(plan)
+    admin = {"tenants": tenants, "keys": keys, "quotas": quotas, "prices": prices, "modes": modes, "replicas": replicas}
     for name, group in admin.items():
         app.add_typer(group.app, name=name, rich_help_panel=ADMIN)
     app.command(rich_help_panel=ADMIN)(audit)
@@ -73,7 +87,7 @@ def build_app() -> typer.Typer:
     app.command(rich_help_panel=TENANT)(models)
     app.add_typer(adapters.app, name="adapters", rich_help_panel=TENANT)
     app.add_typer(sessions.app, name="sessions", rich_help_panel=TENANT)
-    app.command(rich_help_panel=TENANT)(usage)
+    app.add_typer(usage.app, name="usage", rich_help_panel=TENANT)
     return app
 
 

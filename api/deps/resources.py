@@ -36,11 +36,15 @@ from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tenancy.authenticator import Authenticator
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.price_keeper import PriceKeeper
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, RunningWork, Scope
-from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
+from graftwork.platform.tenancy.tenancy import Tenancy
+from graftwork.platform.tracing.request_trace import Stage
+from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -186,6 +190,7 @@ class SessionResources:
     base_name: str
     """The name that clients use for the base model."""
     sessions: SessionService
+    meter: UsageMeter
     responses: ResponseService
     conversations: ConversationService
     tasks: ServerTasks
@@ -200,6 +205,7 @@ class AccountResources:
     clock: Clock
     tenancy: Tenancy
     meter: UsageMeter
+    prices: PriceKeeper
     registry: AdapterRegistry
     description: EngineDescription
     uploads: UploadBound
@@ -215,6 +221,7 @@ class AdminResources:
     pepper: bytes
     tenancy: Tenancy
     meter: UsageMeter
+    prices: PriceKeeper
     registry: AdapterRegistry
     engine: EngineClient
     replicas: ReplicaDirectory
@@ -239,6 +246,8 @@ class ServerResources:
     replicas: ReplicaDirectory
     json: JsonParsing
     """Parses long bodies in another process."""
+    traces: TraceBook
+    """The traces of this gateway's latest requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +298,7 @@ def _holder_of(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Principa
     async def principal_with_scope(request: Request) -> Principal:
         principal = await _principal(request)
         principal.require(scope)
+        principal.trace.mark(Stage.BODY)  # FastAPI reads the body before it calls this
         return principal
 
     return principal_with_scope

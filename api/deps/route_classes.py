@@ -1,6 +1,7 @@
 """Defines route classes that authenticate a request before they read its body, and implements `Idempotency-Key`.
 
-`OpenAiRoute` and `NativeRoute` accept a tenant's key, and `AdminRoute` accepts the operator's key. The status of an
+`OpenAiRoute` and `NativeRoute` accept a tenant's key, and `AdminRoute` accepts the operator's key. Each also accepts the
+web console's cookie for such a key. The status of an
 invalid body is 400 on OpenAI-compatible routes, and 422 on all other routes.
 A POST with an `Idempotency-Key` that arrives twice runs once, and both requests get the same answer. The server stores
 only successful answers; a request that fails frees its idempotency key. Some work continues after its client leaves.
@@ -23,6 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from graftwork.api.deps.admission import IDEMPOTENCY_KEY, first_place, first_token_due_at
+from graftwork.api.deps.console_guard import refuse_forged
 from graftwork.api.deps.resources import resources_of
 from graftwork.api.http.request import BoundedRequest, JsonRequest, UploadRequest, client_address, presented_key
 from graftwork.api.http.response_headers import REPLAYED
@@ -32,6 +34,7 @@ from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRe
 from graftwork.platform.ids import SessionId, TurnId
 from graftwork.platform.tenancy.idempotency import Attempt, IdempotencyStore, StoredReply, TurnClaim
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
+from graftwork.platform.tracing.request_trace import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,7 @@ class AuthenticatedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             with first_place(self.endpoint, request) as place:
                 request.state.principal = await self.authenticate(request)
+                request.state.trace.mark(Stage.AUTHENTICATE)
                 if place is not None and isinstance(request.state.principal, Principal):
                     request.state.principal = replace(request.state.principal, place=place)
                 return await answer(request)
@@ -149,6 +153,7 @@ class AuthenticatedRoute(APIRoute):
             try:
                 _refuse_null_characters(request)
                 _note_deadline(request)
+                _note_sender(request)
                 return await self.run(bounded, handle)
             except RequestValidationError as error:
                 raise self.as_route_error(invalid_body(error)) from error
@@ -226,6 +231,7 @@ class NativeRoute(AuthenticatedRoute):
     """A route of Graftwork's own API. It accepts a tenant's key."""
 
     async def authenticate(self, request: Request) -> Principal:
+        refuse_forged(request)
         return await resources_of(request).server.gate.authenticate(presented_key(request), client_address(request))
 
 
@@ -261,9 +267,20 @@ class AdminRoute(AuthenticatedRoute):
     """A route that accepts only the operator's key."""
 
     async def authenticate(self, request: Request) -> AdminPrincipal:
+        refuse_forged(request)
         return await resources_of(request).server.gate.authenticate_admin(
             presented_key(request), client_address(request)
         )
+
+
+class ConsoleRoute(AuthenticatedRoute):
+    """A route of the web console's sign-in. It accepts a tenant's key and the operator's key."""
+
+    is_idempotent = False
+
+    async def authenticate(self, request: Request) -> Principal | AdminPrincipal:
+        refuse_forged(request)
+        return await resources_of(request).server.gate.authenticate_any(presented_key(request), client_address(request))
 
 
 class SecretRoute(AdminRoute):
@@ -277,6 +294,14 @@ def _note_deadline(request: Request) -> None:
     principal = request.state.principal
     if isinstance(principal, Principal) and (due_at := first_token_due_at(request)) is not None:
         request.state.principal = replace(principal, first_token_due_at=due_at)
+
+
+def _note_sender(request: Request) -> None:
+    """Tells the request's trace whose request it is. Raises InvalidRequest for a wrong `x-graftwork-trace`."""
+    principal, trace = request.state.principal, request.state.trace
+    if isinstance(principal, Principal):
+        resources_of(request).server.traces.authenticated(trace, principal.tenant_id, principal.key_id)
+        request.state.principal = replace(principal, trace=trace)
 
 
 def _owner(request: Request) -> str:

@@ -3,19 +3,25 @@
 RequestIdMiddleware is the outermost layer of the application. CrashMiddleware is the innermost one, so that the other
 layers can add to its answer, as CORS does. Only CrashMiddleware may catch every exception.
 Never tells the client more about an unexpected exception than the request's id. The log has the exception and the id.
-Invariant: clients cannot choose the id, because usage records use the id.
+Invariant: clients cannot choose the id, because usage records use the id. A client's own `x-request-id` is repeated in
+its answer, and the server's id then has a header of its own.
 """
 
 import logging
-import time
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graftwork.api.http.error_forms import error_response
 from graftwork.api.http.errors import internal_failure
-from graftwork.api.http.response_headers import REQUEST_ID
+from graftwork.api.http.response_headers import REQUEST_ID, SERVER_REQUEST_ID, TRACE_ID
+from graftwork.api.http.streaming import TRACE
+from graftwork.platform.clock import SystemClock
 from graftwork.platform.ids import new_id
+from graftwork.platform.tracing.request_line import request_fields
+from graftwork.platform.tracing.request_trace import RequestTrace
+from graftwork.platform.tracing.trace_book import TraceBook
+from graftwork.platform.tracing.trace_ids import TraceIds
 
 logger = logging.getLogger(__name__)
 
@@ -24,36 +30,49 @@ QUIET_PATHS = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
 
 CLIENT_CLOSED_REQUEST = 499
 
+TRACES = "traces"
+"""The name of the TraceBook in the state of an application."""
+
+_REQUEST_ID, _TRACE_ID, _SERVER_REQUEST_ID = REQUEST_ID.encode(), TRACE_ID.encode(), SERVER_REQUEST_ID.encode()
+
 _OUTGOING = "outgoing"
 """The key in a request's state for its _OutgoingResponse."""
 
 
 class RequestIdMiddleware:
-    """ASGI middleware that adds `x-request-id` to every response, and logs the request."""
+    """ASGI middleware that adds the ids of the request to every response, and logs the request.
+
+    The line of the log is written when both the response and the work of the request have ended: a turn may go on after
+    its client has left.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._no_book = TraceBook(SystemClock())
+        """For an application whose services are not open."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = new_id("req")
+        book = getattr(scope["app"].state, TRACES, self._no_book)
+        trace = book.begin(new_id("req"), scope)
+        trace.at_end(_log)
         state = scope.setdefault("state", {})
-        state["request_id"] = request_id
-        state[_OUTGOING] = outgoing = _OutgoingResponse(send, request_id)
-        started_at = time.monotonic()
+        state["request_id"], state[TRACE] = trace.ids.request_id, trace
+        state[_OUTGOING] = outgoing = _OutgoingResponse(send, trace.ids)
         try:
             await self._app(scope, receive, outgoing.send)
         except ClientDisconnect:
             outgoing.status = CLIENT_CLOSED_REQUEST  # only for the log, because the client has left
         finally:
-            self._log(scope, request_id, outgoing.status, time.monotonic() - started_at)
+            trace.answered(outgoing.status)
 
-    def _log(self, scope: Scope, request_id: str, status: int | None, seconds: float) -> None:
-        level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
-        fields = {"request_id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
-        logger.log(level, "request", extra=fields | {"seconds": round(seconds, 4)})
+
+def _log(trace: RequestTrace) -> None:
+    level = logging.DEBUG if trace.path in QUIET_PATHS else logging.INFO
+    if logger.isEnabledFor(level):
+        logger.log(level, "request", extra=request_fields(trace))
 
 
 class CrashMiddleware:
@@ -72,22 +91,30 @@ class CrashMiddleware:
             raise
         except Exception:
             outgoing: _OutgoingResponse = scope["state"][_OUTGOING]
-            logger.exception("request failed", extra={"request_id": outgoing.request_id, "path": scope["path"]})
+            ids = outgoing.ids
+            extra = {"request_id": ids.request_id, "trace_id": ids.trace_id, "path": scope["path"]}
+            logger.exception("request failed", extra=extra)
             if outgoing.status is None:  # a response that has started cannot become an error
-                await error_response(internal_failure(outgoing.request_id), scope)(scope, receive, send)
+                await error_response(internal_failure(outgoing.ids.request_id), scope)(scope, receive, send)
 
 
 class _OutgoingResponse:
-    """Adds the request id to a response, and remembers the response's status."""
+    """Adds the request's ids to a response, and remembers the response's status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, ids: TraceIds) -> None:
         self._send = send
-        self.request_id = request_id
+        self.ids = ids
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message.get("headers", []), (REQUEST_ID.encode(), self.request_id.encode())]
-            message = {**message, "headers": headers}
+            message = {**message, "headers": [*message.get("headers", []), *self._headers()]}
         await self._send(message)
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        ids = self.ids
+        headers = [(_REQUEST_ID, ids.shown_id.encode()), (_TRACE_ID, ids.trace_id.encode())]
+        if ids.client_request_id is not None:
+            headers.append((_SERVER_REQUEST_ID, ids.request_id.encode()))
+        return headers

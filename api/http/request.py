@@ -25,6 +25,7 @@ from fastapi import Request
 from python_multipart.multipart import parse_options_header
 from starlette.types import Receive, Scope
 
+from graftwork.api.http.console_cookie import ticket_in
 from graftwork.api.http.response_headers import IGNORED, UNENFORCED
 from graftwork.platform.errors import InvalidRequest, NotAuthenticated, PayloadTooLarge
 from graftwork.platform.quotas.uploads import UploadPlace
@@ -204,12 +205,17 @@ class UploadRequest(BoundedRequest):
 
 
 def presented_key(request: Request) -> str:
-    """Returns the key from `Authorization: Bearer …` or `x-api-key`. Raises NotAuthenticated if there is no key."""
+    """Returns the key from `Authorization: Bearer …` or `x-api-key`, or the ticket in the cookie of the web console.
+
+    Raises NotAuthenticated if there is none of these.
+    """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
     if key := request.headers.get("x-api-key", "").strip():
         return key
+    if ticket := ticket_in(request):
+        return ticket
     raise NotAuthenticated("Send your API key as `Authorization: Bearer gw_…`.", code="missing_api_key")
 
 

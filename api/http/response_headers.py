@@ -8,6 +8,8 @@ values of the headers for retries and limits.
 from typing import NamedTuple
 
 REQUEST_ID = "x-request-id"
+SERVER_REQUEST_ID = "x-graftwork-request-id"
+TRACE_ID = "x-graftwork-trace-id"
 ANTHROPIC_REQUEST_ID = "request-id"
 AUTHENTICATE = "www-authenticate"
 MODEL = "x-graftwork-model"
@@ -38,11 +40,20 @@ _LIMITS = {
     "x-ratelimit-remaining-tokens": HeaderDescription("Tokens left in this minute.", "99000"),
     "x-ratelimit-reset-tokens": HeaderDescription("Until the whole limit is available again.", "600ms"),
 }
+ID_HEADERS = (REQUEST_ID, SERVER_REQUEST_ID, TRACE_ID)
 RETRY_HEADERS = tuple(_RETRY)
 LIMIT_HEADERS = tuple(_LIMITS)
 
 HEADERS: dict[str, HeaderDescription] = {
-    REQUEST_ID: HeaderDescription("The request's id. The server's log has it too.", "req_01hzx"),
+    REQUEST_ID: HeaderDescription(
+        "The request's id: the client's own, if it has sent one, else the server's.", "req_01hzx"
+    ),
+    SERVER_REQUEST_ID: HeaderDescription(
+        "The server's id of a request that has the client's `x-request-id`.", "req_01hzx"
+    ),
+    TRACE_ID: HeaderDescription(
+        "The id of the request's trace: that of its `traceparent`, or a new one.", "4bf92f3577b34da6a3ce929d0e0e4736"
+    ),
     ANTHROPIC_REQUEST_ID: HeaderDescription("The request's id under Anthropic's name.", "req_01hzx"),
     AUTHENTICATE: HeaderDescription("How to authenticate.", "Bearer"),
     **_RETRY,

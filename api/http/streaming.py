@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from graftwork.platform.errors import GraftworkError
+from graftwork.platform.tracing.request_trace import RequestTrace
 from graftwork.sessions.core.events import SessionEvent
 
 Result = TypeVar("Result")
@@ -63,6 +64,10 @@ async def _disconnected(request: Request) -> None:
 
 Write = Callable[[bytes], Awaitable[None]]
 """A function that sends one or more encoded events. It waits if the client reads too slowly."""
+
+
+TRACE = "trace"
+"""The key in a request's state for its RequestTrace."""
 
 
 WRITE_BODY = "write_body"
@@ -146,9 +151,11 @@ class EventStream(StreamingResponse):
         self._source = source
         self._on_end = on_end
         self._write: Write | None = None
+        self._trace: RequestTrace | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._write = scope.get("state", {}).get(WRITE_BODY)
+        state = scope.get("state", {})
+        self._write, self._trace = state.get(WRITE_BODY), state.get(TRACE)
         await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
@@ -157,11 +164,27 @@ class EventStream(StreamingResponse):
 
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._source(self._write or send_event)
+            write = self._write or send_event
+            await self._source(write if self._trace is None else timed_write(self._trace, write))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             if self._on_end is not None:
                 self._on_end()
+
+
+def timed_write(trace: RequestTrace, write: Write) -> Write:
+    """Returns `write`, or the same with its time measured if the request is traced."""
+    if not trace.is_traced:
+        return write
+    now = trace.now
+
+    async def write_and_measure(event: bytes) -> None:
+        began_at = now()
+        await write(event)
+        trace.write_s += now() - began_at
+        trace.writes += 1
+
+    return write_and_measure
 
 
 @asynccontextmanager

@@ -15,11 +15,11 @@ from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, Ope
 from graftwork.api.http.response_headers import (
     ANTHROPIC_REQUEST_ID,
     DEGRADED,
+    ID_HEADERS,
     IGNORED,
     LIMIT_HEADERS,
     MODEL,
     REPLAYED,
-    REQUEST_ID,
     SERVICE_TIER,
     UNENFORCED,
 )
@@ -142,7 +142,7 @@ def _keeps_answers(route: APIRoute, operation: Mapping[str, Any]) -> bool:
 def _completed_success(
     response: dict[str, Any], route: APIRoute, operation: Mapping[str, Any], *, is_anthropic: bool
 ) -> dict[str, Any]:
-    names = [REQUEST_ID]
+    names = [*ID_HEADERS]
     if is_anthropic:
         names.append(ANTHROPIC_REQUEST_ID)
     if "POST" in (route.methods or ()) and route.tags[0] in _METERED:

@@ -9,8 +9,8 @@ from graftwork.api.http.response_headers import (
     ANTHROPIC_REQUEST_ID,
     AUTHENTICATE,
     HEADERS,
+    ID_HEADERS,
     LIMIT_HEADERS,
-    REQUEST_ID,
     RETRY_HEADERS,
 )
 from graftwork.platform.answers.errors import AnthropicErrorAnswer, ErrorAnswer
@@ -65,10 +65,10 @@ def error_components() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, meaning, kind, code, headers in ERRORS.values():
         fields = {"message": meaning, "type": kind, "param": None, "code": code}
-        found[name] = _response(meaning, ErrorAnswer.__name__, {"error": fields}, (REQUEST_ID, *headers))
+        found[name] = _response(meaning, ErrorAnswer.__name__, {"error": fields}, (*ID_HEADERS, *headers))
         theirs = {"type": "error", "error": {"type": kind, "message": meaning}, "request_id": "req_01hzx"}
         found[f"Anthropic{name}"] = _response(
-            meaning, AnthropicErrorAnswer.__name__, theirs, (REQUEST_ID, ANTHROPIC_REQUEST_ID, *headers)
+            meaning, AnthropicErrorAnswer.__name__, theirs, (*ID_HEADERS, ANTHROPIC_REQUEST_ID, *headers)
         )
     return found
 

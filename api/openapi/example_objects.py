@@ -133,6 +133,7 @@ SESSION: Json = {
     "metadata": {},
     "retention": {"ttl_s": 86400.0},
 }
+MONEY: Json = {"amount": "0.00002", "currency": "USD"}
 TURN: Json = {
     "id": "turn_01hzx",
     "object": "turn",
@@ -142,7 +143,7 @@ TURN: Json = {
     "tool_calls": [],
     "checkpoint_id": "ckp_01hzx",
     "finish_reason": "stop",
-    "usage": USAGE,
+    "usage": USAGE | {"kv_byte_seconds": 98304, "adapter_bytes": 0, "cost": MONEY},
     "cache": PROMPT_TOKENS | {"miss_reason": None},
     "error": None,
     "made_with": None,
@@ -201,18 +202,6 @@ def list_of(*entries: Json, has_ids: bool = True) -> Json:
     ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]} if has_ids else {}
     return {"object": "list", "data": [*entries], "has_more": False, "first_id": None, "last_id": None} | ends
 
-
-USAGE_ROWS = list_of(
-    {
-        "group": "2026-01-01",
-        "requests": 1,
-        "prompt_tokens": 24,
-        "cached_tokens": 16,
-        "completion_tokens": 6,
-        "total_tokens": 30,
-    },
-    has_ids=False,
-)
 
 _RATES: Json = {"requests_per_s": 0.5, "prompt_tokens_per_s": 412.0, "generated_tokens_per_s": 38.2}
 _TTFT: Json = {"p50": 84.1, "p99": 410.7}
@@ -308,4 +297,88 @@ SERVER_OVERVIEW: Json = OVERVIEW | {
             "adapters_resident": 1,
         }
     ]
+}
+
+TIMELINE: Json = {
+    "id": "req_01hzx",
+    "object": "request.timeline",
+    "client_request_id": None,
+    "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736",
+    "gateway_id": "gateway_01hzx",
+    "tenant_id": "ten_01hzx",
+    "key_id": "key_01hzx",
+    "session_id": None,
+    "turn_id": None,
+    "method": "POST",
+    "path": "/v1/chat/completions",
+    "model": "support",
+    "adapter": "support@1",
+    "status": "completed",
+    "http_status": 200,
+    "created_at": float(CREATED_AT),
+    "total_ms": 98.0,
+    "traced": True,
+    "stages": [
+        {"name": name, "start_ms": start_ms, "duration_ms": duration_ms}
+        for name, start_ms, duration_ms in (
+            ("authenticate", 0.0, 0.4),
+            ("body", 0.4, 0.6),
+            ("prepare", 1.0, 0.2),
+            ("encode", 1.2, 0.8),
+            ("quota", 2.0, 0.3),
+            ("start", 2.3, 0.7),
+            ("queue", 3.0, 21.0),
+            ("prefill", 24.0, 26.0),
+            ("decode", 50.0, 46.0),
+            ("finish", 96.0, 2.0),
+        )
+    ],
+    "generations": [
+        {
+            "id": "req_01hzx.0",
+            "sent_ms": 3.0,
+            "admitted_ms": 24.0,
+            "first_token_ms": 50.0,
+            "ended_ms": 96.0,
+            "prompt": {"device": 16, "host": 0, "disk": 0, "recomputed": 8, "miss_reason": "never_cached"},
+            "completion_tokens": 6,
+            "drafted_tokens": 4,
+            "accepted_tokens": 3,
+            "detokenise_ms": 0.21,
+            "detokenise_calls": 4,
+            "engines": [
+                {
+                    "start_ms": 3.5,
+                    "spans": [
+                        {"name": "adapter_load", "inside": "queue", "start_ms": 3.6, "duration_ms": 19.4},
+                        {"name": "queue", "start_ms": 3.5, "duration_ms": 20.0},
+                        {
+                            "name": "prefill",
+                            "start_ms": 23.5,
+                            "duration_ms": 26.0,
+                            "steps": 1,
+                            "busy_ms": 25.8,
+                            "tokens": 8,
+                            "batch_requests": 3.0,
+                            "batch_tokens": 10.0,
+                        },
+                        {
+                            "name": "decode",
+                            "start_ms": 49.5,
+                            "duration_ms": 46.0,
+                            "steps": 3,
+                            "busy_ms": 45.1,
+                            "tokens": 5,
+                            "batch_requests": 2.67,
+                            "batch_tokens": 6.67,
+                            "drafted": 4,
+                            "accepted": 3,
+                        },
+                    ],
+                }
+            ],
+        }
+    ],
+    "write_ms": 0.3,
+    "writes": 6,
 }

@@ -61,7 +61,7 @@ async def chat_inference(
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     planner = resources.planner.of(principal.tenant_id)
     output = await planner.plan_off_loop(body.output_constraints())
-    prompt = await resources.accounting.encode(principal.tenant_id, resources.encoding, chat_prompt(body))
+    prompt = await resources.accounting.encode(principal, resources.encoding, chat_prompt(body))
     prediction = await _encode_prediction(body, resources, principal)
     budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")
     return InferenceRequest(
@@ -98,7 +98,7 @@ async def _encode_prediction(
         return ()
     text = TextPrompt(body.prediction.text, continues=True, param="prediction")
     try:
-        return await resources.accounting.encode(principal.tenant_id, resources.encoding, text)
+        return await resources.accounting.encode(principal, resources.encoding, text)
     except ContextLengthExceeded as error:
         raise InvalidRequest(
             f"The prediction has {error.details['prompt_tokens']} tokens; this model's context is "

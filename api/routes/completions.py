@@ -81,7 +81,7 @@ async def _encode_prompt(
     """Encodes one prompt. Raises InvalidRequest for an empty prompt or an unknown token id."""
     if isinstance(prompt, str):
         text = TextPrompt(prompt, add_special_tokens=body.add_special_tokens is not False)
-        token_ids = await resources.accounting.encode(principal.tenant_id, resources.encoding, text)
+        token_ids = await resources.accounting.encode(principal, resources.encoding, text)
     else:
         token_ids = tuple(prompt)
         resources.check_token_ids(token_ids, "prompt")

@@ -1,4 +1,4 @@
-"""Defines the routes that read a session's items, its events, and the state of its cache."""
+"""Defines the routes that read a session's items, its turns, its events, and the state of its cache."""
 
 from functools import partial
 from typing import Annotated
@@ -9,12 +9,12 @@ from fastapi.responses import StreamingResponse
 from graftwork.api.deps.read_streams import read_stream
 from graftwork.api.deps.resources import ForSessions, InferenceKey
 from graftwork.api.deps.route_classes import NativeRoute
-from graftwork.api.http.pagination import HistoryPageQuery, page_answer
+from graftwork.api.http.pagination import HistoryPageQuery, PageQuery, page_answer
 from graftwork.api.http.streaming import EventStream, write_session_events
 from graftwork.api.openapi.declare import also
 from graftwork.platform.answers.base import Page
-from graftwork.platform.answers.sessions import Item, SessionCache
-from graftwork.sessions.core.views import item_answer, session_cache_answer
+from graftwork.platform.answers.sessions import Item, SessionCache, Turn
+from graftwork.sessions.core.views import item_answer, session_cache_answer, turn_answer
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"], route_class=NativeRoute)
 
@@ -28,6 +28,17 @@ async def list_session_items(
 ) -> Page[Item]:
     """List the items of the session's history up to its head, which is the latest checkpoint."""
     return page_answer(await resources.sessions.items(principal, session_id, page), item_answer)
+
+
+@router.get("/turns")
+async def list_session_turns(
+    session_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
+) -> Page[Turn]:
+    """List the turns that the session itself has run, with their tokens and cache figures. The newest comes first.
+
+    A fork does not list the turns that it shares with its parent.
+    """
+    return page_answer(await resources.sessions.list_turns(principal, session_id, page), turn_answer)
 
 
 @router.get("/events", response_class=StreamingResponse, responses=also(stream="session"))

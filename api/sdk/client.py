@@ -17,7 +17,7 @@ from typing import Generic, Self
 import httpx
 
 from graftwork import __version__
-from graftwork.api.sdk.account import OwnQuota, UsageLedger
+from graftwork.api.sdk.account import OwnQuota, Timelines, UsageLedger
 from graftwork.api.sdk.adapters import Adapters
 from graftwork.api.sdk.admin import Admin
 from graftwork.api.sdk.chat import Chat, Models
@@ -45,6 +45,7 @@ class ApiClient(Generic[R]):
         self.usage: UsageLedger[R] = UsageLedger(runtime)
         self.quota: OwnQuota[R] = OwnQuota(runtime)
         self.overview: OwnOverview[R] = OwnOverview(runtime)
+        self.timelines: Timelines[R] = Timelines(runtime)
         self.admin: Admin[R] = Admin(runtime)
 
     @property

@@ -23,16 +23,19 @@ from graftwork.api.routes import (
     admin,
     chat,
     completions,
+    console,
     conversations,
     health,
     messages,
     metrics,
     models,
     overview,
+    prices,
     responses,
     session_history,
     session_turns,
     sessions,
+    timelines,
     tokenization,
     usage,
 )
@@ -57,12 +60,17 @@ _ROUTERS = (
     session_turns.router,
     session_history.router,
     usage.router,
+    prices.router,
     overview.router,
     overview.admin_router,
+    timelines.router,
+    timelines.admin_router,
     admin.tenants_router,
     admin.keys_router,
     admin.quota_router,
     admin.reports_router,
+    console.pages_router,
+    console.session_router,
 )
 
 
@@ -143,5 +151,5 @@ def operation_id(route: APIRoute) -> str:
 
 
 def _attach(app: FastAPI, resources: Resources) -> None:
-    app.state.resources = resources
+    app.state.resources, app.state.traces = resources, resources.server.traces
     app.state.readiness = Readiness(resources.server, resources.admin.modes)

@@ -24,7 +24,7 @@ from graftwork.api.server.tls import TlsFiles
 from graftwork.api.server.uvicorn_server import HttpServer, SignalWatch, bind, new_event_loop, url_of
 from graftwork.api.server.wiring import open_resources
 from graftwork.engine.core.client import EngineClient
-from graftwork.engine.rpc.client import TOKEN_REFUSED
+from graftwork.engine.rpc.conversation import TOKEN_REFUSED
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable

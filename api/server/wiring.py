@@ -27,8 +27,10 @@ from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
+from graftwork.api.server.erasing import tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
-from graftwork.api.server.served_model import model_folder
+from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
+from graftwork.api.server.late_erasure import LateErasure
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.clock import Clock, SystemClock
@@ -44,16 +46,14 @@ from graftwork.platform.quotas.quotas import QuotaKeeper, open_quotas
 from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.erasure import TenantErasure
+from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
-from graftwork.platform.tenancy.keys import WrongKeyLimit
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter
-from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, TenantScope, isolation_of
-from graftwork.platform.tenancy.recent_keys import RecentKeys
+from graftwork.platform.tenancy.price_keeper import PRICES_S, PriceKeeper
+from graftwork.platform.tenancy.principals import AccessWatch, RunningWork
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
-from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
-from graftwork.sessions.generation.constraints import ConstraintPlanner
-from graftwork.sessions.generation.generator import Generator
+from graftwork.platform.tenancy.tenancy import Tenancy
+from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
@@ -61,14 +61,8 @@ from graftwork.sessions.service import SessionService
 from graftwork.sessions.store.event_log import EventLog
 from graftwork.sessions.store.turn_store import TurnStore
 from graftwork.sessions.text.encoding import (
-    NO_PUBLIC_PREFIXES,
-    LocalEncoding,
     PromptEncoder,
-    PromptEncoding,
-    PublicPrefixes,
 )
-from graftwork.sessions.text.model_files import ModelFolder
-from graftwork.sessions.tools.formats import tool_call_format
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 
@@ -111,7 +105,7 @@ async def open_resources(
             inspector = AdapterInspector()
             stack.push_async_callback(inspector.close)
         activity = ActivityMeter(clock, settings.objectives)
-        resources = await _assemble(_Foundation(settings, clock, database, telemetry, engine, inspector, activity))
+        resources = await _assemble(Foundation(settings, clock, database, telemetry, engine, inspector, activity))
         backlog = resources.inference.accounting.backlog
         await _keep_alive(stack, settings.lease_s, database, resources.server)
         stack.push_async_callback(resources.inference.encoding.close)
@@ -119,6 +113,9 @@ async def open_resources(
         stack.callback(backlog.journal.close)
         stack.push_async_callback(backlog.flush)
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
+        prices = resources.admin.prices
+        await prices.refresh()
+        await stack.enter_async_context(repeating(prices.refresh, PRICES_S, "reading the price lists"))
         access = AccessWatch(database, resources.inference.work, clock)
         await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
         modes = resources.admin.modes
@@ -134,7 +131,7 @@ async def open_resources(
             "idempotency keys": resources.server.idempotency.sweep,
             "usage journals": backlog.recover,
         }
-        erase = resources.admin.erasure.sweep
+        erase = LateErasure(resources.admin.erasure, engine, resources.admin.pepper).sweep
         await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
         for name, sweep in sweeps.items():
             await sweep()
@@ -153,24 +150,12 @@ async def _keep_alive(stack: AsyncExitStack, lease_s: float, database: Database,
         "quota": server.quotas,
         "idempotency keys": server.idempotency,
     }
+    await server.idempotency.open()
+    await server.quotas.keep_alive()
     for name, held in leases.items():
-        await held.keep_alive()
         stack.push_async_callback(held.close)
         beating = repeating(held.keep_alive, interval_s, f"renewing the leases of {name}")
         await stack.enter_async_context(beating)
-
-
-@dataclass(frozen=True, slots=True)
-class _Foundation:
-    """What all services of the gateway stand on."""
-
-    settings: Settings
-    clock: Clock
-    database: Database
-    telemetry: Telemetry
-    engine: EngineClient
-    inspector: AdapterInspector
-    activity: ActivityMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +169,12 @@ class _TenantServices:
     meter: UsageMeter
     quotas: QuotaKeeper
     modes: ModeSwitch
+    prices: PriceKeeper
 
 
-async def _assemble(base: _Foundation) -> Resources:
+async def _assemble(base: Foundation) -> Resources:
     tenants = await _tenant_services(base)
-    served = await _served_model(base, tenants.modes)
+    served = await read_served_model(base, tenants.modes)
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
     admin = _admin_resources(base, tenants, inference, sessions.sessions)
@@ -202,24 +188,26 @@ async def _assemble(base: _Foundation) -> Resources:
     )
 
 
-def _overview(base: _Foundation, admin: AdminResources) -> OverviewBoard:
+def _overview(base: Foundation, admin: AdminResources) -> OverviewBoard:
     engines = EngineBoard(admin.replicas, admin.description, base.clock)
     directory = OwnerDirectory(admin.tenancy, admin.registry, base.activity)
     return OverviewBoard(base.activity, engines, directory, admin.description.model_name)
 
 
-async def _tenant_services(base: _Foundation) -> _TenantServices:
+async def _tenant_services(base: Foundation) -> _TenantServices:
     pepper = await asyncio.to_thread(load_pepper, base.settings)
     admin_key = await asyncio.to_thread(load_admin_key, base.settings)
     work, meter = RunningWork(), UsageMeter(base.database)
     tenancy = Tenancy(base.database, pepper, base.clock, work)
     quotas = await open_quotas(base.settings.redis_url, base.clock, meter, base.settings.lease_s)
-    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, ModeSwitch(base.database, base.clock))
+    modes, prices = ModeSwitch(base.database, base.clock), PriceKeeper(base.database, base.clock)
+    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, modes, prices)
 
 
-def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_ServedModel") -> InferenceResources:
+def _inference_resources(base: Foundation, tenants: _TenantServices, served: ServedModel) -> InferenceResources:
     description = served.generator.description
-    backlog = UsageBacklog(tenants.meter, UsageJournal(base.settings.data_dir / _USAGE_FOLDER))
+    book = tenants.prices.book
+    backlog = UsageBacklog(tenants.meter, UsageJournal(base.settings.data_dir / _USAGE_FOLDER), book)
     in_flight = InFlightBound(base.clock, description.max_requests, description.max_domain_requests)
     return InferenceResources(
         clock=base.clock,
@@ -234,6 +222,7 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
             base.clock,
             in_flight,
             base.activity,
+            book,
         ),
         description=description,
         folder=served.folder,
@@ -244,17 +233,17 @@ def _inference_resources(base: _Foundation, tenants: _TenantServices, served: "_
     )
 
 
-def _session_resources(base: _Foundation, inference: InferenceResources, served: "_ServedModel") -> SessionResources:
+def _session_resources(base: Foundation, inference: InferenceResources, served: ServedModel) -> SessionResources:
     settings = base.settings
-    turns = TurnStore(
-        base.database, base.clock, owner_name(settings.host, settings.port) or new_id("gateway"), settings.lease_s
-    )
+    owner = owner_name(settings.host, settings.port) or new_id("gateway")
+    turns = TurnStore(base.database, base.clock, owner, settings.lease_s, book=inference.accounting.book)
     dependencies = _turn_dependencies(inference, turns, base.engine, served.prompts, settings.lease_s)
     sessions = SessionService(base.database, inference.registry, dependencies)
     return SessionResources(
         clock=base.clock,
         base_name=inference.description.model_name,
         sessions=sessions,
+        meter=UsageMeter(base.database),
         responses=ResponseService(base.database, sessions, base.clock),
         conversations=ConversationService(sessions),
         tasks=inference.tasks,
@@ -262,17 +251,16 @@ def _session_resources(base: _Foundation, inference: InferenceResources, served:
     )
 
 
-def _account_resources(base: _Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
+def _account_resources(base: Foundation, tenants: _TenantServices, inference: InferenceResources) -> AccountResources:
     uploads = UploadBound(
         base.settings.max_uploads, base.settings.max_tenant_uploads, base.clock, base.settings.upload_timeout_s
     )
-    return AccountResources(
-        base.clock, tenants.tenancy, tenants.meter, inference.registry, inference.description, uploads
-    )
+    known = (tenants.tenancy, tenants.meter, tenants.prices)
+    return AccountResources(base.clock, *known, inference.registry, inference.description, uploads)
 
 
 def _admin_resources(
-    base: _Foundation, tenants: _TenantServices, inference: InferenceResources, sessions: SessionService
+    base: Foundation, tenants: _TenantServices, inference: InferenceResources, sessions: SessionService
 ) -> AdminResources:
     return AdminResources(
         settings=base.settings,
@@ -280,33 +268,40 @@ def _admin_resources(
         pepper=tenants.pepper,
         tenancy=tenants.tenancy,
         meter=tenants.meter,
+        prices=tenants.prices,
         registry=inference.registry,
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         description=inference.description,
-        erasure=_tenant_erasure(inference, base.database, base.engine, sessions),
+        erasure=tenant_erasure(inference, base.database, base.engine, sessions),
         modes=tenants.modes,
         tasks=inference.tasks,
     )
 
 
-def _server_resources(base: _Foundation, tenants: _TenantServices) -> ServerResources:
-    wrong_keys = WrongKeyLimit(base.clock, base.settings.max_wrong_keys)
+def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResources:
+    settings, lease = base.settings, _gateway_lease(base.settings)
+    admin_key = AdminKey(tenants.admin_key, tenants.pepper, base.clock)
     return ServerResources(
-        settings=base.settings,
+        settings=settings,
         clock=base.clock,
         database=base.database,
-        gate=Authenticator(tenants.tenancy, tenants.admin_key, wrong_keys, RecentKeys(base.clock)),
-        idempotency=IdempotencyStore(base.database, base.clock, GatewayLease(base.settings.lease_s)),
+        gate=Authenticator.of_gateway(tenants.tenancy, admin_key, base.clock, settings.max_wrong_keys),
+        idempotency=IdempotencyStore(base.database, base.clock, lease),
         quotas=tenants.quotas,
         telemetry=base.telemetry,
         engine=base.engine,
-        replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
+        replicas=replica_directory(base.engine, settings.resolved_engine_address),
         json=JsonParsing(),
+        traces=TraceBook(base.clock, lease.gateway_id),
     )
 
 
-def _registry(base: _Foundation) -> AdapterRegistry:
+def _gateway_lease(settings: Settings) -> GatewayLease:
+    return GatewayLease.of_gateway(owner_name(settings.host, settings.port), settings.lease_s)
+
+
+def _registry(base: Foundation) -> AdapterRegistry:
     return AdapterRegistry(
         base.database,
         LocalArtifacts(base.settings.data_dir / ARTIFACTS_FOLDER),
@@ -314,29 +309,6 @@ def _registry(base: _Foundation) -> AdapterRegistry:
         clock=base.clock,
         probe=base.engine.probe_adapter,
         before_free=base.engine.forget_adapter,
-    )
-
-
-def _tenant_erasure(
-    inference: InferenceResources, database: Database, engine: EngineClient, sessions: SessionService
-) -> TenantErasure:
-    async def forget(scope: TenantScope) -> bool:
-        await engine.forget_domain(isolation_of(scope, inference.pepper))
-        return True
-
-    async def forget_checks(scope: TenantScope) -> bool:
-        inference.planner.forget(scope)
-        return True
-
-    return TenantErasure(
-        database,
-        inference.clock,
-        {
-            "sessions": sessions.eraser.erase,
-            "adapters": inference.registry.erase,
-            "kv": forget,
-            "checks of schemas": forget_checks,
-        },
     )
 
 
@@ -357,42 +329,3 @@ def _turn_dependencies(
         planner=inference.planner,
         work=inference.work,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _ServedModel:
-    """What this gateway has read about the served model, with the generator that uses the model."""
-
-    generator: Generator
-    folder: ModelFolder
-    prompts: PromptEncoder | None
-    planner: ConstraintPlanner
-
-    def encoding(self, clock: Clock) -> PromptEncoding:
-        """Returns what encodes prompts for this model. The caller closes it."""
-        local = LocalEncoding(self.folder.tokenizer, self.prompts, self.generator.description.context_tokens)
-        return PromptEncoding(local, clock)
-
-
-async def _served_model(base: _Foundation, modes: ModeSwitch) -> _ServedModel:
-    settings, clock, engine = base.settings, base.clock, base.engine
-    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
-    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
-    public_prefixes = NO_PUBLIC_PREFIXES
-    if settings.public_prompts is not None and prompts is not None:
-        public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
-    planner = ConstraintPlanner(tool_call_format(folder.chat_template_source, settings.tool_call_form))
-    generator = Generator(
-        engine,
-        folder.tokenizer,
-        await engine.describe(),
-        base.telemetry,
-        clock,
-        tool_call_format=planner.tool_call_format,
-        timeout_s=settings.request_timeout_s,
-        deadlines_s=settings.deadlines,
-        activity=base.activity,
-        modes=modes,
-        public_prefixes=public_prefixes,
-    )
-    return _ServedModel(generator, folder, prompts, planner)

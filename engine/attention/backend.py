@@ -23,7 +23,8 @@ class PlacedSlice:
     @property
     def chunk_rows(self) -> range:
         """The rows of the prefill chunk: several known tokens. Empty if there is only one known token."""
-        return range(self.start_row, self.start_row + (self.piece.num_known if self.piece.num_known > 1 else 0))
+        num_known = self.piece.num_known
+        return range(self.start_row, self.start_row + (num_known if num_known > 1 else 0))
 
     @property
     def decoding_rows(self) -> range:

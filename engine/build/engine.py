@@ -12,7 +12,8 @@ import torch
 
 import graftwork
 from graftwork.engine.arrivals import Arrivals
-from graftwork.engine.build.calibration import measure
+from graftwork.engine.build.calibration import confirms, measure
+from graftwork.engine.build.calibration_cache import CalibrationCache, CalibrationKey
 from graftwork.engine.build.devices import (
     choose_device,
     choose_dtype,
@@ -34,6 +35,7 @@ from graftwork.engine.build.waiting_order import build_order
 from graftwork.engine.build.warm_up import choose_sizes
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.progress import LoopProgress
+from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.core.tiers import Tier
 from graftwork.engine.grammar.compile.compiler import GrammarCompiler
@@ -42,7 +44,7 @@ from graftwork.engine.grammar.manager import GrammarManager
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.engine.kv.index.cache_scope import CacheScopes
-from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker
+from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker, LoadCost
 from graftwork.engine.kv.index.frame_allocator import FrameAllocator
 from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
 from graftwork.engine.kv.session_cache import SessionCache
@@ -69,6 +71,7 @@ from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.engine.step_pipeline import StepPipeline
+from graftwork.engine.step_recorder import StepRecorder, TraceRecorder
 from graftwork.platform.clock import Clock, SystemClock, process_age_s
 
 
@@ -103,7 +106,7 @@ def build_engine(
     """Loads the model, allocates memory for KV and adapters, and connects all parts of the engine.
 
     `source_for` makes the source of this model's adapters. `start_worker` starts the workers of tensor parallelism. If
-    `costs` is None, the engine measures the times to load KV pages from host or disk, and of a prefill.
+    `costs` is None, the engine measures what loads and prefills cost, or takes what an earlier start has measured.
 
     Raises InvalidRequest if the model is not supported, or if the configured sizes do not fit it.
     """
@@ -123,19 +126,21 @@ def build_engine(
     adapters = LoraPool(loader, LoraPoolLimits(config.lora_host_bytes), on_device, clock)
     grammars = _grammars(config, model, inbox, clock)
     with phases.phase("calibration"):
-        runner, all_ranks = _calibrated_runner(parts, ranks, storage, adapters, tracker if costs is None else None)
+        all_ranks = ranks.runner(runner := parts.runner(storage, adapters))
+        tracker.start_from(tracker.cost if costs else _costs(settings, storage, all_ranks, limits, clock))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     speculator = _speculator(config, grammars, clock)
     order = build_order(config, limits, kv_cache, adapters, tracker, clock)
     needs = limits, kv_cache, sessions, adapters, scopes
-    scheduler = Scheduler(*needs, clock=clock, grammars=grammars, speculator=speculator, order=order)
+    recorder = _recorder(clock, adapters, grammars)
+    scheduler = Scheduler(*needs, clock=clock, grammars=grammars, speculator=speculator, order=order, recorder=recorder)
     if costs is None:
         scheduler.step_times.costs.start_from(tracker.cost.prefill)
     on_device.frame_allocator.on_pages_moved = scheduler.renumber_pages
     prefills = PrefillMeter(tracker, clock)
-    steps = _pipeline(config, storage, scheduler, all_ranks, prefills, progress, runner.forward.paths)
-    threads = progress, Arrivals(clock)
+    steps = _pipeline(config, storage, scheduler, all_ranks, prefills, progress, runner.forward.paths, recorder)
+    threads = progress, Arrivals(clock), recorder
     loop = EngineLoop(inbox, scheduler, adapters, grammars, kv_cache, copies, storage.cache.gates, steps, *threads)
     progress.rest()  # the trial steps of this function advanced it
     return Engine(
@@ -153,15 +158,19 @@ def build_engine(
     )
 
 
-def _calibrated_runner(
-    parts: RunnerParts, ranks: EngineRanks, storage: KvStorage, adapters: LoraPool, tracker: CostTracker | None
-) -> tuple[ModelRunner, StepRunner]:
-    """Returns the runner of this rank and that of all ranks. Measures the costs of loads and prefills for `tracker`."""
-    runner = parts.runner(storage, adapters)
-    all_ranks = ranks.runner(runner)
-    if tracker is not None:
-        tracker.start_from(measure(storage, all_ranks.run, parts.limits))
-    return runner, all_ranks
+def _costs(
+    settings: RankSettings, storage: KvStorage, all_ranks: StepRunner, limits: SchedulerLimits, clock: Clock
+) -> LoadCost:
+    """Returns the costs of loads and prefills: those of an earlier start if they hold, else measures them."""
+    config = settings.config
+    key = CalibrationKey.of(config, settings.fingerprint, settings.device, settings.dtype)
+    cache = CalibrationCache(config.calibration_folder, key, clock)
+    kept = None if config.renew_calibration else cache.load()
+    if kept is not None and confirms(kept.prefill, all_ranks.run, limits):
+        return kept
+    cost = measure(storage, all_ranks.run, limits)
+    cache.store(cost)
+    return cost
 
 
 class _Loaded(NamedTuple):
@@ -196,7 +205,8 @@ def _load_model(
     try:
         with phases.phase("weights"):
             weights = load_weights(own, part, device, dtype, ranks.tensors(WeightReader(config.model)))
-        lora = build_lora(own, part, device, dtype)
+        with phases.phase("kernels"):
+            lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
         with phases.phase("warm_up"):
             sizes = ranks.agree(choose_sizes(parts, device))
@@ -234,10 +244,22 @@ def _pipeline(
     prefills: PrefillMeter,
     progress: LoopProgress,
     paths: StepPaths,
+    recorder: StepRecorder,
 ) -> StepPipeline:
     on_gpu = storage.device_memory.device.type == "cuda"
     overlaps = on_gpu if config.overlap_steps is None else config.overlap_steps
-    return StepPipeline(runner, scheduler, storage.cache.gates, prefills, progress, overlaps=overlaps, paths=paths)
+    gates = storage.cache.gates
+    return StepPipeline(runner, scheduler, gates, prefills, progress, overlaps=overlaps, paths=paths, recorder=recorder)
+
+
+def _recorder(clock: Clock, adapters: LoraPool, grammars: GrammarManager) -> TraceRecorder:
+    def lacks_adapter(request: EngineRequest) -> bool:
+        return not all(map(adapters.is_ready, request.adapter_digests))
+
+    def lacks_grammar(request: EngineRequest) -> bool:
+        return not grammars.is_ready(request)
+
+    return TraceRecorder(clock, lacks_adapter, lacks_grammar)
 
 
 def _speculator(config: EngineConfig, grammars: GrammarManager, clock: Clock) -> Speculator:

@@ -2,13 +2,14 @@
 
 Owns the events and the figures in them. Events hold token ids, never text. Invariant: the events of a request are one
 PromptAdmitted, then any number of PromptScored, then any number of TokensGenerated, then one RequestFinished. If an
-error ends the request, no event follows.
+error ends the request, no event follows. A traced request also has StepsTraced, anywhere before its end.
 """
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 
+from graftwork.engine.core.step_spans import EngineSpan
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
 
@@ -72,6 +73,10 @@ class PromptAdmitted:
     """The first event of a request. The request has left the queue and starts to run."""
 
     cache: CacheReport
+    adapter_bytes: int = 0
+    """Bytes of the request's adapters that were loaded to the device since the last request that used them began. So each
+    load is in the report of one request.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,10 @@ class TokensGenerated:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One entry for each token if the request asked for log probabilities, else empty."""
+    kv_byte_seconds: int = 0
+    """Bytes of device pages that the request held, times seconds, since the last event that reported some. Pages that it
+    shares with others count whole.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +146,22 @@ class RequestFinished:
     reason: FinishReason
     completion_tokens: int
     drafts: DraftReport = DraftReport()
+    kv_byte_seconds: int = 0
+    """What no event before has reported; see TokensGenerated."""
 
 
-EngineEvent = PromptAdmitted | PromptScored | TokensGenerated | RequestFinished
+@dataclass(frozen=True, slots=True)
+class StepsTraced:
+    """The spans of a traced request that have ended since the last report, in order."""
+
+    run: int
+    """Identifies the request's stay at one engine. A request that moves to another engine begins another run."""
+    sent_s: float
+    """When the engine reported this, in seconds since the request arrived there."""
+    spans: tuple[EngineSpan, ...]
+
+
+EngineEvent = PromptAdmitted | PromptScored | TokensGenerated | StepsTraced | RequestFinished
 
 
 @dataclass(frozen=True, slots=True)

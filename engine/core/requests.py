@@ -140,6 +140,9 @@ class EngineRequest:
     dictates are made in any case. Answers do not depend on it.
     """
 
+    traced: bool = False
+    """Whether the engine reports the times of the request's steps, as StepsTraced."""
+
     timeout_s: float | None = None
     """The most seconds of the whole request, with its time in the queue; None sets no limit. The client of the engine
     keeps this limit, and cancels the request: it is not sent.

@@ -14,6 +14,7 @@ from graftwork.engine.core.events import (
     EngineEvent,
     PromptAdmitted,
     PromptScored,
+    StepsTraced,
     TokensGenerated,
 )
 from graftwork.engine.core.requests import EngineRequest
@@ -47,7 +48,7 @@ class MovableRequest:
 
     def take(self, event: EngineEvent, served: ServedVersion | None = None) -> EngineEvent | None:
         """Records an event of an engine that serves `served`. Returns what the caller should see of it, if anything."""
-        if not isinstance(event, PromptAdmitted):
+        if not isinstance(event, PromptAdmitted | StepsTraced):
             self.served = served
         if isinstance(event, TokensGenerated):
             self.emitted.extend(event.token_ids)

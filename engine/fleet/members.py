@@ -26,6 +26,10 @@ class MemberClient(EngineClient, Protocol):
         """Returns the latest load of the engine. Raises Unavailable if it does not answer in `within_s` seconds."""
         ...
 
+    def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
+        """Calls `note` with each load that the engine sends with its tokens. Call this before the first request."""
+        ...
+
     def lose_requests(self) -> None:
         """Ends all running requests with the error of a lost engine, and cancels them there. The connection stays."""
         ...
@@ -90,8 +94,12 @@ class Member:
         self.is_draining = place.is_draining
         self.is_silent = False
         """Whether its requests were handed over because it does not answer. It ends with the next answer."""
+        self.heard_at = float("-inf")
+        """When the engine last sent its load with its tokens, on the monotonic clock."""
         self.has_spoken = False
         """Whether an event of a request has come since the last tick."""
+        self.knows_deletions = False
+        """Whether the engine was told, since it has described itself, which tenants are deleted."""
         self.num_requests = 0
         """Requests of this gateway that the engine works on."""
         self.sent_tokens = 0
@@ -136,6 +144,7 @@ class Member:
     def note_lost(self, reason: str) -> None:
         """Notes that the engine does not answer. It gets requests again after it has described itself."""
         self.description, self.problem, self.is_silent = None, reason, False
+        self.knows_deletions = False
         self.load, self.sent_tokens, self.sent_requests = NO_LOAD, 0, 0
 
     async def verify(self, others: Iterable["Member"]) -> EngineDescription:
@@ -188,10 +197,10 @@ def version_of(description: EngineDescription) -> ServedVersion:
     return ServedVersion(description.model_name, description.fingerprint, description.version)
 
 
-def no_engine(reason: str) -> Unavailable:
+def no_engine(reason: str, retry_after_s: float = 1.0) -> Unavailable:
     """Returns the error for a request that no engine can take now."""
     return Unavailable(
         f"No engine of the fleet can take the request: {reason} Try again shortly.",
         code="no_engine",
-        retry_after_s=1.0,
+        retry_after_s=retry_after_s,
     )

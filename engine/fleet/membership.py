@@ -1,6 +1,7 @@
 """Follows the engines of a fleet: which there are, which answer, and what load they report.
 
     MemberSource ──(each second)──► members ──► one watch each: describe, then read the load four times a second
+                                       │         unless the engine has just sent it with its tokens
                                        └─(each tick)──► silent ones hand their requests over (silence.py)
 
 Owns the members and their watches. Never sends a request.
@@ -10,7 +11,9 @@ Invariant: nothing here waits for the source when a request is placed: the membe
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
 from graftwork.engine.fleet.members import (
     Connect,
@@ -31,6 +34,10 @@ _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
 """Seconds between two questions to an engine for its load."""
+_HEARD_S = 0.2
+"""An engine that has sent its load with its tokens within so many seconds is not asked for it: a question costs the
+gateway as much as ten tokens.
+"""
 _LOOKS_PER_REFRESH = 4
 _ANSWER_WITHIN_S = 1.0
 """Seconds for an answer to a question for the load. An engine that takes longer gets no new requests."""
@@ -147,6 +154,7 @@ class Membership:
         for replica_id, place in wanted.items():
             if replica_id not in self.members:
                 member = self.members[replica_id] = Member(place, self._connect)
+                member.client.follow_load(partial(self._note_pushed, member))
                 self._tasks[replica_id] = asyncio.create_task(self._watch(member), name=f"fleet-watch-{replica_id}")
 
     def _note_draining(self, member: Member) -> None:
@@ -167,24 +175,46 @@ class Membership:
             await asyncio.sleep(self._look_every_s)
             await self._look(member)
 
+    def _note_pushed(self, member: Member, load: EngineLoad) -> None:
+        """Takes the load that an engine has sent with its tokens."""
+        if self.members.get(member.replica_id) is not member or member.description is None or member.is_silent:
+            return  # it is gone, or must answer a question first
+        member.heard_at = self._clock.monotonic()
+        try:
+            member.note_load(load)
+        except Conflict as error:
+            self._refuse(member, error)
+            return
+        self.silences.ask(member.replica_id)
+        self.silences.note_answer(member.replica_id)
+        self._take(member, load)
+
     async def _look(self, member: Member) -> None:
-        """Asks a member's engine how it is."""
+        """Asks a member's engine how it is, unless the engine has just said so."""
         try:
             if member.description is None:
                 await self._admit(member)
+            elif self._clock.monotonic() - member.heard_at < _HEARD_S:
+                return
             self.silences.ask(member.replica_id)
             load = await member.client.read_load(_ANSWER_WITHIN_S)
             self.silences.note_answer(member.replica_id)
             member.note_load(load)
         except Conflict as error:
-            if member.problem != error.message:
-                _log.error("replica_refused", extra={"replica": member.replica_id, "reason": error.message})
-            self.note_lost(member, error.message)
+            self._refuse(member, error)
         except Unavailable as error:
             member.problem = error.message  # its requests end when the connection does, or they get through
         else:
-            self.speeds.note(member.replica_id, load, self._clock.monotonic())
-            self._judge(member)
+            self._take(member, load)
+
+    def _take(self, member: Member, load: EngineLoad) -> None:
+        self.speeds.note(member.replica_id, load, self._clock.monotonic())
+        self._judge(member)
+
+    def _refuse(self, member: Member, error: Conflict) -> None:
+        if member.problem != error.message:
+            _log.error("replica_refused", extra={"replica": member.replica_id, "reason": error.message})
+        self.note_lost(member, error.message)
 
     async def _listen(self) -> None:
         while True:

@@ -8,8 +8,7 @@ whose loop is stuck.
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
@@ -24,12 +23,12 @@ from graftwork.engine.core.session_commands import SessionCommand, SessionMemory
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
+from graftwork.engine.rpc.conversation import RETRY_AFTER_S, Conversation, Listeners, absent
 from graftwork.engine.rpc.engine_tls import EngineTls, encrypts
 from graftwork.engine.rpc.engine_token import call_metadata
-from graftwork.engine.rpc.outputs import TICKET_KEY, OutputReader
 from graftwork.engine.rpc.watch import LoopWatch, look_every_s
 from graftwork.platform.errors import DeadlineExceeded, GraftworkError, Unavailable
-from graftwork.platform.ids import IsolationDomain, RequestId
+from graftwork.platform.ids import IsolationDomain
 
 _log = logging.getLogger(__name__)
 
@@ -43,18 +42,10 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-TOKEN_REFUSED = "engine_token_refused"
-"""The code of the error that a gateway raises if its token is not the engine's."""
-_RETRY_AFTER_S = 1.0
 _ANSWER_WITHIN_S = 10.0
 _PROBED_WITHIN_S = 120.0
 _SESSION_COMMAND_WITHIN_S = 3.0
 """Seconds to wait for a session command. A turn of a session does not end before its command does."""
-
-_WORK_PER_TURN = 32
-"""How much work the readers of outputs may have in one turn of the event loop; a token is 1."""
-_END_WORK = 8
-"""The work that the first and the last event of a request make: an answer's start, or its usage row and its quota."""
 
 _LAST = (RequestFinished, GraftworkError)
 """The kinds of the last event of a request."""
@@ -79,10 +70,11 @@ class GrpcEngineClient:
         self._metadata = call_metadata(token)
         self._channel = _open_channel(address, [*_OPTIONS, *_pings(limits.silence_s)], tls)
         self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
-        self._conversation: _Conversation | None = None
+        self._conversation: Conversation | None = None
         self._look_within_s = look_every_s(limits.step_s)
         self._stalled_s = 0.0
         self._is_closed = False
+        self._on_load: Callable[[EngineLoad], None] | None = None
         self._watch = LoopWatch(self.stalled_s, limits.step_s, self._has_requests, self._lose_conversation)
 
     async def describe(self) -> EngineDescription:
@@ -102,7 +94,7 @@ class GrpcEngineClient:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 self._stalled_s = 0.0
-                raise _absent(self._address, error, logging.DEBUG) from error
+                raise absent(self._address, error, logging.DEBUG) from error
             self._stalled_s += self._look_within_s
         else:
             self._stalled_s = progress.stalled_s
@@ -151,10 +143,14 @@ class GrpcEngineClient:
                 timer.cancel()
             conversation.leave(request.request_id, cancel=not ended)
 
+    def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
+        """Calls `note` with each load that the engine sends with its tokens. Call this before the first request."""
+        self._on_load = note
+
     def lose_requests(self) -> None:
         """Ends all running requests with the error of a lost engine, and cancels them there. The connection stays."""
         if self._conversation is not None:
-            self._conversation.lose(_absent(self._address, None, logging.DEBUG))
+            self._conversation.lose(absent(self._address, None, logging.DEBUG))
 
     async def close(self) -> None:
         self._is_closed = True
@@ -163,9 +159,10 @@ class GrpcEngineClient:
             await self._conversation.close()
         await self._channel.close(grace=None)
 
-    def _open_conversation(self) -> "_Conversation":
+    def _open_conversation(self) -> "Conversation":
         if self._conversation is None or self._conversation.is_over:
-            self._conversation = _Conversation(self._stub.Converse, self._metadata, self._address, self._note_step)
+            listeners = Listeners(self._note_step, self._on_load)
+            self._conversation = Conversation(self._stub.Converse, self._metadata, self._address, listeners)
         return self._conversation
 
     def _note_step(self) -> None:
@@ -185,173 +182,12 @@ class GrpcEngineClient:
         try:
             return await method(message, timeout=within_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise _absent(self._address, error, logging.DEBUG) from error  # callers poll while an engine starts
+            raise absent(self._address, error, logging.DEBUG) from error  # callers poll while an engine starts
         except (asyncio.CancelledError, grpc.aio.UsageError):
             task = asyncio.current_task()
             if not self._is_closed or (task is not None and task.cancelling()):
                 raise
-            raise _absent(self._address, None, logging.DEBUG) from None  # gRPC cancels the calls of a closed channel
-
-
-class Wakeup:
-    """Lets one task wait for a signal. `wake` wakes the task that waits; if no task waits, the call of `wake` is lost.
-
-    This replaces asyncio.Event, which costs several times as much. The gateway waits for every token of every stream.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def wait(self) -> asyncio.Future[None]:
-        """Returns a future that the next call of `wake` completes. Await the future at once.
-
-        A `wake` before this call is lost. So check before this call whether there is anything to wait for.
-        """
-        self._waiter = asyncio.Future(loop=self._loop)
-        return self._waiter
-
-    def wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-
-class _Inbox:
-    """Queues the events of one request for its only reader. The length of the queue has no limit."""
-
-    def __init__(self) -> None:
-        self.events: deque[EngineEvent | GraftworkError] = deque()
-        self.news = Wakeup()
-
-    def put(self, event: EngineEvent | GraftworkError) -> None:
-        self.events.append(event)
-        self.news.wake()
-
-    def end_after(self, seconds: float | None) -> asyncio.TimerHandle | None:
-        """Puts the error of a passed time limit into the queue after `seconds`. None sets no limit."""
-        if seconds is None:
-            return None
-        return asyncio.get_running_loop().call_later(seconds, self._put_late, seconds)
-
-    def _put_late(self, seconds: float) -> None:
-        self.put(
-            DeadlineExceeded(
-                f"The request took longer than {seconds:g} seconds, this server's limit: ask for fewer tokens, "
-                "or send it again when the server is less busy."
-            )
-        )
-
-
-class _Conversation:
-    """Reads and writes one Converse stream (see engine.proto): sends requests, and passes each reply to the reader of
-    its request.
-    """
-
-    def __init__(
-        self, converse: Any, metadata: tuple[tuple[str, str], ...], address: str, on_step: Callable[[], None]
-    ) -> None:
-        """`converse` opens the stream, with `metadata`. `on_step` is called when the outputs of a step arrive."""
-        self._converse = converse
-        self._metadata = metadata
-        self._address = address
-        self._on_step = on_step
-        self._inboxes: dict[str, _Inbox] = {}
-        """The queue of each request's events, by request id."""
-        self._outgoing: asyncio.Queue[wire.GatewayMessage] = asyncio.Queue()
-        self._work = 0
-        """The work that was handed out since the last pause for the event loop."""
-        self._reading = asyncio.create_task(self._read())
-        self.is_over = False
-
-    @property
-    def has_requests(self) -> bool:
-        return bool(self._inboxes)
-
-    async def submit(self, request: EngineRequest) -> _Inbox:
-        inbox = _Inbox()
-        self._inboxes[request.request_id] = inbox
-        self._outgoing.put_nowait(wire.GatewayMessage(submit=codec.request_to_wire(request)))
-        return inbox
-
-    def leave(self, request_id: RequestId, *, cancel: bool) -> None:
-        """Stops listening for a request. If `cancel` is true, also asks the engine to cancel it. Never waits."""
-        self._inboxes.pop(request_id, None)
-        if cancel and not self.is_over:
-            self._outgoing.put_nowait(wire.GatewayMessage(cancel=wire.Cancel(request_id=request_id)))
-
-    def lose(self, error: GraftworkError) -> None:
-        """Ends all requests with `error`, and the stream with them. The engine then cancels the requests."""
-        self.is_over = True
-        for inbox in self._inboxes.values():
-            inbox.put(error)
-        self._reading.cancel()
-
-    async def close(self) -> None:
-        self.is_over = True
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
-        self._end(None)  # the reader may never have begun
-
-    async def _write(self, call: Any) -> None:
-        try:
-            while True:
-                await call.write(await self._outgoing.get())
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reader meets the same error and reports it
-
-    async def _read(self) -> None:
-        cause: grpc.aio.AioRpcError | None = None
-        beside = await OutputReader.connect(self._address)
-        ticket = () if beside is None else ((TICKET_KEY, beside.ticket),)
-        call = self._converse(metadata=(*self._metadata, *ticket))
-        writing = asyncio.create_task(self._write(call))
-        try:
-            async for step in call if beside is None else _steps_beside(call, beside):
-                self._on_step()
-                await self._hand_out(step.outputs)
-        except grpc.aio.AioRpcError as error:
-            cause = error
-        finally:
-            call.cancel()
-            writing.cancel()
-            self._end(cause)
-
-    def _end(self, cause: grpc.aio.AioRpcError | None) -> None:
-        """Ends all requests, because the stream has ended."""
-        loss = _absent(self._address, cause, logging.DEBUG if self.is_over else logging.WARNING)
-        self.is_over = True
-        for inbox in self._inboxes.values():
-            inbox.put(loss)
-
-    async def _hand_out(self, outputs: Iterable[wire.RequestOutput]) -> None:
-        """Puts the outputs of a step into the queues of their requests.
-
-        Lets the event loop run from time to time. Otherwise the readers of all requests, or of several steps that have
-        arrived together, would run in one turn of the loop, and what has just arrived, such as another tenant's
-        request, would wait for all of them.
-        """
-        for output in outputs:
-            inbox = self._inboxes.get(output.request_id)
-            if inbox is None:
-                continue
-            inbox.put(codec.event_from_wire(output))
-            self._work += 1 if output.HasField("tokens") else _END_WORK
-            if self._work >= _WORK_PER_TURN:
-                self._work = 0
-                await asyncio.sleep(0)
-
-
-async def _steps_beside(call: Any, beside: OutputReader) -> AsyncGenerator[wire.StepOutput, None]:
-    """Yields the steps from an output socket until it or the call ends. Raises the error with which the call ended."""
-    call.add_done_callback(lambda _: beside.close())
-    try:
-        async for step in beside.steps():
-            yield step
-        if call.done():
-            await call.read()
-    finally:
-        beside.close()
+            raise absent(self._address, None, logging.DEBUG) from None  # gRPC cancels the calls of a closed channel
 
 
 def _pings(silence_s: float) -> list[tuple[str, int]]:
@@ -371,7 +207,7 @@ def _stuck() -> Unavailable:
     return Unavailable(
         "The engine has made no progress for a long time. It may be restarted: try again shortly.",
         code=ENGINE_UNAVAILABLE,
-        retry_after_s=_RETRY_AFTER_S,
+        retry_after_s=RETRY_AFTER_S,
     )
 
 
@@ -379,21 +215,3 @@ def _open_channel(address: str, options: list[tuple[str, object]], tls: EngineTl
     if tls is not None and encrypts(address):
         return tls.open_channel(address, options)
     return grpc.aio.insecure_channel(address, options=options)
-
-
-def _absent(address: str, error: grpc.aio.AioRpcError | None, level: int = logging.WARNING) -> Unavailable:
-    """Returns the error for clients when no engine answers. Writes the address to the log only."""
-    if error is not None and error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        _log.error("engine_token_refused", extra={"address": address})
-        return Unavailable(
-            "The engine refuses this gateway's token: give both the same GRAFTWORK_ENGINE_TOKEN.",
-            code=TOKEN_REFUSED,
-            retry_after_s=_RETRY_AFTER_S,
-        )
-    reason = error.details() if error is not None else "the engine hung up"
-    _log.log(level, "engine_absent", extra={"address": address, "reason": reason})
-    return Unavailable(
-        "No engine answers at present. It may be starting or restarting: try again shortly.",
-        code=ENGINE_UNAVAILABLE,
-        retry_after_s=_RETRY_AFTER_S,
-    )

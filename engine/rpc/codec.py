@@ -23,6 +23,7 @@ from graftwork.engine.core.events import (
     PromptScored,
     RequestFinished,
     RequestOutput,
+    StepsTraced,
     TokenLogprobs,
     TokensGenerated,
 )
@@ -40,12 +41,15 @@ from graftwork.engine.core.requests import (
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
 from graftwork.engine.core.stats import EngineDescription, EngineStats
+from graftwork.engine.core.step_spans import EngineSpan, SpanName
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.platform.errors import GraftworkError, InternalFailure, error_classes
 from graftwork.platform.ids import FIRST_GENERATION, IsolationDomain, RequestId
 from graftwork.platform.metrics import HasFields
 
 T = TypeVar("T", bound=HasFields)
+
+_SPAN_NAMES = frozenset(name.value for name in SpanName)
 
 
 def request_to_wire(request: EngineRequest) -> wire.Submit:
@@ -66,6 +70,7 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         grammar=_grammar_to_wire(request.grammar),
         prediction_token_ids=request.prediction_token_ids,
         emitted_token_ids=request.emitted_token_ids,
+        traced=request.traced,
     )
 
 
@@ -91,6 +96,7 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         grammar=_grammar_from_wire(submit.grammar) if submit.HasField("grammar") else None,
         prediction_token_ids=tuple(submit.prediction_token_ids),
         emitted_token_ids=tuple(submit.emitted_token_ids),
+        traced=submit.traced,
     )
 
 
@@ -98,12 +104,15 @@ def _grammar_from_wire(grammar: wire.Grammar) -> GrammarSource:
     return GrammarSource(GrammarKind(grammar.kind), grammar.text, grammar.strict)
 
 
-def step_to_wire(step: Iterable[RequestOutput]) -> wire.StepOutput:
+def step_to_wire(step: Iterable[RequestOutput], load: EngineLoad | None = None) -> wire.StepOutput:
     """Fills in plain tokens in place, which takes less than half the time: the engine loop waits for this after each step."""
-    message = wire.StepOutput()
+    message = wire.StepOutput(load_json="" if load is None else to_json(load))
     for request_id, event in ((output.request_id, output.event) for output in step):
         if isinstance(event, TokensGenerated) and event.token_ids and not event.logprobs:
-            message.outputs.add(request_id=request_id).tokens.token_ids.extend(event.token_ids)
+            tokens = message.outputs.add(request_id=request_id).tokens
+            tokens.token_ids.extend(event.token_ids)
+            if event.kv_byte_seconds:
+                tokens.kv_byte_seconds = event.kv_byte_seconds
         else:
             message.outputs.append(output_to_wire(request_id, event))
     return message
@@ -111,17 +120,23 @@ def step_to_wire(step: Iterable[RequestOutput]) -> wire.StepOutput:
 
 def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -> wire.RequestOutput:
     match event:
-        case PromptAdmitted(cache):
-            return wire.RequestOutput(request_id=request_id, admitted=wire.Admitted(**asdict(cache)))
+        case PromptAdmitted(cache, adapter_bytes):
+            admitted = wire.Admitted(**asdict(cache), adapter_bytes=adapter_bytes)
+            return wire.RequestOutput(request_id=request_id, admitted=admitted)
         case TokensGenerated():
             return wire.RequestOutput(request_id=request_id, tokens=_tokens_to_wire(event))
         case PromptScored(logprobs):
             return wire.RequestOutput(
                 request_id=request_id, scored=wire.Scored(logprobs=map(_logprobs_to_wire, logprobs))
             )
-        case RequestFinished(reason, completion_tokens, drafts):
+        case StepsTraced():
+            return wire.RequestOutput(request_id=request_id, traced=_traced_to_wire(event))
+        case RequestFinished(reason, completion_tokens, drafts, kv_byte_seconds):
             finished = wire.Finished(
-                reason=reason, completion_tokens=completion_tokens, drafts=wire.Drafts(**asdict(drafts))
+                reason=reason,
+                completion_tokens=completion_tokens,
+                drafts=wire.Drafts(**asdict(drafts)),
+                kv_byte_seconds=kv_byte_seconds,
             )
             return wire.RequestOutput(request_id=request_id, finished=finished)
         case GraftworkError():
@@ -133,13 +148,15 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
         tokens = output.tokens
         token_ids = tuple(tokens.token_ids[:])  # a slice is a list, which is iterated twice as fast as a repeated field
         if not tokens.logprobs:
-            return TokensGenerated(token_ids)
-        return TokensGenerated(token_ids, tuple(map(_logprobs_from_wire, tokens.logprobs)))
+            return TokensGenerated(token_ids, (), tokens.kv_byte_seconds)
+        return TokensGenerated(token_ids, tuple(map(_logprobs_from_wire, tokens.logprobs)), tokens.kv_byte_seconds)
     match output.WhichOneof("event"):
         case "admitted":
-            return PromptAdmitted(_cache_from_wire(output.admitted))
+            return PromptAdmitted(_cache_from_wire(output.admitted), output.admitted.adapter_bytes)
         case "scored":
             return PromptScored(tuple(map(_logprobs_from_wire, output.scored.logprobs)))
+        case "traced":
+            return _traced_from_wire(output.traced)
         case "finished":
             return _finished_from_wire(output.finished)
         case "failed":
@@ -149,7 +166,11 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
 
 
 def _tokens_to_wire(tokens: TokensGenerated) -> wire.Tokens:
-    return wire.Tokens(token_ids=tokens.token_ids, logprobs=map(_logprobs_to_wire, tokens.logprobs))
+    return wire.Tokens(
+        token_ids=tokens.token_ids,
+        logprobs=map(_logprobs_to_wire, tokens.logprobs),
+        kv_byte_seconds=tokens.kv_byte_seconds,
+    )
 
 
 def _logprobs_to_wire(logprobs: TokenLogprobs) -> wire.TokenLogprobs:
@@ -166,14 +187,32 @@ def _logprobs_from_wire(message: wire.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(message.logprob, top, message.rank if message.HasField("rank") else None)
 
 
+def _traced_to_wire(traced: StepsTraced) -> wire.Traced:
+    return wire.Traced(run=traced.run, sent_s=traced.sent_s, spans=[wire.Span(**asdict(one)) for one in traced.spans])
+
+
+def _traced_from_wire(message: wire.Traced) -> StepsTraced:
+    """Reads the spans of a request. Drops those of kinds that this version of the gateway does not know."""
+    spans = (_read(EngineSpan, one) for one in message.spans if one.name in _SPAN_NAMES)
+    return StepsTraced(message.run, message.sent_s, tuple(replace(one, name=SpanName(one.name)) for one in spans))
+
+
 def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:
-    cache = _read(CacheReport, admitted)
-    return cache if cache.miss_reason is None else replace(cache, miss_reason=MissReason(cache.miss_reason))
+    return CacheReport(
+        admitted.device_tokens,
+        admitted.host_tokens,
+        admitted.disk_tokens,
+        admitted.recomputed_tokens,
+        MissReason(admitted.miss_reason) if admitted.HasField("miss_reason") else None,
+    )
 
 
 def _finished_from_wire(finished: wire.Finished) -> RequestFinished:
     return RequestFinished(
-        FinishReason(finished.reason), finished.completion_tokens, _read(DraftReport, finished.drafts)
+        FinishReason(finished.reason),
+        finished.completion_tokens,
+        _read(DraftReport, finished.drafts),
+        finished.kv_byte_seconds,
     )
 
 
@@ -243,7 +282,7 @@ def progress_to_wire(stalled_s: float, load: EngineLoad) -> wire.Progress:
     return wire.Progress(stalled_s=stalled_s, load_json=to_json(load))
 
 
-def load_from_wire(message: wire.Progress) -> EngineLoad:
+def load_from_wire(message: wire.Progress | wire.StepOutput) -> EngineLoad:
     """Reads the load of an engine. Drops figures that this version of the gateway does not know."""
     return _known_from_json(EngineLoad, message.load_json) if message.load_json else NO_LOAD
 

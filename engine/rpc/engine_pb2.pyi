@@ -15,7 +15,7 @@ class GatewayMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling_json", "isolation", "adapters", "tier", "weight", "session", "kv_limits", "public_tokens", "cache_ttl_s", "deadline_s", "no_lookups", "grammar", "prediction_token_ids", "emitted_token_ids")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_json", "isolation", "adapters", "tier", "weight", "session", "kv_limits", "public_tokens", "cache_ttl_s", "deadline_s", "no_lookups", "grammar", "prediction_token_ids", "emitted_token_ids", "traced")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class Submit(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TRACED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling_json: str
@@ -48,7 +49,8 @@ class Submit(_message.Message):
     grammar: Grammar
     prediction_token_ids: _containers.RepeatedScalarFieldContainer[int]
     emitted_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_json: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., weight: _Optional[float] = ..., session: _Optional[_Union[SessionUse, _Mapping]] = ..., kv_limits: _Optional[_Union[KvLimits, _Mapping]] = ..., public_tokens: _Optional[int] = ..., cache_ttl_s: _Optional[float] = ..., deadline_s: _Optional[float] = ..., no_lookups: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    traced: bool
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_json: _Optional[str] = ..., isolation: _Optional[bytes] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., tier: _Optional[str] = ..., weight: _Optional[float] = ..., session: _Optional[_Union[SessionUse, _Mapping]] = ..., kv_limits: _Optional[_Union[KvLimits, _Mapping]] = ..., public_tokens: _Optional[int] = ..., cache_ttl_s: _Optional[float] = ..., deadline_s: _Optional[float] = ..., no_lookups: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prediction_token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., traced: _Optional[bool] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text", "strict")
@@ -91,26 +93,66 @@ class Cancel(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class StepOutput(_message.Message):
-    __slots__ = ("outputs",)
+    __slots__ = ("outputs", "load_json")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_JSON_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[RequestOutput]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[RequestOutput, _Mapping]]] = ...) -> None: ...
+    load_json: str
+    def __init__(self, outputs: _Optional[_Iterable[_Union[RequestOutput, _Mapping]]] = ..., load_json: _Optional[str] = ...) -> None: ...
 
 class RequestOutput(_message.Message):
-    __slots__ = ("request_id", "admitted", "tokens", "finished", "failed", "scored")
+    __slots__ = ("request_id", "admitted", "tokens", "finished", "failed", "scored", "traced")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
+    TRACED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     admitted: Admitted
     tokens: Tokens
     finished: Finished
     failed: Failed
     scored: Scored
-    def __init__(self, request_id: _Optional[str] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., scored: _Optional[_Union[Scored, _Mapping]] = ...) -> None: ...
+    traced: Traced
+    def __init__(self, request_id: _Optional[str] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., scored: _Optional[_Union[Scored, _Mapping]] = ..., traced: _Optional[_Union[Traced, _Mapping]] = ...) -> None: ...
+
+class Traced(_message.Message):
+    __slots__ = ("run", "sent_s", "spans")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SENT_S_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    sent_s: float
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, run: _Optional[int] = ..., sent_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("name", "start_s", "duration_s", "steps", "busy_s", "tokens", "batch_requests", "batch_tokens", "drafted", "accepted", "masks")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    start_s: float
+    duration_s: float
+    steps: int
+    busy_s: float
+    tokens: int
+    batch_requests: float
+    batch_tokens: float
+    drafted: int
+    accepted: int
+    masks: int
+    def __init__(self, name: _Optional[str] = ..., start_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., busy_s: _Optional[float] = ..., tokens: _Optional[int] = ..., batch_requests: _Optional[float] = ..., batch_tokens: _Optional[float] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., masks: _Optional[int] = ...) -> None: ...
 
 class Scored(_message.Message):
     __slots__ = ("logprobs",)
@@ -119,26 +161,30 @@ class Scored(_message.Message):
     def __init__(self, logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("device_tokens", "host_tokens", "disk_tokens", "recomputed_tokens", "miss_reason")
+    __slots__ = ("device_tokens", "host_tokens", "disk_tokens", "recomputed_tokens", "miss_reason", "adapter_bytes")
     DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
     device_tokens: int
     host_tokens: int
     disk_tokens: int
     recomputed_tokens: int
     miss_reason: str
-    def __init__(self, device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., miss_reason: _Optional[str] = ...) -> None: ...
+    adapter_bytes: int
+    def __init__(self, device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., miss_reason: _Optional[str] = ..., adapter_bytes: _Optional[int] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("token_ids", "logprobs")
+    __slots__ = ("token_ids", "logprobs", "kv_byte_seconds")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    kv_byte_seconds: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., kv_byte_seconds: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs", "rank")
@@ -153,14 +199,16 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "completion_tokens", "drafts")
+    __slots__ = ("reason", "completion_tokens", "drafts", "kv_byte_seconds")
     REASON_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     reason: str
     completion_tokens: int
     drafts: Drafts
-    def __init__(self, reason: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ...) -> None: ...
+    kv_byte_seconds: int
+    def __init__(self, reason: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., kv_byte_seconds: _Optional[int] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("drafted_tokens", "accepted_tokens", "forced_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")

@@ -20,11 +20,13 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 from graftwork.engine.core.events import RequestOutput
+from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.rpc import codec
 from graftwork.engine.rpc import engine_pb2 as wire
 
@@ -35,6 +37,27 @@ TICKET_KEY = "output-ticket"
 _TICKET_BYTES = 16
 _LENGTH = struct.Struct(">I")
 """Stands before each message: the number of its bytes."""
+_LOAD_EVERY_S = 0.1
+"""Seconds between two messages with the engine's load."""
+
+ReadLoad = Callable[[], EngineLoad]
+OnStep = Callable[[wire.StepOutput], None]
+
+
+class _LoadReports:
+    """Says when a gateway should get the engine's load again, with the tokens of a step."""
+
+    def __init__(self, read: ReadLoad | None) -> None:
+        self._read = read
+        self._sent_at = float("-inf")
+
+    def due(self) -> EngineLoad | None:
+        """Returns the load, if the last one is old; else None."""
+        now = time.monotonic()
+        if self._read is None or now - self._sent_at < _LOAD_EVERY_S:
+            return None
+        self._sent_at = now
+        return self._read()
 
 
 class Outputs(Protocol):
@@ -56,7 +79,8 @@ class Outputs(Protocol):
 class GrpcOutputs:
     """Implements Outputs with the messages of a Converse stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_load: ReadLoad | None = None) -> None:
+        self._load = _LoadReports(read_load)
         self._event_loop = asyncio.get_running_loop()
         self._steps: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
 
@@ -64,7 +88,7 @@ class GrpcOutputs:
         self._event_loop.call_soon_threadsafe(self._steps.put_nowait, step)
 
     async def next_message(self) -> wire.StepOutput | None:
-        return codec.step_to_wire(await self._steps.get())
+        return codec.step_to_wire(await self._steps.get(), self._load.due())
 
     def close(self) -> None:
         self._steps = asyncio.Queue()
@@ -76,9 +100,10 @@ class SocketOutputs:
     If the gateway reads too slowly, the event loop sends the rest. Later outputs then wait behind it, in memory.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        """Owns `connection`."""
+    def __init__(self, connection: socket.socket, read_load: ReadLoad | None = None) -> None:
+        """Owns `connection`. `read_load` returns the engine's load, which some messages carry."""
         connection.setblocking(False)
+        self._load = _LoadReports(read_load)
         self._connection = connection
         self._event_loop = asyncio.get_running_loop()
         self._gone = asyncio.Event()
@@ -88,7 +113,7 @@ class SocketOutputs:
         self._is_open = True
 
     def __call__(self, step: list[RequestOutput]) -> None:
-        message = codec.step_to_wire(step).SerializeToString()
+        message = codec.step_to_wire(step, self._load.due()).SerializeToString()
         frame = _LENGTH.pack(len(message)) + message
         with self._lock:
             if not self._is_open:
@@ -137,7 +162,9 @@ class SocketOutputs:
 class OutputListener:
     """Listens at an engine's output socket, and finds each gateway's connection by its ticket."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_load: ReadLoad | None = None) -> None:
+        """`read_load` returns the engine's load, which some messages carry. None sends none."""
+        self._read_load = read_load
         self._arrivals: dict[str, asyncio.Future[SocketOutputs]] = {}
         """The connections that no call has claimed, and those that calls wait for, by ticket."""
         self._server: asyncio.Server | None = None
@@ -190,7 +217,7 @@ class OutputListener:
         if arrival.done():
             return  # a second connection with a ticket is a stranger's
         file = writer.get_extra_info("socket").fileno()
-        outputs = SocketOutputs(socket.fromfd(file, socket.AF_UNIX, socket.SOCK_STREAM))
+        outputs = SocketOutputs(socket.fromfd(file, socket.AF_UNIX, socket.SOCK_STREAM), self._read_load)
         arrival.set_result(outputs)
         try:
             await reader.read(1)  # a gateway sends nothing after its ticket
@@ -200,37 +227,56 @@ class OutputListener:
                 del self._arrivals[ticket]
 
 
-class OutputReader:
-    """A gateway's end of an output socket."""
+class OutputReader(asyncio.Protocol):
+    """A gateway's end of an output socket. Calls `on_step` with each message, in the callback that has received it: a
+    task that waits for messages would cost more than a message does.
+    """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, on_step: OnStep) -> None:
+        self._on_step = on_step
+        self._unread = bytearray()
+        self._transport: asyncio.Transport | None = None
         self.ticket = secrets.token_hex(_TICKET_BYTES)
-        writer.write(self.ticket.encode())
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Is done when either end is closed."""
 
     @classmethod
-    async def connect(cls, address: str) -> Self | None:
+    async def connect(cls, address: str, on_step: OnStep) -> Self | None:
         """Connects beside the gRPC address `address`. Returns None if no output socket is there."""
         path = _output_path(address)
         if path is None:
             return None
         try:
-            return cls(*await asyncio.open_unix_connection(path))
+            _, reader = await asyncio.get_running_loop().create_unix_connection(lambda: cls(on_step), str(path))
         except OSError:
             return None  # the engine is of another version or away; gRPC finds out which
+        return reader
 
-    async def steps(self) -> AsyncGenerator[wire.StepOutput, None]:
-        """Yields each step's outputs until either end is closed."""
-        try:
-            while True:
-                (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-                yield wire.StepOutput.FromString(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self.ticket.encode())
+
+    def data_received(self, data: bytes) -> None:
+        unread = self._unread
+        unread += data
+        start, size = 0, len(unread)
+        while size - start >= _LENGTH.size:
+            first = start + _LENGTH.size
+            end = first + _LENGTH.unpack_from(unread, start)[0]
+            if end > size:
+                break
+            self._on_step(wire.StepOutput.FromString(bytes(unread[first:end])))
+            start = end
+        del unread[:start]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.close()
 
     def close(self) -> None:
-        self._writer.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
+        if self._transport is not None:
+            self._transport.close()
 
 
 def _output_path(address: str) -> Path | None:

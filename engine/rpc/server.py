@@ -97,7 +97,11 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         for key, value in context.invocation_metadata() or ():
             if key == TICKET_KEY:
                 return await self._listener.claim(str(value))
-        return GrpcOutputs()
+        return GrpcOutputs(self.load)
+
+    def load(self) -> EngineLoad:
+        """Returns the latest load of the engine, with its epoch. Any thread may call this."""
+        return replace(self._progress.load, epoch=self.epoch)
 
     async def _read(self, messages: AsyncIterator[wire.GatewayMessage], sink: Sink) -> None:
         async for message in messages:
@@ -137,7 +141,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         return codec.stats_to_wire(self._phases.complete(stats))
 
     async def ReadProgress(self, request: wire.ProgressRequest, context: Context) -> wire.Progress:  # noqa: N802
-        return codec.progress_to_wire(self._progress.stalled_s, replace(self._progress.load, epoch=self.epoch))
+        return codec.progress_to_wire(self._progress.stalled_s, self.load())
 
     async def ProbeAdapter(  # noqa: N802
         self, request: wire.ProbeAdapterRequest, context: Context
@@ -194,7 +198,7 @@ class EngineServer:
         self._engine = engine
         checks = () if token is None else (TokenCheck(token),)
         self._server = grpc.aio.server(options=_OPTIONS, interceptors=checks)
-        self._listen, self._listener = listen, OutputListener()
+        self._listen, self._listener = listen, OutputListener(lambda: self._servicer.load())
         self._servicer = EngineServicer(engine, self._listener)
         engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
         try:

@@ -26,6 +26,12 @@ class AdapterProvider(Protocol):
         """
         ...
 
+    def take_placed(self) -> list[tuple[str, int]]:
+        """Returns the digests and the bytes of the adapters that `want` has copied to the device, or has begun to copy, each
+        once.
+        """
+        ...
+
     def is_ready(self, digest: str) -> bool:
         """Returns whether the adapter with this digest is on the device, so that a request may use it now."""
         ...
@@ -39,6 +45,10 @@ class AdapterProvider(Protocol):
     def pin(self, digest: str) -> None: ...
 
     def unpin(self, digest: str) -> None: ...
+
+    def take_loaded_bytes(self, digest: str) -> int:
+        """Returns the adapter's bytes if it was loaded to the device since the last call for it, else 0."""
+        ...
 
 
 class GrammarProvider(Protocol):

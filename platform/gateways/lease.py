@@ -2,6 +2,7 @@
 
     keep_alive, again and again ──► the gateway holds what is stored under its id
     no keep_alive for `lease_s` ──► others may take what it held
+    the gateway starts again    ──► the same at once, for what its former process held
 
 Owns the gateway's row. Never knows what the gateway holds. All times are the database's, so the clocks of gateways do
 not matter.
@@ -12,6 +13,7 @@ that nobody has taken it meanwhile.
 import hashlib
 import socket
 from dataclasses import dataclass, field
+from typing import Self
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
@@ -25,13 +27,29 @@ _FORGOTTEN_AFTER_LEASES = 100
 
 @dataclass(frozen=True, slots=True)
 class GatewayLease:
-    """The lease of one gateway process. Each start of a gateway makes a new one."""
+    """The lease of one gateway process. Each start of a gateway makes a new one; see `of_gateway`."""
 
     lease_s: float = LEASE_S
     """The seconds after the last `keep_alive` after which the gateway counts as dead."""
     clock: Clock | None = None
     """Replaces the database's own time in tests."""
     gateway_id: str = field(default_factory=lambda: new_id("gateway"))
+    owner: str | None = None
+    """The gateway's name, with which its id begins; None if each start has another name."""
+
+    @classmethod
+    def of_gateway(cls, owner: str | None, lease_s: float = LEASE_S, clock: Clock | None = None) -> Self:
+        """Returns the lease of a new process of the gateway named `owner`; see `owner_name`."""
+        if owner is None:
+            return cls(lease_s, clock)
+        return cls(lease_s, clock, f"{owner}.{new_id('gw').removeprefix('gw_')}", owner)
+
+    async def take_over(self, session: WriteSession) -> None:
+        """Ends the leases of the gateway's former processes. Call this once at start: then none of them runs, because
+        only one process can listen at a gateway's address.
+        """
+        if self.owner is not None:
+            await repository.forget_others(session, f"{self.owner}.", self.gateway_id)
 
     async def renew(self, session: WriteSession) -> None:
         """Stores that the gateway runs now."""

@@ -27,6 +27,12 @@ async def forget(session: WriteSession, gateway_id: str) -> None:
     await session.execute(delete(GatewayRow).where(GatewayRow.id == gateway_id))
 
 
+async def forget_others(session: WriteSession, prefix: str, gateway_id: str) -> None:
+    """Deletes the rows of the gateways whose ids begin with `prefix`, but not that of `gateway_id`."""
+    of_prefix = GatewayRow.id.startswith(prefix, autoescape=True)
+    await session.execute(delete(GatewayRow).where(of_prefix, GatewayRow.id != gateway_id))
+
+
 async def forget_silent(session: WriteSession, silent_s: float, clock: Clock | None) -> None:
     """Deletes the rows of the gateways that were not seen for more than `silent_s` seconds."""
     await session.execute(delete(GatewayRow).where(GatewayRow.seen_at < database_now(session, clock) - silent_s))

@@ -111,6 +111,15 @@ class IdempotencyStore:
         self._lost: dict[Attempt, int] = {}
         """Attempts that nobody pursues and that the database may hold, with the number of times to delete them."""
 
+    async def open(self) -> None:
+        """Frees the keys of this gateway's former process, if it was killed. Then renews the lease: see `keep_alive`."""
+        try:
+            async with self._database.write() as session:
+                await self._lease.take_over(session)
+        except Unavailable:
+            _log.warning("former_gateway_lease_not_ended", exc_info=True)
+        await self.keep_alive()
+
     async def begin(self, owner: str, key: str, request_digest: str) -> Attempt | StoredReply:
         """Reserves the key for this request and returns an Attempt. If the request was executed before, returns the
         stored answer.

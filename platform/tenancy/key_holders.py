@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from graftwork.platform.database import Database
 from graftwork.platform.ids import KeyId
 from graftwork.platform.tenancy import repository
+from graftwork.platform.tenancy.console_tickets import ConsoleTicket
 from graftwork.platform.tenancy.keys import KeyParts, matches
 from graftwork.platform.tenancy.request_rows import find_key_holders
 from graftwork.platform.tenancy.tenants import ApiKey, Tenant
@@ -107,14 +108,17 @@ class KeyHolders:
         self._noting: set[KeyId] = set()
         """The keys whose `last_used_at` is being written."""
 
-    async def find(self, parts: KeyParts) -> tuple[ApiKey, Tenant] | None:
+    async def find(self, parts: KeyParts | ConsoleTicket) -> tuple[ApiKey, Tenant] | None:
         """Returns the stored key and its tenant, or None if the key is unknown or its secret is wrong.
 
-        Sees every change that was committed before the call. Takes the same time for an unknown key as for a wrong
+        For a ticket of the console, finds the key that the ticket was made for, or None if the seal is wrong. Sees every change that was committed before the call. Takes the same time for an unknown key as for a wrong
         secret.
         """
         holder = await self._reads.get(parts.public_id)
-        return holder if matches(parts, holder[0].key_hash if holder else None, self._pepper) else None
+        stored = holder[0].key_hash if holder else None
+        if isinstance(parts, ConsoleTicket):
+            return holder if parts.is_of(stored, self._pepper) else None
+        return holder if matches(parts, stored, self._pepper) else None
 
     async def note_used(self, key: ApiKey, now: float) -> None:
         """Stores the time at which the key was used, unless a recent time is stored or another request stores it."""

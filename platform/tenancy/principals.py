@@ -24,6 +24,7 @@ from graftwork.platform.ids import IsolationDomain, KeyId, TenantId
 from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.platform.tenancy.idempotency import TurnClaim
 from graftwork.platform.tenancy.request_rows import find_usable_keys
+from graftwork.platform.tracing.request_trace import NO_TRACE, RequestTrace
 
 TenantScope = NewType("TenantScope", TenantId)
 """Permission to read and write one tenant's rows."""
@@ -66,6 +67,8 @@ class Principal:
     """The time on this process's monotonic clock by which the sender wants the first token of its request; None for no
     such time.
     """
+    trace: RequestTrace = field(default=NO_TRACE, compare=False, repr=False)
+    """Where the times of the sender's request are noted."""
 
     def scope(self) -> TenantScope:
         """Returns the permission to read and write this tenant's rows."""

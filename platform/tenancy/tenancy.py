@@ -1,4 +1,4 @@
-"""Manages tenants, their API keys and their limits, and authenticates the sender of a request by an API key.
+"""Manages tenants, their API keys and their limits, and finds the tenant that an API key belongs to.
 
 Owns every change to tenants, keys and limits. Each change adds an entry to the audit log in the same transaction. A
 tenant's key may use the tenant routes, and the admin key may use the admin routes. A wrong key is refused with 401, and
@@ -6,7 +6,6 @@ a key of the wrong kind with 403. The secret of a key appears only in the answer
 logged.
 """
 
-import hmac
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -20,18 +19,10 @@ from graftwork.platform.ids import KeyId, TenantId, new_id
 from graftwork.platform.pagination import FIRST_PAGE, Page, PageRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy import repository
+from graftwork.platform.tenancy.console_tickets import ConsoleTicket, parse_ticket, ticket_of_key
 from graftwork.platform.tenancy.key_holders import KeyHolders
-from graftwork.platform.tenancy.keys import (
-    KeyKind,
-    WrongKeyLimit,
-    hash_key,
-    key_digest,
-    make_key,
-    parse_key,
-    with_new_secret,
-)
-from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, AdminPrincipal, Principal, RunningWork
-from graftwork.platform.tenancy.recent_keys import RecentKeys
+from graftwork.platform.tenancy.keys import KeyKind, KeyParts, hash_key, make_key, parse_key, with_new_secret
+from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, Principal, RunningWork
 from graftwork.platform.tenancy.request_rows import find_status_and_quota
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
 
@@ -209,15 +200,18 @@ class Tenancy:
     async def authenticate(self, token: str) -> Principal:
         """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
 
-        Sees every change that was committed before the call. Calls at the same time share their reads of the database
-        (see `key_holders.py`).
+        `token` is the key, or a ticket of the console for the key. Sees every change that was committed before the
+        call. Calls at the same time share their reads of the database (see `key_holders.py`).
 
-        Raises NotAuthenticated if the key is wrong, revoked or expired, and NotPermitted if the tenant is suspended.
+        Raises NotAuthenticated if the key is wrong, revoked or expired, or the ticket has ended, and NotPermitted if the
+        tenant is suspended.
         """
-        parts = parse_key(token)
+        parts = parse_key(token) or parse_ticket(token)
         if parts is None or parts.kind is not KeyKind.TENANT:
             raise _wrong_key()
         now = self._clock.now()
+        if isinstance(parts, ConsoleTicket):
+            parts.check_time(now)
         holder = await self._holders.find(parts)
         if holder is None:
             raise _wrong_key()
@@ -230,6 +224,20 @@ class Tenancy:
             raise NotPermitted("This tenant is suspended; ask the operator.", code="tenant_suspended")
         await self._holders.note_used(key, now)
         return Principal(tenant.id, tenant.name, key.id, tenant.weight, tenant.service_tier_ceiling, key.scopes)
+
+    async def ticket_for(self, token: str) -> ConsoleTicket:
+        """Returns a new session's ticket for a tenant's key, or the renewed ticket for a ticket of the console.
+
+        `token` has just been authenticated. Raises NotAuthenticated if its key was changed meanwhile.
+        """
+        now = self._clock.now()
+        parts = parse_key(token) or parse_ticket(token)
+        if isinstance(parts, KeyParts):
+            return ticket_of_key(parts, now, self._pepper)
+        holder = None if parts is None else await self._holders.find(parts)
+        if parts is None or holder is None:
+            raise _wrong_key()
+        return parts.renewed(now, holder[0].key_hash, self._pepper)
 
     # Quotas and the audit log
 
@@ -336,57 +344,3 @@ def _checked_time(at: float | None) -> float | None:
     if at is not None and not math.isfinite(at):
         raise ValidationFailed("expires_at must be a time in unix seconds.", param="expires_at")
     return at
-
-
-class Authenticator:
-    """Finds the principal (the authenticated sender) to whom an API key belongs.
-
-    `address` is the IP address of the client. Clients that send many wrong keys from one address are slowed down (see
-    `keys.py`).
-    """
-
-    def __init__(self, tenancy: Tenancy, admin_key: str, wrong_keys: WrongKeyLimit, recent_keys: RecentKeys) -> None:
-        self._tenancy = tenancy
-        self._admin_digest = key_digest(admin_key)
-        self._wrong_keys = wrong_keys
-        self._recent_keys = recent_keys
-
-    def recent_tenant(self, token: str) -> TenantId | None:
-        """Returns the tenant of a key that was right seconds ago, without a read. Use it to refuse, never to allow."""
-        return self._recent_keys.tenant_of(token)
-
-    async def authenticate(self, token: str, address: str) -> Principal:
-        """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
-
-        Raises NotAuthenticated if the key is wrong, revoked or expired, NotPermitted for the admin key or a suspended
-        tenant, and LimitExceeded if the client's address has sent too many wrong keys.
-        """
-        if self._is_admin(token):
-            raise NotPermitted("The admin key cannot be used here; use a tenant's key.", code="wrong_key_kind")
-        await self._wrong_keys.check(address, token)
-        try:
-            principal = await self._tenancy.authenticate(token)
-        except NotAuthenticated:
-            self._wrong_keys.note_wrong(address, token)
-            self._recent_keys.note_wrong(token)
-            raise
-        self._wrong_keys.note_right(token)
-        self._recent_keys.note_right(token, principal.tenant_id)
-        return principal
-
-    async def authenticate_admin(self, token: str, address: str) -> AdminPrincipal:
-        """Checks that `token` is the admin key.
-
-        Raises NotAuthenticated if the key is wrong, NotPermitted if it is a tenant's key, and LimitExceeded if the
-        client's address has sent too many wrong keys.
-        """
-        if self._is_admin(token):
-            return AdminPrincipal()
-        try:
-            await self.authenticate(token, address)
-        except NotAuthenticated as error:
-            raise NotAuthenticated("This admin key is not valid; check that it was copied whole.") from error
-        raise NotPermitted("A tenant's key cannot be used here; use the admin key.", code="wrong_key_kind")
-
-    def _is_admin(self, token: str) -> bool:
-        return hmac.compare_digest(key_digest(token), self._admin_digest)

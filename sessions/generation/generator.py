@@ -21,6 +21,7 @@ from graftwork.engine.core.events import (
     FinishReason,
     PromptAdmitted,
     RequestFinished,
+    StepsTraced,
     TokensGenerated,
 )
 from graftwork.engine.core.requests import NO_KV_LIMITS, EngineRequest, KvLimits, ServiceTier, SessionUse
@@ -32,6 +33,7 @@ from graftwork.platform.errors import DeadlineExceeded, GraftworkError, Internal
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.telemetry import Telemetry
+from graftwork.platform.tracing.request_trace import NO_TRACE, RequestTrace
 from graftwork.sessions.generation.constraints import OutputGrammar
 from graftwork.sessions.generation.events import (
     GenerationEvent,
@@ -46,7 +48,8 @@ from graftwork.sessions.generation.events import (
 )
 from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
-from graftwork.sessions.generation.usage import Usage
+from graftwork.sessions.generation.tracer import GenerationTracer
+from graftwork.sessions.generation.usage import MemoryUse, Usage
 from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
@@ -109,6 +112,8 @@ class GenerationRequest:
     """The time on the generator's monotonic clock by which the client wants the first token. None takes the deadline of
     the service tier, if it has one.
     """
+    trace: RequestTrace = field(default=NO_TRACE, compare=False, repr=False)
+    """Where the times of the generation are noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +186,8 @@ class Generation:
 
         After the end, tokens after a stop string do not count.
         """
+        self.memory = MemoryUse()
+        """What the engine has reported so far."""
         self.drafts = DraftReport()
         """The counts of draft tokens, reported when the engine finishes; empty for a cancelled generation."""
         self.prompt_computed = asyncio.Event()
@@ -188,6 +195,7 @@ class Generation:
         self._generator = generator
         self._telemetry = generator.telemetry
         self._now = generator.clock.monotonic
+        self._tracer = GenerationTracer(NO_TRACE, request.request_id)
         self._started_at = 0.0
         self._last_tokens_at = self._first_tokens_at = 0.0
         self._num_first_tokens = 0
@@ -197,7 +205,7 @@ class Generation:
     @property
     def usage(self) -> Usage | None:
         """The token counts of the request so far. They are None while the prompt waits in the engine's queue."""
-        return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
+        return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts, self.memory)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Sends the request to the engine, and yields the events of the answer.
@@ -206,8 +214,10 @@ class Generation:
         Call this method once. Raises InvalidRequest if the engine refuses the request, and DeadlineExceeded after the
         generator's `timeout_s`. Can also raise every other error of the engine.
         """
+        tracer = self._tracer = GenerationTracer(self.request.trace, self.request.request_id)
         try:
             parser = OutputParser(self._generator.tokenizer, self._rules())
+            push = tracer.timed(parser.push)
             prompt = self._prompt_collector()
             reported: PromptReported | None = None
             reason: FinishReason | None = None
@@ -220,8 +230,8 @@ class Generation:
                         prompt, reported = None, PromptReported(tokens)
                         yield reported
                     if isinstance(event, TokensGenerated):
-                        self._count_tokens(len(event.token_ids))
-                        for output in parser.push(event.token_ids, event.logprobs):
+                        self._count_tokens(len(event.token_ids), event.kv_byte_seconds)
+                        for output in push(event.token_ids, event.logprobs):
                             yield output
                         if parser.is_over:
                             break
@@ -231,6 +241,8 @@ class Generation:
                     elif isinstance(event, RequestFinished):
                         self._count_end(event)
                         reason = event.reason
+                    elif isinstance(event, StepsTraced):
+                        tracer.add_steps(event)
         except GraftworkError as error:
             self._telemetry.objectives.note_end(self.request.tier, failed=error.is_server_fault)
             if self._watch is not None:
@@ -239,6 +251,7 @@ class Generation:
                 raise self.request.grammar.name_field(error) from error
             raise
         finally:
+            tracer.ended(self.usage)
             self.prompt_computed.set()
             if self._watch is not None:
                 self._watch.end()
@@ -248,16 +261,21 @@ class Generation:
         for output in parser.finish():
             yield output
         self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are not charged
+        tracer.count(self.usage)
         finished = parser.finished(reason, self.cache or CacheReport())
         yield finished if reported is None else replace(finished, prompt_logprobs=reported.tokens)
 
     def _count_prompt(self, event: PromptAdmitted) -> None:
         self.cache = event.cache
+        self.memory = MemoryUse(adapter_bytes=event.adapter_bytes)
+        self._tracer.admitted(event.cache)
         self._telemetry.queue.observe(self._now() - self._started_at)
         if self._watch is not None:
             self._watch.admitted(Usage(event.cache, 0, self.drafts).prompt_tokens_by_tier, event.cache.miss_reason)
 
-    def _count_tokens(self, num_tokens: int) -> None:
+    def _count_tokens(self, num_tokens: int, kv_byte_seconds: int) -> None:
+        if kv_byte_seconds:
+            self.memory += MemoryUse(kv_byte_seconds)
         if not num_tokens:
             return
         now = self._now()
@@ -272,6 +290,7 @@ class Generation:
             if self._watch is not None:
                 self._watch.first_tokens(num_tokens, now - self._started_at)
             self._first_tokens_at, self._num_first_tokens = now, num_tokens
+            self._tracer.first_token()
             self.prompt_computed.set()
         self._last_tokens_at = now
         self.completion_tokens += num_tokens
@@ -288,6 +307,7 @@ class Generation:
 
     def _count_end(self, event: RequestFinished) -> None:
         self.drafts = event.drafts
+        self.memory += MemoryUse(event.kv_byte_seconds)
         self._telemetry.e2e.observe(self._now() - self._started_at)
 
     def _prompt_collector(self) -> PromptLogprobCollector | None:
@@ -328,6 +348,7 @@ class Generation:
             timeout_s=self._generator.timeout_s,
             deadline_s=self._deadline_s(),
             uses_lookups=request.uses_lookups,
+            traced=request.trace.is_traced,
         )
 
     def _deadline_s(self) -> float | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graftwork.engine.core.events import EngineEvent, PromptAdmitted, PromptScored, TokenLogprobs
+from graftwork.engine.core.events import EngineEvent, PromptAdmitted, PromptScored, StepsTraced, TokenLogprobs
 from graftwork.sessions.text.tokenizer import Detokenizer, TextTokenizer
 
 
@@ -73,6 +73,10 @@ class PromptTokenLogprobs:
     """The likeliest tokens at this position, the likeliest first."""
 
 
+_BEFORE_ANSWER = (PromptAdmitted, PromptScored, StepsTraced)
+"""The kinds of events that may come before all tokens of the prompt are scored."""
+
+
 class PromptLogprobCollector:
     """Collects the log-probabilities of the tokens of one prompt, in the order in which the engine reports them."""
 
@@ -89,7 +93,7 @@ class PromptLogprobCollector:
         if isinstance(event, PromptScored):
             for logprobs in event.logprobs:
                 self._add(logprobs)
-        return None if isinstance(event, PromptAdmitted | PromptScored) else tuple(self._tokens)
+        return None if isinstance(event, _BEFORE_ANSWER) else tuple(self._tokens)
 
     def _add(self, logprobs: TokenLogprobs | None) -> None:
         token_id = self._token_ids[len(self._tokens)]

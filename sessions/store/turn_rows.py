@@ -63,7 +63,7 @@ async def update_turn(database: WriteSession, scope: TenantScope, turn: Turn) ->
 async def find_turn(database: ReadSession, scope: TenantScope, turn_id: str) -> Turn | None:
     """Finds one turn, without its output. Returns None if the turn does not exist."""
     row = await database.scalar(select(TurnRow).where(TurnRow.id == turn_id, TurnRow.tenant_id == scope))
-    return None if row is None else _turn_from_row(row)
+    return None if row is None else turn_from_row(row)
 
 
 async def insert_events(database: WriteSession, events: Iterable[tuple[TenantScope, SessionEvent]], at: float) -> None:
@@ -126,7 +126,7 @@ def _changing_columns(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _turn_from_row(row: TurnRow) -> Turn:
+def turn_from_row(row: TurnRow) -> Turn:
     return Turn(
         turn_id=TurnId(row.id),
         session_id=SessionId(row.session_id),

@@ -113,7 +113,9 @@ class TurnLauncher:
             plan, expected_tokens = await self._plan(principal, session, new_items, settings, turn_id)
             started = await self._start(replace(plan, tool_hints=tool_hints), turn_id, expected_tokens)
             places.keep()
+            principal.trace.hold()
             started[1].add_done_callback(lambda _: places.release())
+            started[1].add_done_callback(lambda _: principal.trace.release())
         return started
 
     async def _start(self, plan: TurnPlan, turn_id: TurnId, expected_tokens: int) -> TurnTask:
@@ -143,7 +145,7 @@ class TurnLauncher:
         dependencies, encoder = self._dependencies, self._encoder()
         output = await self.plan_output(principal, settings)
         description = dependencies.generator.description
-        encode = partial(dependencies.accounting.encode, principal.tenant_id, dependencies.encoding)
+        encode = partial(dependencies.accounting.encode, principal, dependencies.encoding)
         prompt = await self._prompt(_Asked(principal, session, new_items, settings, turn_id), encode)
         budget = turn_budget(settings, len(prompt.token_ids), description.context_tokens)
         fields = read_sampling(settings.sampling)
@@ -165,6 +167,7 @@ class TurnLauncher:
             grammar=output.grammar,
             owner=RequestOwner(principal.tenant_id, session.model.adapter_label, session.session_id),
             due_at=principal.first_token_due_at,
+            trace=principal.trace,
         )
         request = dependencies.generator.prepared(request)
         plan = TurnPlan(
@@ -253,7 +256,8 @@ class _TurnPrompt:
 
 def _charge(plan: TurnPlan) -> Charge:
     """Returns the fields of a turn's usage row that are known before the turn."""
-    return Charge(plan.request.request_id, plan.principal, plan.session.model, plan.session.charged_id)
+    request, session = plan.request, plan.session
+    return Charge(request.request_id, plan.principal, session.model, session.charged_id, request.tier.value)
 
 
 def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:

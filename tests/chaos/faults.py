@@ -24,11 +24,14 @@ async def _stall_database(fleet: ServedFleet) -> None:
     """Holds a lock on every table, so that nothing is read or written."""
     connection = await asyncpg.connect(fleet.database_url)
     try:
-        async with connection.transaction():
-            tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-            names = ", ".join(f'"{row["tablename"]}"' for row in tables)
-            await connection.execute(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
-            await asyncio.sleep(HOLD_S)
+        tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        names = ", ".join(f'"{row["tablename"]}"' for row in tables)
+        while True:  # the tables are locked one by one, so the server may wait for one while this waits for its own
+            with contextlib.suppress(asyncpg.DeadlockDetectedError):
+                async with connection.transaction():
+                    await connection.execute(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
+                    await asyncio.sleep(HOLD_S)
+                return
     finally:
         await connection.close()
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from graftwork.engine.rpc.client import TOKEN_REFUSED, GrpcEngineClient
+from graftwork.engine.rpc.client import GrpcEngineClient
+from graftwork.engine.rpc.conversation import TOKEN_REFUSED
 from graftwork.engine.rpc.engine_tls import EngineTls
 from graftwork.platform.errors import Unavailable
 from tests.certificates import Authority

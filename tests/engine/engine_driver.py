@@ -17,6 +17,7 @@ from graftwork.engine.core.events import (
     PromptScored,
     RequestFinished,
     RequestOutput,
+    StepsTraced,
     TokenLogprobs,
     TokensGenerated,
 )
@@ -32,6 +33,7 @@ from graftwork.engine.core.requests import (
 )
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb, ToolWait
+from graftwork.engine.core.step_spans import EngineSpan
 from graftwork.engine.messages import CancelRequest, RunSessionCommand, Stop, SubmitRequest
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId
@@ -52,6 +54,8 @@ class Outcome:
     finish: FinishReason | None = None
     drafts: DraftReport = field(default_factory=DraftReport)
     error: GraftworkError | None = None
+    spans: list[EngineSpan] = field(default_factory=list)
+    """What the engine has reported of a traced request's steps."""
 
     @property
     def is_over(self) -> bool:
@@ -81,6 +85,7 @@ class EngineDriver:
         emitted: Sequence[int] = (),
         kv_limits: KvLimits = NO_KV_LIMITS,
         public_tokens: int = 0,
+        traced: bool = False,
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -99,6 +104,7 @@ class EngineDriver:
             emitted_token_ids=tuple(emitted),
             kv_limits=kv_limits,
             public_tokens=public_tokens,
+            traced=traced,
         )
         self.outcomes[request_id] = Outcome(len(emitted))
         self.loop.take(SubmitRequest(request, self.sink))
@@ -182,6 +188,9 @@ class EngineDriver:
                 case PromptScored(prompt_logprobs):
                     assert not outcome.token_ids
                     outcome.prompt_logprobs.extend(prompt_logprobs)
+                case StepsTraced(_, _, spans):
+                    assert not outcome.is_over
+                    outcome.spans.extend(spans)
                 case TokensGenerated(token_ids, logprobs):
                     outcome.token_ids.extend(token_ids)
                     outcome.logprobs.extend(logprobs)

@@ -259,6 +259,29 @@ async def test_a_connection_that_is_cut_in_a_read(database: Database) -> None:
         await read()
 
 
+@on_postgres
+async def test_one_of_two_in_a_deadlock_is_told_to_try_again(database: Database) -> None:
+    """PostgreSQL rolls one of two transactions back that wait for each other; it is a 503, and the other is stored."""
+    await write_tenants(database, ["ten_1", "ten_2"])
+    change = text("UPDATE tenants SET weight = weight + 1 WHERE id = :id")
+    both_hold_one = asyncio.Barrier(2)
+
+    async def change_both(*ids: str) -> None:
+        async with database.write() as session:
+            await session.execute(change, {"id": ids[0]})
+            await both_hold_one.wait()
+            await session.execute(change, {"id": ids[1]})
+
+    outcomes = await asyncio.gather(
+        change_both("ten_1", "ten_2"), change_both("ten_2", "ten_1"), return_exceptions=True
+    )
+
+    failed = [outcome for outcome in outcomes if outcome is not None]
+    assert [type(error) for error in failed] == [Unavailable]
+    async with database.read() as session:
+        assert list(await session.scalars(text("SELECT weight FROM tenants ORDER BY id"))) == [2.0, 2.0]
+
+
 @pytest.mark.postgres
 async def test_a_stopped_process_keeps_no_lock(postgres_url: str) -> None:
     """A transaction in which its process does nothing loses its locks and is rolled back."""

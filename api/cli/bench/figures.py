@@ -6,6 +6,7 @@ Owns the definitions: percentiles, throughput, and Jain's index. Never sends any
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 from graftwork.api.cli.bench.load import Sent
 
@@ -42,6 +43,8 @@ class TenantFigures:
     ttft_p99: float | None
     itl_p99: float | None
     tokens_per_s: float
+    latency_mean: float | None = None
+    """The mean time of a chat to its end. A chat that the end of the phase cuts off does not count."""
 
 
 def tenant_figures(sent: Sequence[Sent], start: float, end: float) -> list[TenantFigures]:
@@ -65,6 +68,7 @@ def _of_tenant(name: str, sent: Sequence[Sent], start: float, end: float) -> Ten
         ttft_p99=percentile(ttft, 0.99),
         itl_p99=percentile(gaps, 0.99),
         tokens_per_s=sum(one.num_tokens for one in sent) / (end - start),
+        latency_mean=fmean(times) if (times := [at - one.sent_at for one in ended if (at := one.ended_at)]) else None,
     )
 
 
@@ -81,9 +85,10 @@ def tokens_within(sent: Sequence[Sent], start: float, end: float) -> int:
 
 
 def contended_jain(sent: Sequence[Sent], start: float, end: float) -> float | None:
-    """Returns the mean Jain's index of the tokens of tenants that had a chat without a token all through a window.
+    """Returns the mean Jain's index of the weighted service of tenants that had a chat without a token all through a window.
 
-    So a tenant counts only while it wants more than it gets. Windows with fewer than two such tenants do not count;
+    A tenant's service in a window is the tokens that it got, divided by its weight. A tenant counts only while it wants
+    more than it gets. Windows with fewer than two such tenants do not count;
     None if no window does.
     """
     indices = []
@@ -92,7 +97,7 @@ def contended_jain(sent: Sequence[Sent], start: float, end: float) -> float | No
         names = {one.tenant for one in sent if _waits_through(sent, one.tenant, low, high)}
         if len(names) > 1:
             own = [[one for one in sent if one.tenant == name] for name in sorted(names)]
-            indices.append(jain([tokens_within(some, low, high) for some in own]))
+            indices.append(jain([tokens_within(some, low, high) / some[0].weight for some in own]))
     return sum(indices) / len(indices) if indices else None
 
 

@@ -4,7 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload
+from tests.api.signed_in import sign_in
 
 UNKNOWN = {
     "session_id": "ses_00000000000000000000000000",
@@ -17,6 +20,7 @@ UNKNOWN = {
     "response_id": "resp_00000000000000000000000000",
     "conversation_id": "conv_00000000000000000000000000",
     "item_id": "item_00000000000000000000000000",
+    "request_id": "req_00000000000000000000000000",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/adapters/{name}/versions": {"files": adapter_upload(5)},
@@ -45,13 +49,14 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     turn = (await tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"})).json()
-    response = (await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})).json()
+    answer = await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})
     first = {"items": [{"role": "user", "content": "x"}]}
     conversation = (await tenant.client.post("/v1/conversations", json=first)).json()
     items = (await tenant.client.get(f"/v1/conversations/{conversation['id']}/items")).json()
     return {
         "item_id": items["first_id"],
-        "response_id": response["id"],
+        "response_id": answer.json()["id"],
+        "request_id": answer.headers["x-request-id"],
         "conversation_id": conversation["id"],
         "session_id": session,
         "name": "pirate",
@@ -62,10 +67,16 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     }
 
 
-async def test_ids_of_others(gateway: Gateway, tenant: TestTenant) -> None:
-    """For every route of the OpenAPI document, B gets the same 404 for A's id as for one that nobody has."""
+@pytest.mark.parametrize("has_cookie", [False, True], ids=["key", "cookie"])
+async def test_ids_of_others(gateway: Gateway, tenant: TestTenant, has_cookie: bool) -> None:
+    """For every route of the OpenAPI document, B gets the same 404 for A's id as for one that nobody has.
+
+    This holds with a key, and with the cookie of the web console.
+    """
     owned = await owned_ids(tenant)
     other = await gateway.tenant("Other")
+    if has_cookie:
+        await sign_in(other.client)
     checked = 0
     for method, path, names in tenant_routes(gateway):
         body = BODIES.get(f"{method} {path}", {})
@@ -80,9 +91,12 @@ async def test_ids_of_others(gateway: Gateway, tenant: TestTenant) -> None:
     assert checked >= 20
 
 
-async def test_owner_is_let_in(gateway: Gateway, tenant: TestTenant) -> None:
+@pytest.mark.parametrize("has_cookie", [False, True], ids=["key", "cookie"])
+async def test_owner_is_let_in(gateway: Gateway, tenant: TestTenant, has_cookie: bool) -> None:
     """The owner's same requests are not a 404, so the requests of `test_ids_of_others` are valid."""
     owned = await owned_ids(tenant)
+    if has_cookie:
+        await sign_in(tenant.client)
     for method, path, _ in tenant_routes(gateway):
         if method == "GET":
             assert (await tenant.client.get(path.format(**owned))).status_code == 200, path
@@ -105,10 +119,13 @@ async def test_checkpoints_of_others(gateway: Gateway, tenant: TestTenant) -> No
             )
 
 
-async def test_models_of_others(gateway: Gateway, tenant: TestTenant) -> None:
+@pytest.mark.parametrize("has_cookie", [False, True], ids=["key", "cookie"])
+async def test_models_of_others(gateway: Gateway, tenant: TestTenant, has_cookie: bool) -> None:
     """Another tenant's adapter cannot be used under any of its names, and lists do not show it."""
     await owned_ids(tenant)
     other = await gateway.tenant("Other")
+    if has_cookie:
+        await sign_in(other.client)
     for model in ("pirate", "pirate@1", "pirate@prod"):
         answer = await other.client.post("/v1/completions", json={"model": model, "prompt": "x"})
 

@@ -25,10 +25,10 @@ def check_shape(answer: httpx.Response) -> dict[str, Any]:
 
 
 async def test_request_id_is_on_every_answer(gateway: Gateway, tenant: TestTenant) -> None:
-    """Each answer, good or bad, has a request id of its own, whatever the client sent."""
+    """Each answer, good or bad, has a request id of the server's own, whatever the client sent."""
     headers = {"x-request-id": "mine"}
     ids = [
-        (await client.get(path, headers=headers)).headers["x-request-id"]
+        (await client.get(path, headers=headers)).headers["x-graftwork-request-id"]
         for client in (gateway.anonymous, tenant.client)
         for path in ("/healthz", "/v1/models", "/v1/nothing", "/nothing", "/metrics")
     ]

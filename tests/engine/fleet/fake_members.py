@@ -1,7 +1,7 @@
 """Engines of a fleet that say what they are told to, and a list of them that a test changes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
@@ -54,6 +54,10 @@ class FakeMember:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopped: bool = False
     """Whether it answers no question, as a stopped process."""
+    note_load: Callable[[EngineLoad], None] = lambda load: None
+    """Sends a load as if with tokens."""
+    num_questions: int = 0
+    """Questions for the load that were answered."""
     losing: asyncio.Event = field(default_factory=asyncio.Event)
     """Is set when the requests that run are lost. A new event then replaces it."""
 
@@ -69,7 +73,11 @@ class FakeMember:
         self._check()
         if self.is_stopped:
             await asyncio.Event().wait()
+        self.num_questions += 1
         return replace(self.load, epoch=self.description.epoch)
+
+    def follow_load(self, note: Callable[[EngineLoad], None]) -> None:
+        self.note_load = note
 
     def lose_requests(self) -> None:
         self.losing.set()

@@ -12,7 +12,8 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import RequestFinished
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.engine.rpc import engine_pb2_grpc
-from graftwork.engine.rpc.client import TOKEN_REFUSED, GrpcEngineClient
+from graftwork.engine.rpc.client import GrpcEngineClient
+from graftwork.engine.rpc.conversation import TOKEN_REFUSED
 from graftwork.engine.rpc.engine_token import is_local
 from graftwork.engine.rpc.server import EngineServer, serve_engine
 from graftwork.platform.errors import InvalidRequest, Unavailable

@@ -20,6 +20,7 @@ from graftwork.engine.core.events import (
     TokenLogprobs,
     TokensGenerated,
 )
+from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.engine.rpc.client import GrpcEngineClient
@@ -56,10 +57,27 @@ def numbered(number: int) -> list[RequestOutput]:
     return [RequestOutput(RequestId("req_x"), TokensGenerated((number,) * (1 + number % 50)))]
 
 
-async def connected(address: str) -> OutputReader:
-    reader = await OutputReader.connect(address)
-    assert reader is not None
-    return reader
+class Connected:
+    """A gateway's end of an output socket, and the messages that have come."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._steps: asyncio.Queue[wire.StepOutput] = asyncio.Queue()
+
+    async def open(self) -> "Connected":
+        reader = await OutputReader.connect(self._address, self._steps.put_nowait)
+        assert reader is not None
+        self.reader = reader
+        self.ticket, self.close = reader.ticket, reader.close
+        return self
+
+    async def steps(self) -> AsyncIterator[wire.StepOutput]:
+        while True:
+            yield await self._steps.get()
+
+
+async def connected(address: str) -> Connected:
+    return await Connected(address).open()
 
 
 async def first(steps: AsyncIterator[wire.StepOutput], count: int) -> list[wire.StepOutput]:
@@ -157,6 +175,37 @@ async def test_new_outputs_wait_behind_unsent_ones() -> None:
     gateways.close()
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 1000])
+async def test_messages_are_read_in_pieces_of_any_size(size: int) -> None:
+    """Whatever pieces the system gives of the stream, each message arrives once and whole, as soon as it is there."""
+    found: list[wire.StepOutput] = []
+    reader = OutputReader(found.append)
+    sent = [codec.step_to_wire(numbered(number)) for number in range(40)]
+    content = b"".join(struct.pack(">I", message.ByteSize()) + message.SerializeToString() for message in sent)
+
+    for start in range(0, len(content), size):
+        reader.data_received(content[start : start + size])
+
+    assert found == sent
+
+
+async def test_the_engines_load_comes_with_some_tokens() -> None:
+    """The first message to a gateway has the engine's load, and those that follow within a tenth of a second do not."""
+    ours, gateways = socket.socketpair()
+    outputs = SocketOutputs(ours, lambda: EngineLoad(epoch=3, queued_tokens=7))
+    for number in range(3):
+        outputs(numbered(number))
+
+    found: list[wire.StepOutput] = []
+    OutputReader(found.append).data_received(gateways.recv(100_000))
+
+    assert codec.load_from_wire(found[0]) == EngineLoad(epoch=3, queued_tokens=7)
+    assert not found[1].load_json
+    assert [step.outputs[0].request_id for step in found] == ["req_x"] * 3
+    outputs.close()
+    gateways.close()
+
+
 def test_a_step_is_the_list_of_its_outputs() -> None:
     """The message of a step holds each output as it is converted alone: tokens, no tokens, tokens with logprobs, an end."""
     events: list[EngineEvent] = [
@@ -195,16 +244,17 @@ async def test_a_ticket_finds_its_own_connection(listener: OutputListener, tmp_p
     outputs = await listener.claim(reader.ticket)
     (await listener.claim(other.ticket))(numbered(2))
     outputs(numbered(1))
-    third = await asyncio.open_unix_connection(f"{tmp_path}/engine.sock.out")
-    third[1].write(b"f" * 32)
+    third, writer = await asyncio.open_unix_connection(f"{tmp_path}/engine.sock.out")
+    writer.write(b"f" * 32)
     (await late)(numbered(3))
 
     assert await anext(reader.steps()) == codec.step_to_wire(numbered(1))
     assert await anext(other.steps()) == codec.step_to_wire(numbered(2))
-    assert await anext(OutputReader(*third).steps()) == codec.step_to_wire(numbered(3))
+    (length,) = struct.unpack(">I", await third.readexactly(4))
+    assert wire.StepOutput.FromString(await third.readexactly(length)) == codec.step_to_wire(numbered(3))
     for one in (reader, other):
         one.close()
-    third[1].close()
+    writer.close()
 
 
 async def test_a_second_connection_with_a_ticket_is_closed(listener: OutputListener, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Tests of the signal between two tasks."""
 
-from graftwork.engine.rpc.client import Wakeup
+from graftwork.engine.rpc.conversation import Wakeup
 
 
 async def test_wake_ends_the_wait() -> None:

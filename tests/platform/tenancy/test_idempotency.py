@@ -165,6 +165,39 @@ async def test_a_gateway_that_stops_frees_its_keys(database: Database, store: Id
     await begin(IdempotencyStore(database, ManualClock(), GatewayLease()))
 
 
+async def test_a_restart_frees_the_keys_of_the_killed_process(database: Database, manual_clock: ManualClock) -> None:
+    """A gateway that is killed and starts again frees its former keys at once, but not those of other gateways."""
+    killed, other = [
+        IdempotencyStore(database, manual_clock, GatewayLease.of_gateway(owner, clock=manual_clock))
+        for owner in ("a" * 32, "b" * 32)
+    ]
+    await killed.open()
+    await other.open()
+    await begin(killed, "of the killed one")
+    await begin(other, "of the other")
+
+    again = IdempotencyStore(database, manual_clock, GatewayLease.of_gateway("a" * 32, clock=manual_clock))
+    await again.open()
+
+    await begin(other, "of the killed one")
+    with pytest.raises(Conflict):
+        await again.begin("ten_1", "of the other", DIGEST)
+
+
+async def test_a_former_process_that_still_runs_starts_no_turn(database: Database, manual_clock: ManualClock) -> None:
+    """A process whose gateway has started again cannot start the turn of a key that was taken over from it."""
+    former = IdempotencyStore(database, manual_clock, GatewayLease.of_gateway("a" * 32, clock=manual_clock))
+    await former.open()
+    late = await begin(former)
+    again = IdempotencyStore(database, manual_clock, GatewayLease.of_gateway("a" * 32, clock=manual_clock))
+    await again.open()
+    await begin(again)
+
+    with pytest.raises(ClaimLost):
+        async with database.write() as session:
+            await claim_of(late).record_turn(session, SESSION, TURN)
+
+
 async def test_clocks_of_gateways_do_not_matter(database: Database) -> None:
     """Attempts of gateways with clocks that differ by years are judged by the time of the database."""
     early = IdempotencyStore(database, ManualClock(start=3e7), GatewayLease())

@@ -14,11 +14,12 @@ from graftwork.platform.ids import KeyId, RequestId, TenantId
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import JsonFormatter
+from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
 from graftwork.platform.tenancy.keys import WrongKeyLimit
 from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
 from graftwork.platform.tenancy.principals import ALL_SCOPES, AdminPrincipal, Scope
 from graftwork.platform.tenancy.recent_keys import RecentKeys
-from graftwork.platform.tenancy.tenancy import Authenticator, Tenancy
+from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.platform.tenancy.tenants import TenantStatus
 
 PEPPER = b"a pepper for tests"
@@ -339,7 +340,8 @@ def test_a_key_that_is_logged_by_mistake_is_blotted_out() -> None:
 
 async def test_each_door_opens_to_its_own_kind_of_key(tenancy: Tenancy, manual_clock: ManualClock) -> None:
     """The wrong kind of a right key is a 403; a wrong key is a 401 at both doors."""
-    gate = Authenticator(tenancy, ADMIN_KEY, WrongKeyLimit(manual_clock, burst=20), RecentKeys(manual_clock))
+    admin_key = AdminKey(ADMIN_KEY, PEPPER, manual_clock)
+    gate = Authenticator(tenancy, admin_key, WrongKeyLimit(manual_clock, burst=20), RecentKeys(manual_clock))
     tenant = await tenancy.create_tenant("acme")
     _, plaintext = await tenancy.create_key(tenant.id, "ci")
 

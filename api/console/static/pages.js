@@ -1,0 +1,53 @@
+// The list of pages: which addresses there are, and which of them a key may see.
+
+import { showAdapter, showAdapters, showUpload } from "./pages/adapters.js";
+import { showAudit, showModes } from "./pages/operator.js";
+import { showFleetAdapters, showFleetSessions } from "./pages/fleet_lists.js";
+import { showOverview } from "./pages/overview.js";
+import { showReplicas } from "./pages/replicas.js";
+import { showRequest, showRequests } from "./pages/request.js";
+import { showSession } from "./pages/session.js";
+import { showSessions } from "./pages/sessions.js";
+import { showTenant } from "./pages/tenant.js";
+import { showTenants } from "./pages/tenants.js";
+import { showUsage } from "./pages/usage.js";
+import { showPlayground } from "./playground/page.js";
+
+const ADMIN = [
+  ["", [["", "Overview", "overview", "o"], ["tenants", "Tenants", "tenants", "n"], ["adapters", "Adapters", "adapters", "a"], ["sessions", "Sessions", "sessions", "s"], ["replicas", "Engines", "replicas", "e"]]],
+  ["Records", [["requests", "Requests", "request", "r"], ["usage", "Usage", "usage", "u"], ["audit", "Audit", "audit", "l"], ["modes", "Degraded modes", "modes", "m"]]],
+];
+const TENANT = [
+  ["", [["", "Overview", "overview", "o"], ["playground", "Playground", "playground", "p"], ["adapters", "Adapters", "adapters", "a"], ["sessions", "Sessions", "sessions", "s"]]],
+  ["Records", [["requests", "Requests", "request", "r"], ["usage", "Usage", "usage", "u"]]],
+];
+
+export function sectionsFor(identity) {
+  return identity.isAdmin ? ADMIN : TENANT;
+}
+
+export function routesFor(identity) {
+  const shared = [
+    { pattern: /^$/, title: "Overview", show: showOverview },
+    { pattern: /^usage$/, title: "Usage", show: showUsage },
+    { pattern: /^requests$/, title: "Requests", show: showRequests },
+    { pattern: /^requests\/([^/]+)$/, title: "Request", show: showRequest },
+  ];
+  const own = identity.isAdmin ? [
+    { pattern: /^tenants$/, title: "Tenants", show: showTenants },
+    { pattern: /^tenants\/([^/]+)$/, title: "Tenant", show: showTenant },
+    { pattern: /^adapters$/, title: "Adapters", show: showFleetAdapters },
+    { pattern: /^sessions$/, title: "Sessions", show: showFleetSessions },
+    { pattern: /^replicas$/, title: "Engines", show: showReplicas },
+    { pattern: /^audit$/, title: "Audit", show: showAudit },
+    { pattern: /^modes$/, title: "Degraded modes", show: showModes },
+  ] : [
+    { pattern: /^playground$/, title: "Playground", show: showPlayground },
+    { pattern: /^adapters$/, title: "Adapters", show: showAdapters },
+    { pattern: /^adapters\/upload$/, title: "Upload an adapter", show: showUpload },
+    { pattern: /^adapters\/name\/([^/]+)$/, title: "Adapter", show: showAdapter },
+    { pattern: /^sessions$/, title: "Sessions", show: showSessions },
+    { pattern: /^sessions\/([^/]+)$/, title: "Session", show: showSession },
+  ];
+  return [...shared, ...own];
+}

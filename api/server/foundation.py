@@ -1,0 +1,78 @@
+"""Holds what all services of a gateway stand on: its settings, clock, database and engine, and the model it serves."""
+
+import asyncio
+from dataclasses import dataclass
+
+from graftwork.adapters.inspection.inspector import AdapterInspector
+from graftwork.api.server.served_model import model_folder
+from graftwork.engine.core.client import EngineClient
+from graftwork.platform.activity.meter import ActivityMeter
+from graftwork.platform.clock import Clock
+from graftwork.platform.database import Database
+from graftwork.platform.modes.modes import ModeSwitch
+from graftwork.platform.settings import Settings
+from graftwork.platform.telemetry import Telemetry
+from graftwork.sessions.generation.constraints import ConstraintPlanner
+from graftwork.sessions.generation.generator import Generator
+from graftwork.sessions.text.encoding import (
+    NO_PUBLIC_PREFIXES,
+    LocalEncoding,
+    PromptEncoder,
+    PromptEncoding,
+    PublicPrefixes,
+)
+from graftwork.sessions.text.model_files import ModelFolder
+from graftwork.sessions.tools.formats import tool_call_format
+
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What all services of the gateway stand on."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    telemetry: Telemetry
+    engine: EngineClient
+    inspector: AdapterInspector
+    activity: ActivityMeter
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What this gateway has read about the served model, with the generator that uses the model."""
+
+    generator: Generator
+    folder: ModelFolder
+    prompts: PromptEncoder | None
+    planner: ConstraintPlanner
+
+    def encoding(self, clock: Clock) -> PromptEncoding:
+        """Returns what encodes prompts for this model. The caller closes it."""
+        local = LocalEncoding(self.folder.tokenizer, self.prompts, self.generator.description.context_tokens)
+        return PromptEncoding(local, clock)
+
+
+async def read_served_model(base: Foundation, modes: ModeSwitch) -> ServedModel:
+    """Reads the folder of the served model, and asks the engine what it serves."""
+    settings, clock, engine = base.settings, base.clock, base.engine
+    folder = await asyncio.to_thread(ModelFolder.load, model_folder(settings))
+    prompts = folder.prompt_encoder(clock) if folder.chat_template_source is not None else None
+    public_prefixes = NO_PUBLIC_PREFIXES
+    if settings.public_prompts is not None and prompts is not None:
+        public_prefixes = PublicPrefixes.read(settings.public_prompts, prompts)
+    planner = ConstraintPlanner(tool_call_format(folder.chat_template_source, settings.tool_call_form))
+    generator = Generator(
+        engine,
+        folder.tokenizer,
+        await engine.describe(),
+        base.telemetry,
+        clock,
+        tool_call_format=planner.tool_call_format,
+        timeout_s=settings.request_timeout_s,
+        deadlines_s=settings.deadlines,
+        activity=base.activity,
+        modes=modes,
+        public_prefixes=public_prefixes,
+    )
+    return ServedModel(generator, folder, prompts, planner)

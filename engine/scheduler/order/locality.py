@@ -1,0 +1,127 @@
+"""Knows what a waiting request would find on the device: cached KV of its prompt, and its adapters.
+
+Owns one cursor into the prefix tree for each waiting request, and the pages that running requests compute for the first
+time. Never loads, keeps or evicts anything.
+
+A cursor is the last node that was found. It is read again in O(1) unless the tree has grown or shrunk below it, so a
+prompt is not matched from its first page each time.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+from graftwork.engine.kv.index.radix_tree import Node, RadixTree
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.platform.ids import RequestId
+
+
+class Locality(Protocol):
+    """Tells what a waiting request would find on the device."""
+
+    def cached_tokens(self, state: RequestState) -> int:
+        """Returns how many of the request's known tokens have cached KV. The value may be a little out of date."""
+        ...
+
+    def has_adapters(self, state: RequestState) -> bool:
+        """Returns whether all adapters of the request are on the device."""
+        ...
+
+    def next_page(self, state: RequestState) -> Hashable | None:
+        """Returns what identifies the first page of the request's prompt whose KV is not cached; None if all is cached.
+        Two requests with equal pages would compute the same.
+        """
+        ...
+
+    def is_being_computed(self, page: Hashable) -> bool:
+        """Returns whether a running request computes this page, which is then cached."""
+        ...
+
+    def start(self, state: RequestState) -> None:
+        """Records that a waiting request starts, and computes its next page. `forget` must follow."""
+        ...
+
+    def forget(self, state: RequestState) -> None:
+        """Ends the tracking of a request that waits no longer. Does nothing if it was not tracked."""
+        ...
+
+
+class NoLocality:
+    """A Locality for which nothing is ever on the device."""
+
+    def cached_tokens(self, state: RequestState) -> int:
+        return 0
+
+    def has_adapters(self, state: RequestState) -> bool:
+        return False
+
+    def next_page(self, state: RequestState) -> Hashable | None:
+        return None
+
+    def is_being_computed(self, page: Hashable) -> bool:
+        return False
+
+    def start(self, state: RequestState) -> None:
+        """Does nothing, because nothing is tracked."""
+
+    def forget(self, state: RequestState) -> None:
+        """Does nothing, because nothing is tracked."""
+
+
+class DeviceLocality:
+    """Reads the prefix tree (copies on the device or on the host count) and the adapters of one engine."""
+
+    def __init__(self, tree: RadixTree, has_adapter: Callable[[str], bool]) -> None:
+        """`has_adapter` returns whether the adapter with a digest is on the device."""
+        self._tree = tree
+        self._has_adapter = has_adapter
+        self._cursors: dict[RequestId, _Cursor] = {}
+        self._computed: dict[Hashable, RequestState] = {}
+        """The running request that computes a page. The request may have computed it or ended since."""
+
+    def cached_tokens(self, state: RequestState) -> int:
+        node = self._follow(state).node
+        return 0 if node is None else min((node.depth + 1) * self._tree.page_tokens, state.num_reusable)
+
+    def has_adapters(self, state: RequestState) -> bool:
+        return all(map(self._has_adapter, state.request.adapter_digests))
+
+    def next_page(self, state: RequestState) -> Hashable | None:
+        return self._follow(state).next_page
+
+    def is_being_computed(self, page: Hashable) -> bool:
+        state = self._computed.get(page)
+        return state is not None and _is_prefilling(state)
+
+    def start(self, state: RequestState) -> None:
+        self._computed = {page: one for page, one in self._computed.items() if _is_prefilling(one)}
+        page = self.next_page(state)
+        if page is not None:
+            self._computed[page] = state
+
+    def forget(self, state: RequestState) -> None:
+        self._cursors.pop(state.request_id, None)
+
+    def _follow(self, state: RequestState) -> "_Cursor":
+        cursor, size = self._cursors.get(state.request_id), self._tree.page_tokens
+        node = self._tree.follow(None if cursor is None else cursor.node, state.scope, state.token_ids)
+        if cursor is None or node is not cursor.node:
+            start = 0 if node is None else (node.depth + 1) * size
+            tokens = tuple(state.token_ids[start : start + size]) if start + size <= state.num_reusable else None
+            page = None if tokens is None else (node, state.scope.at(start // size), tokens)
+            cursor = self._cursors[state.request_id] = _Cursor(node, page)
+        return cursor
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """What one waiting request would find in the prefix tree."""
+
+    node: Node | None
+    """The last node of its cached prefix."""
+    next_page: Hashable | None
+
+
+def _is_prefilling(state: RequestState) -> bool:
+    """Returns whether a request runs, and has not computed its prompt."""
+    return bool(state.pages) and state.num_computed < state.num_prompt

@@ -1,0 +1,153 @@
+"""Finds the principal (the authenticated sender) to whom an API key or a console ticket belongs, and signs browsers in.
+
+Owns the digest of the admin key, and the order of the checks: admin key, limit of wrong keys, database.
+Never changes a tenant or a key. A wrong key counts for the client's address (see `keys.py`); a ticket whose time is over
+does not.
+"""
+
+import hmac
+from dataclasses import dataclass, field
+from typing import Self
+
+from graftwork.platform.clock import Clock
+from graftwork.platform.errors import NotAuthenticated, NotPermitted
+from graftwork.platform.ids import TenantId
+from graftwork.platform.tenancy.console_tickets import (
+    TICKET_EXPIRED,
+    ConsoleTicket,
+    parse_ticket,
+    ticket_of_admin,
+)
+from graftwork.platform.tenancy.keys import KeyKind, WrongKeyLimit, key_digest
+from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
+from graftwork.platform.tenancy.recent_keys import RecentKeys
+from graftwork.platform.tenancy.tenancy import Tenancy
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSession:
+    """One sign-in of a browser."""
+
+    principal: Principal | AdminPrincipal
+    ticket: str = field(repr=False)
+    """The text that the browser's cookie holds."""
+    csrf_token: str = field(repr=False)
+    until: float
+    """The time at which the ticket ends, in unix seconds."""
+
+
+class AdminKey:
+    """The operator's key, of which only the digest is kept, and the tickets for it."""
+
+    def __init__(self, admin_key: str, pepper: bytes, clock: Clock) -> None:
+        self._digest = key_digest(admin_key)
+        self._pepper = pepper
+        self._clock = clock
+
+    def is_right(self, token: str) -> bool:
+        """Returns whether `token` is the admin key or a ticket for it. Raises NotAuthenticated for an ended ticket."""
+        ticket = parse_ticket(token)
+        if ticket is None or ticket.kind is not KeyKind.ADMIN:
+            return hmac.compare_digest(key_digest(token), self._digest)
+        ticket.check_time(self._clock.now())
+        return ticket.is_of(self._digest, self._pepper)
+
+    def ticket_for(self, token: str) -> ConsoleTicket:
+        """Returns a first ticket for the admin key, or the renewed one for a ticket. `token` has been checked."""
+        ticket, now = parse_ticket(token), self._clock.now()
+        if ticket is None:
+            return ticket_of_admin(self._digest, now, self._pepper)
+        return ticket.renewed(now, self._digest, self._pepper)
+
+    def csrf_token(self, ticket: ConsoleTicket) -> str:
+        return ticket.csrf_token(self._pepper)
+
+
+class Authenticator:
+    """Finds the principal (the authenticated sender) to whom an API key belongs.
+
+    `address` is the IP address of the client. Clients that send many wrong keys from one address are slowed down (see
+    `keys.py`). A `token` is an API key, or a ticket that the console got for one.
+    """
+
+    def __init__(
+        self, tenancy: Tenancy, admin_key: AdminKey, wrong_keys: WrongKeyLimit, recent_keys: RecentKeys
+    ) -> None:
+        self._tenancy = tenancy
+        self._admin_key = admin_key
+        self._wrong_keys = wrong_keys
+        self._recent_keys = recent_keys
+
+    @classmethod
+    def of_gateway(cls, tenancy: Tenancy, admin_key: AdminKey, clock: Clock, max_wrong_keys: int) -> Self:
+        """Makes the authenticator of one gateway. An address may send `max_wrong_keys` wrong keys at once."""
+        return cls(tenancy, admin_key, WrongKeyLimit(clock, max_wrong_keys), RecentKeys(clock))
+
+    def recent_tenant(self, token: str) -> TenantId | None:
+        """Returns the tenant of a key that was right seconds ago, without a read. Use it to refuse, never to allow."""
+        return self._recent_keys.tenant_of(token)
+
+    async def authenticate(self, token: str, address: str) -> Principal:
+        """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
+
+        Raises NotAuthenticated if the key is wrong, revoked or expired, NotPermitted for the admin key or a suspended
+        tenant, and LimitExceeded if the client's address has sent too many wrong keys.
+        """
+        if self._admin_key.is_right(token):
+            raise NotPermitted("The admin key cannot be used here; use a tenant's key.", code="wrong_key_kind")
+        await self._wrong_keys.check(address, token)
+        try:
+            principal = await self._tenancy.authenticate(token)
+        except NotAuthenticated as error:
+            if error.code != TICKET_EXPIRED:
+                self._wrong_keys.note_wrong(address, token)
+                self._recent_keys.note_wrong(token)
+            raise
+        self._wrong_keys.note_right(token)
+        self._recent_keys.note_right(token, principal.tenant_id)
+        return principal
+
+    async def authenticate_admin(self, token: str, address: str) -> AdminPrincipal:
+        """Checks that `token` is the admin key.
+
+        Raises NotAuthenticated if the key is wrong, NotPermitted if it is a tenant's key, and LimitExceeded if the
+        client's address has sent too many wrong keys.
+        """
+        if self._admin_key.is_right(token):
+            return AdminPrincipal()
+        try:
+            await self.authenticate(token, address)
+        except NotAuthenticated as error:
+            if error.code == TICKET_EXPIRED:
+                raise
+            raise NotAuthenticated("This admin key is not valid; check that it was copied whole.") from error
+        raise NotPermitted("A tenant's key cannot be used here; use the admin key.", code="wrong_key_kind")
+
+    async def authenticate_any(self, token: str, address: str) -> Principal | AdminPrincipal:
+        """Returns the principal of a tenant's key or of the admin key. Raises the errors of `authenticate`."""
+        return AdminPrincipal() if self._admin_key.is_right(token) else await self.authenticate(token, address)
+
+    async def open_session(self, principal: Principal | AdminPrincipal, token: str) -> ConsoleSession:
+        """Returns a new session of the console for a key, or the renewed session for a ticket.
+
+        `principal` is whom `token` has authenticated. Raises NotAuthenticated if the key was rotated meanwhile.
+        """
+        if isinstance(principal, AdminPrincipal):
+            ticket = self._admin_key.ticket_for(token)
+        else:
+            ticket = await self._tenancy.ticket_for(token)
+        return ConsoleSession(principal, ticket.text, self._admin_key.csrf_token(ticket), float(ticket.until))
+
+    def present_session(self, principal: Principal | AdminPrincipal, token: str) -> ConsoleSession:
+        """Returns the session of a ticket that has been authenticated. Raises NotAuthenticated for a key."""
+        ticket = parse_ticket(token)
+        if ticket is None:
+            raise NotAuthenticated("Sign in to the console first.", code="missing_console_session")
+        return ConsoleSession(principal, token, self._admin_key.csrf_token(ticket), float(ticket.until))
+
+    def is_csrf_token(self, token: str, ticket: str) -> bool:
+        """Returns whether `token` is the one that state-changing requests with this ticket must carry."""
+        parsed = parse_ticket(ticket)
+        return parsed is not None and hmac.compare_digest(
+            token.encode("utf-8", "surrogateescape"), self._admin_key.csrf_token(parsed).encode()
+        )

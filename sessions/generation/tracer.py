@@ -1,0 +1,85 @@
+"""Notes the times of one generation in the trace of its request.
+
+Turns what the engine reports into the terms of `platform/tracing`. An untraced generation costs four looks at the clock;
+a traced one two more for each report of new tokens, to time the parser.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+from graftwork.engine.core.events import CacheReport, StepsTraced, TokenLogprobs
+from graftwork.engine.core.step_spans import EngineSpan
+from graftwork.platform.tracing.request_trace import RequestTrace, Span, Stage
+from graftwork.sessions.generation.events import OutputEvent
+from graftwork.sessions.generation.usage import Usage
+
+Push = Callable[[Sequence[int], Sequence[TokenLogprobs]], list[OutputEvent]]
+"""Reads the tokens of one step, and returns their events, as `OutputParser.push` does."""
+
+_FIGURES = tuple(one.name for one in fields(EngineSpan) if one.name not in ("name", "start_s", "duration_s"))
+
+
+class GenerationTracer:
+    """Notes when one generation did what."""
+
+    def __init__(self, trace: RequestTrace, generation_id: str) -> None:
+        """The generation is sent to the engine now."""
+        self._trace = trace
+        self._generation = trace.generation(generation_id)
+        trace.mark(Stage.START)
+
+    def timed(self, push: Push) -> Push:
+        """Returns `push`, or the same with its time measured if the request is traced."""
+        if not self._trace.is_traced:
+            return push
+        generation, now = self._generation, self._trace.now
+
+        def timed_push(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[OutputEvent]:
+            began_at = now()
+            events = push(token_ids, logprobs)
+            generation.detokenise_s += now() - began_at
+            generation.detokenise_calls += 1
+            return events
+
+        return timed_push
+
+    def admitted(self, cache: CacheReport) -> None:
+        self._trace.mark(Stage.QUEUE)
+        generation = self._generation
+        generation.admitted_at = self._trace.now()
+        generation.prompt_tokens_by_tier = {
+            "device": cache.device_tokens,
+            "host": cache.host_tokens,
+            "disk": cache.disk_tokens,
+            "recomputed": cache.recomputed_tokens,
+        }
+        generation.miss_reason = None if cache.miss_reason is None else str(cache.miss_reason)
+
+    def first_token(self) -> None:
+        self._trace.mark(Stage.PREFILL)
+        self._generation.first_token_at = self._trace.now()
+
+    def add_steps(self, event: StepsTraced) -> None:
+        """Takes over what the engine reports of the request's steps."""
+        self._generation.add_spans(event.run, self._trace.now() - event.sent_s, [_span(one) for one in event.spans])
+
+    def ended(self, usage: Usage | None) -> None:
+        """Notes the end of the engine's work. `usage` is None if the engine had admitted no prompt."""
+        generation = self._generation
+        if generation.first_token_at is not None:
+            self._trace.mark(Stage.DECODE)
+        generation.ended_at = self._trace.now()
+        self.count(usage)
+
+    def count(self, usage: Usage | None) -> None:
+        """Notes how many tokens count. Tokens after a stop string do not, which is known only after the end."""
+        generation = self._generation
+        if usage is not None:
+            generation.completion_tokens = usage.completion_tokens
+            generation.drafted_tokens = usage.drafts.drafted_tokens
+            generation.accepted_tokens = usage.drafts.accepted_tokens
+
+
+def _span(span: EngineSpan) -> Span:
+    figures = {name: value for name in _FIGURES if (value := getattr(span, name))}
+    return Span(span.name.value, span.start_s, span.duration_s, figures)

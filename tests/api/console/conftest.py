@@ -1,0 +1,46 @@
+"""Marks every test here as one of `make test-browser`, and gives them one gateway and one browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.console.browser import Browser, chromium
+from tests.api.console.console_server import ConsoleServer, ConsoleTenant, console_server
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def one_browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def server(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
+    """Starts after the browser, so that a machine without one starts nothing."""
+    with console_server(tmp_path_factory.mktemp("console") / "gateway") as server:
+        yield server
+
+
+@pytest.fixture
+def browser(one_browser: Browser, server: ConsoleServer) -> Iterator[Browser]:
+    """The browser with a window of a laptop. At the end its console must have no error, such as a broken policy."""
+    one_browser.resize(1280, 860)
+    one_browser.complaints()
+    server.model.refusal, server.model.replies = None, ()
+    yield one_browser
+    assert one_browser.complaints() == []
+
+
+@pytest.fixture
+def tenant(server: ConsoleServer) -> ConsoleTenant:
+    return server.tenant()

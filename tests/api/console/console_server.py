@@ -1,0 +1,113 @@
+"""A gateway on a real port, in a thread of its own, whose model follows a script: what the console's tests look at."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from graftwork.api.deps.resources import Resources
+from graftwork.api.server.app import create_app
+from graftwork.api.server.uvicorn_server import HttpServer, bind, url_of
+from graftwork.api.server.wiring import open_resources
+from graftwork.platform.settings import Settings
+from tests.api.in_process_gateway import ADMIN_KEY, gateway_settings, write_model_folder
+from tests.clients.scripted_gateway import ScriptedModel
+
+Result = TypeVar("Result")
+_PATIENCE_S = 60
+
+
+@dataclass
+class ConsoleServer:
+    """The running gateway. `run` works from the tests' thread."""
+
+    url: str
+    resources: Resources
+    model: ScriptedModel
+    loop: asyncio.AbstractEventLoop
+    admin_key: str = ADMIN_KEY
+    clients: list[httpx.Client] = field(default_factory=list)
+
+    def run(self, work: Coroutine[Any, Any, Result], patience_s: float = _PATIENCE_S) -> Result:
+        """Runs a coroutine on the gateway's loop, and waits for it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(patience_s)
+
+    def client(self, key: str) -> httpx.Client:
+        """A client for the API with this key. The server closes it when it ends."""
+        client = httpx.Client(
+            base_url=self.url, headers={"authorization": f"Bearer {key}"}, timeout=60, trust_env=False
+        )
+        self.clients.append(client)
+        return client
+
+    def tenant(self, name: str = "Acme") -> "ConsoleTenant":
+        """A new tenant with one key."""
+        tenancy = self.resources.account.tenancy
+        tenant = self.run(tenancy.create_tenant(name))
+        key, plaintext = self.run(tenancy.create_key(tenant.id, "first"))
+        return ConsoleTenant(tenant.id, name, plaintext, key.id, self.client(plaintext))
+
+
+@dataclass(frozen=True)
+class ConsoleTenant:
+    """A tenant, its key, and a client for it."""
+
+    id: str
+    name: str
+    key: str
+    key_id: str
+    client: httpx.Client
+
+
+@contextmanager
+def console_server(folder: Path) -> Iterator[ConsoleServer]:
+    """Runs a gateway with its data in `folder`."""
+    model = ScriptedModel(context_tokens=16_384)
+    settings = gateway_settings(folder, write_model_folder(folder / "tiny", 16_384))
+    started: list[ConsoleServer] = []
+    stop: list[Callable[[], None]] = []
+    ready = threading.Event()
+    failures: list[BaseException] = []
+
+    def live() -> None:
+        try:
+            asyncio.run(_serve(settings, model, started, stop, ready))
+        except BaseException as error:  # the tests' thread raises it
+            failures.append(error)
+            raise
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=live, name="console-server")
+    thread.start()
+    ready.wait(_PATIENCE_S)
+    if failures:
+        raise failures[0]
+    server = started[0]
+    try:
+        yield server
+    finally:
+        for client in server.clients:
+            client.close()
+        server.loop.call_soon_threadsafe(stop[0])
+        thread.join(_PATIENCE_S)
+
+
+async def _serve(
+    settings: Settings,
+    model: ScriptedModel,
+    started: list[ConsoleServer],
+    stop: list[Callable[[], None]],
+    ready: threading.Event,
+) -> None:
+    with bind("127.0.0.1", 0) as listening:
+        async with open_resources(settings, engine=model) as resources:
+            server = HttpServer(create_app(settings, resources=resources), ready.set)
+            started.append(ConsoleServer(url_of(listening), resources, model, asyncio.get_running_loop()))
+            stop.append(server.stop)
+            await server.serve(sockets=[listening])
