@@ -20,7 +20,7 @@ from graftwork.api.cli.doctor.findings import Amiss, warning
 from graftwork.platform.settings import Settings
 
 if TYPE_CHECKING:
-    from graftwork.engine.build.machine_report import MachineReport
+    from graftwork.engine.kernels.machine_report import MachineReport
 
 _LEAST_BYTES, _GOOD_BYTES = 512 * 2**20, 5 * 2**30
 _EARLIEST_YEAR = 2026
@@ -106,7 +106,7 @@ def check_kernels(settings: Settings, report: "MachineReport | None" = None) -> 
 
 
 def _report() -> "MachineReport":
-    from graftwork.engine.build.machine_report import machine_report
+    from graftwork.engine.kernels.machine_report import machine_report
 
     return machine_report()
 

@@ -13,7 +13,7 @@ import pytest
 from graftwork.api.cli.doctor import machine, services
 from graftwork.api.cli.doctor.examine import all_checks, examine
 from graftwork.api.cli.doctor.findings import Amiss, Check, State, line, warning
-from graftwork.engine.build.machine_report import MachineReport
+from graftwork.engine.kernels.machine_report import MachineReport
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.settings import Settings
