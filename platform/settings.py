@@ -239,11 +239,11 @@ class Settings:
         for setting in fields(cls):
             variable = f"GRAFTWORK_{setting.name.upper()}"
             if setting.name in given:
-                values[setting.name] = _parse(setting.name, setting.name, given.pop(setting.name))
+                values[setting.name] = parse_setting(setting.name, setting.name, given.pop(setting.name))
             elif text := os.environ.get(variable, ""):
-                values[setting.name] = _parse(setting.name, variable, text)
+                values[setting.name] = parse_setting(setting.name, variable, text)
             elif text := os.environ.get(former := _FORMER_VARIABLES.get(setting.name, ""), ""):
-                values[setting.name] = _parse(setting.name, former, text)
+                values[setting.name] = parse_setting(setting.name, former, text)
         if given:
             raise InvalidRequest(f"There is no setting named {min(given)!r}.", param=min(given))
         return cls(**values)
@@ -278,8 +278,11 @@ def async_database_url(url: str) -> str:
     return f"{drivers.get(scheme, scheme)}{separator}{rest}"
 
 
-def _parse(name: str, source: str, value: object) -> object:
-    """Returns a value in the type of its setting. `source` is the variable or override that the value came from."""
+def parse_setting(name: str, source: str, value: object) -> object:
+    """Returns a value in the type of its setting. `source` is where the value came from, such as a variable.
+
+    Raises InvalidRequest for a value that cannot be used.
+    """
     try:
         return _PARSERS[name](value)
     except (ValueError, TypeError) as error:
@@ -372,6 +375,11 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "otlp_endpoint": parse_text,
     "otel_gen_ai": parse_flag,
 }
+
+
+SETTING_NAMES = tuple(setting.name for setting in fields(Settings))
+PATH_NAMES = frozenset(name for name, parse in _PARSERS.items() if parse is parse_path)
+"""The settings that are paths of files or folders."""
 
 
 def child_environment(defaults: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> dict[str, str]:

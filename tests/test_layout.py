@@ -89,6 +89,7 @@ ROOMS = (
     "api/cli/plan",
     "api/cli/chaos",
     "api/cli/top",
+    "api/cli/doctor",
     "api/cli/commands",
     "api/cli",
 )
@@ -99,8 +100,8 @@ MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES = 20, 400, 60
 
 def output_of(*lines: str) -> str:
     """What a fresh interpreter, started at the root, prints for a program."""
-    program = "\n".join(lines)
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -125,7 +126,6 @@ def test_every_room_is_reached_through_graftwork() -> None:
     """Each top folder is a relative link in the package."""
     for room in (*HOUSE, *OTHER_FOLDERS):
         link = ROOT / "src" / "graftwork" / room
-        assert link.is_symlink()
         assert link.readlink() == Path("../..") / room
 
 

@@ -1,14 +1,25 @@
 """Defines the routes for health, readiness, version and documentation. They need no key."""
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 import graftwork
 from graftwork.api.deps.readiness import Readiness
-from graftwork.api.openapi import docs_page
+from graftwork.api.openapi import docs_page, front_page
 from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
 
 router = APIRouter(tags=["operations"])
+
+_PLACES = {
+    "console": "/console",
+    "docs": "/docs",
+    "openapi": "/openapi.json",
+    "health": "/healthz",
+    "readiness": "/readyz",
+    "metrics": "/metrics",
+    "models": "/v1/models",
+}
+"""By name, the paths that a visitor may look for."""
 
 
 @router.get("/health", include_in_schema=False)  # the same route under the name that vLLM uses
@@ -30,6 +41,20 @@ async def get_readiness(request: Request) -> JSONResponse:
     if problems:
         return JSONResponse(NotReady(problems=problems).body(), status_code=503)
     return JSONResponse(Ready(degraded=readiness.degraded_modes()).body())
+
+
+@router.get("/", include_in_schema=False)
+async def get_root(request: Request) -> Response:
+    """Tell a browser where to go, as a page with links, and a program, as JSON."""
+    if "text/html" in request.headers.get("accept", ""):
+        page, policy = front_page.render(places(request.app))
+        return HTMLResponse(page, headers={"content-security-policy": policy})
+    return JSONResponse({"name": "graftwork", "version": graftwork.__version__, **places(request.app)})
+
+
+def places(app: FastAPI) -> dict[str, str]:
+    """Returns the paths that the front page names, of those that this server has."""
+    return {name: path for name, path in _PLACES.items() if path in app.state.paths}
 
 
 @router.get("/docs", include_in_schema=False)

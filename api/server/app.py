@@ -119,6 +119,7 @@ def create_app(
     routes = (*app.routes, *_ROUTES)
     install_error_handlers(app, routes)
     refuse_methods_of_wider_paths(app, _ROUTES)
+    app.state.paths = frozenset(getattr(route, "path", "") for route in routes)
     for router in _ROUTERS:
         app.include_router(router)
     app.add_middleware(CrashMiddleware)

@@ -185,22 +185,7 @@ class RedisQuotaKeeper:
         within `answer_within_s` seconds is sent once more, and then fails. Raises InvalidRequest if `redis_url` is no
         address of Redis.
         """
-        try:
-            pool = BlockingConnectionPool.from_url(
-                redis_url,
-                max_connections=_MAX_CONNECTIONS,
-                timeout=_CONNECTION_WAIT_S,
-                decode_responses=True,
-                socket_timeout=answer_within_s,
-                socket_connect_timeout=answer_within_s,
-                retry=Retry(NoBackoff(), 1),
-            )
-        except ValueError as error:
-            raise InvalidRequest(
-                f"redis_url: {error}. Give redis://HOST:PORT/NUMBER, rediss://… for TLS, or leave it out.",
-                param="redis_url",
-            ) from error
-        self._redis = Redis.from_pool(pool)
+        self._redis = _connect(redis_url, answer_within_s)
         self._script = _Script(self._redis, prefix, lease_s, window_clock)
         self._leases = _Leases(self._script)
         self._budget = MonthlyBudget(ledger, clock)
@@ -255,3 +240,41 @@ def _microseconds(seconds: float) -> str:
 
 def _seconds(microseconds: str) -> float:
     return int(microseconds) / 1_000_000
+
+
+def _connect(url: str, answer_within_s: float) -> "Redis":
+    """Returns a client that opens its connections later. Raises InvalidRequest if `url` is no address of Redis."""
+    try:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=_MAX_CONNECTIONS,
+            timeout=_CONNECTION_WAIT_S,
+            decode_responses=True,
+            socket_timeout=answer_within_s,
+            socket_connect_timeout=answer_within_s,
+            retry=Retry(NoBackoff(), 1),
+        )
+    except ValueError as error:
+        raise InvalidRequest(
+            f"redis_url: {error}. Give redis://HOST:PORT/NUMBER, rediss://… for TLS, or leave it out.",
+            param="redis_url",
+        ) from error
+    return Redis.from_pool(pool)
+
+
+async def redis_time(url: str, within_s: float) -> float:
+    """Returns the time of the Redis at `url`, in unix seconds.
+
+    Raises InvalidRequest for a wrong address, and Unavailable if Redis does not answer in `within_s` seconds.
+    """
+    redis = _connect(url, within_s)
+    try:
+        seconds, microseconds = await redis.time()
+        return float(seconds) + float(microseconds) / 1e6
+    except (RedisError, OSError) as error:
+        raise Unavailable(
+            f"Redis cannot be used ({error}): start it, correct --redis-url, or leave it out.",
+            code="limits_unavailable",
+        ) from error
+    finally:
+        await redis.aclose()

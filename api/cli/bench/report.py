@@ -13,6 +13,7 @@ import typer
 from graftwork.api.cli.bench.page import Bars, Claim, Lines, page
 from graftwork.api.cli.bench.plot import write_png
 from graftwork.api.cli.bench.runs import Phase
+from graftwork.api.cli.bench.terminal_plot import plot as plot_text
 from graftwork.api.cli.console.output import show_json, show_table
 
 _PHASE_COLUMNS = (
@@ -42,8 +43,10 @@ class Report:
     """What `--json` prints besides the claims."""
     claims: Sequence[Claim] = ()
 
-    def publish(self, html: Path | None, png: Path | None, *, as_json: bool) -> None:
-        """Writes the files, and prints the report. Raises typer.Exit with status 1 if a claim does not hold."""
+    def publish(self, html: Path | None, png: Path | None, *, plot: bool = False, as_json: bool) -> None:
+        """Writes the files, and prints the report, with `plot` also its charts. Beside JSON, charts go to standard error.
+
+        Raises typer.Exit with status 1 if a claim does not hold."""
         if html is not None:
             text = page(self.title, self.note, self.columns, self.rows, self.charts, self.claims)
             html.write_text(text, encoding="utf-8")
@@ -55,6 +58,8 @@ class Report:
             show_table(self.columns, self.rows, "Nothing was sent.")
             for claim in self.claims:
                 typer.echo(f"{claim.verdict.ljust(9)}  {claim.text} ({claim.found})")
+        if plot:
+            typer.echo("\n" + plot_text(self.charts), err=as_json)
         if any(claim.holds is False for claim in self.claims):
             raise typer.Exit(1)
 

@@ -32,6 +32,7 @@ Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also 
 Png = Annotated[
     Path | None, typer.Option("--png", metavar="FILE", help="Also write the charts; needs graftwork[plot].")
 ]
+Plot = Annotated[bool, typer.Option("--plot", help="Also draw the charts in this terminal.")]
 Setting = Annotated[
     list[str] | None,
     typer.Option("--setting", metavar="NAME=VALUE", help="A setting of the demo server; may be repeated."),
@@ -50,6 +51,7 @@ def throughput(
     setting: Setting = None,
     html: Html = None,
     png: Png = None,
+    plot: Plot = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure tokens a second and latencies with 1, 2, 4, … chats outstanding.
@@ -72,7 +74,7 @@ def throughput(
 
     phases = asyncio.run(run())
     body = {"phases": [asdict(phase) for phase in phases]}
-    phases_report("Throughput", url or _OWN_SERVER, phases, body).publish(html, png, as_json=as_json)
+    phases_report("Throughput", url or _OWN_SERVER, phases, body).publish(html, png, plot=plot, as_json=as_json)
 
 
 @app.command()
@@ -85,6 +87,7 @@ def fairness(
     setting: Setting = None,
     html: Html = None,
     png: Png = None,
+    plot: Plot = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what a tenant at three times the capacity, and another with twice its weight, do to two light ones and agents.
@@ -118,7 +121,7 @@ def fairness(
     phases = [*found.solo.values(), found.flood, *([found.baseline] if found.baseline else [])]
     body = asdict(found) | {"settings": None if url else settings}
     report = phases_report("Fairness under a flood", url or f"{_OWN_SERVER}, {settings}", phases, body, claims(found))
-    report.publish(html, png, as_json=as_json)
+    report.publish(html, png, plot=plot, as_json=as_json)
 
 
 @app.command()
@@ -133,6 +136,7 @@ def sessions(
     setting: Setting = None,
     html: Html = None,
     png: Png = None,
+    plot: Plot = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure agents in sessions: turn latency by turn number, and where the KV of their prompts was.
@@ -160,7 +164,7 @@ def sessions(
                 await found.run(targets)
                 return found
 
-    agents_report(url or _OWN_SERVER, asyncio.run(run())).publish(html, png, as_json=as_json)
+    agents_report(url or _OWN_SERVER, asyncio.run(run())).publish(html, png, plot=plot, as_json=as_json)
 
 
 @app.command()
@@ -174,6 +178,7 @@ def soak(
     setting: Setting = None,
     html: Html = None,
     png: Png = None,
+    plot: Plot = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Keep a server under load for hours, and look for drift in memory, descriptors and latencies.
@@ -200,7 +205,7 @@ def soak(
 
     intervals, was_stopped = asyncio.run(run())
     report = soak_report(url or _OWN_SERVER, intervals, was_stopped=was_stopped)
-    report.publish(html, png, as_json=as_json)
+    report.publish(html, png, plot=plot, as_json=as_json)
 
 
 @app.command()
@@ -215,6 +220,7 @@ def chaos(
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the fleet's files and logs there.")] = None,
     html: Html = None,
     png: Png = None,
+    plot: Plot = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Kill, stop and cut off the parts of a demo fleet while agents talk to it, and check what they were told.
@@ -244,7 +250,7 @@ def chaos(
 
     with server_failures():
         found = asyncio.run(run())
-    chaos_report(found).publish(html, png, as_json=as_json)
+    chaos_report(found).publish(html, png, plot=plot, as_json=as_json)
 
 
 def _stop_signal() -> asyncio.Event:

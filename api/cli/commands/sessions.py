@@ -33,11 +33,19 @@ def list_sessions(limit: Annotated[int, typer.Option(help="How many.", min=1)] =
 
 
 @app.command()
-def show(session: SessionArgument, as_json: JsonFlag = False) -> None:
-    """Show a session and its transcript.
+def show(
+    session: SessionArgument,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Its turns and forks as a tree, with tokens and cache tiers.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a session and its transcript, or with --tree its turns and forks.
 
     Example: graftwork sessions show ses_01h…
     """
+    if tree:
+        return _show_tree(session, as_json=as_json)
     with connect() as client:
         found = client.sessions.get(session)
         items = _transcript(found)
@@ -69,6 +77,9 @@ def chat(
         Path | None,
         typer.Option(metavar="FILE", help="JSON list of function schemas (default: the demo's, on its model)."),
     ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Of a new session; 0 always takes the likeliest token.")
+    ] = None,
 ) -> None:
     """Talk to a model in this terminal. If a tool is not one of the demo's, you type its output.
 
@@ -79,7 +90,7 @@ def chat(
     from graftwork.api.cli.console.chat_screen import ChatScreen, open_session
 
     with connect(max_retries=2) as client:  # a broken stream is resumed
-        session = open_session(client, model, instructions, tools)
+        session = open_session(client, model, instructions, tools, temperature)
         ChatScreen(session).talk()
 
 
@@ -93,6 +104,16 @@ def close(session: SessionArgument, yes: YesFlag = False, as_json: JsonFlag = Fa
     with connect() as client:
         state = client.sessions.get(session).close()
     return show_json(state.raw) if as_json else typer.echo(f"Closed {session}.")
+
+
+def _show_tree(session: str, *, as_json: bool) -> None:
+    from graftwork.api.cli.console.session_tree import read_tree, tree_body, tree_lines
+
+    with connect() as client:
+        found = read_tree(client, session)
+    if as_json:
+        return show_json(tree_body(found))
+    return typer.echo("\n".join(tree_lines(found)))
 
 
 def _transcript(session: "Session[SyncRuntime]") -> "list[Item]":

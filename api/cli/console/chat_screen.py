@@ -49,7 +49,11 @@ StartTurn = Callable[[], Stream[SessionEvent]]
 
 
 def open_session(
-    client: Graftwork, model: str | None, instructions: str | None, tools: Path | None
+    client: Graftwork,
+    model: str | None,
+    instructions: str | None,
+    tools: Path | None,
+    temperature: float | None = None,
 ) -> Session[SyncRuntime]:
     """Opens the session whose id is `model`. If `model` is not a session's id, creates a session on that model.
 
@@ -62,6 +66,8 @@ def open_session(
     parameters: SessionParameters = {"tools": schemas} if schemas else {}
     if instructions:
         parameters["instructions"] = instructions
+    if temperature is not None:
+        parameters["sampling"] = {"temperature": temperature}
     return client.sessions.create(model=model or base, **parameters)
 
 

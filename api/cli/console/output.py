@@ -55,6 +55,15 @@ def confirm(question: str, yes: bool) -> None:
         typer.confirm(question, abort=True, err=True)
 
 
+def terminal_text(text: str) -> str:
+    """Returns a model's text as it may be printed: on a terminal without the characters that could be commands to it, and
+    unchanged in a pipe.
+    """
+    if not _is_terminal() or text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else "·" for one in text)
+
+
 def moment(seconds: float | None) -> str:
     """Converts Unix seconds to a text with date and time, in UTC. None becomes a dash."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S") if seconds else "–"

@@ -16,6 +16,9 @@ def graftwork(monkeypatch: pytest.MonkeyPatch) -> Graftwork:
     for name in ("URL", "API_KEY", "ADMIN_KEY", "DATA_DIR", "DATABASE_URL", "DEMO", "MODEL", "HOST", "PORT"):
         monkeypatch.delenv(f"GRAFTWORK_{name}", raising=False)
     monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    monkeypatch.setenv(
+        "XDG_CONFIG_HOME", "/nonexistent"
+    )  # the user's own graftwork.toml is none of the tests' business
     app = build_app()
 
     def run(*arguments: str, input: str | None = None) -> Result:
