@@ -141,11 +141,11 @@ def _history(turn: StreamedTurn) -> int:
 
 
 def _cached(turn: StreamedTurn) -> int:
-    return sum(turn.cache[f"{tier}_tokens"] for tier in _TIERS)
+    return sum(int(turn.cache[f"{tier}_tokens"]) for tier in _TIERS)
 
 
 def _prompt(turn: StreamedTurn) -> int:
-    return _cached(turn) + turn.cache["recomputed_tokens"]
+    return _cached(turn) + int(turn.cache["recomputed_tokens"])
 
 
 def main() -> None:

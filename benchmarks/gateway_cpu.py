@@ -1,6 +1,6 @@
 """What a streamed token costs a gateway: microseconds of CPU, user and system, of its whole process.
 
-    python benchmarks/gateway_cpu.py [--checkout DIR ...] [--engines N ...] [--kinds chat,turns] [--engine unix|tcp] [--rounds 5]
+    python benchmarks/gateway_cpu.py [--checkout DIR ...] [--engines N ...] [--parts N] [--kinds chat,turns] [--engine unix|tcp] [--rounds 5]
         [--json OUT]
 
 Starts a real `graftwork gateway` of each checkout against a scripted engine in another process (`scripted_engine.py`),
@@ -12,7 +12,8 @@ run, the gateway's CPU time is read twice, `--tokens` steps apart:
 so what a request costs before its first token and after its last is left out. Checkouts take turns within each round.
 At `--engine unix`, as in `graftwork serve`, a gateway that knows the output socket reads the tokens from it; at `tcp`, as
 with an engine on another machine, they come over gRPC.
-`--engines 1 --engines 2` compares a gateway with one engine and one whose streams are spread over two.
+`--engines 1 --engines 2` compares a gateway with one engine and one whose streams are spread over two. Two engines send
+twice as many messages for as many tokens; `--parts 2` also measures one engine that does the same.
 `chat` is POST /v1/chat/completions with stream; `turns` is POST /v1/sessions/{id}/turns with stream, stored in SQLite.
 On a busy machine run it with real-time priority (`chrt -f 5`), or late readings of the engine's messages join steps.
 """
@@ -34,14 +35,15 @@ import psutil  # type: ignore[import-untyped]
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
-from server_processes import OWN_ROOT, Checkout, RunningGateway, gateway_over_script, make_tenant
+from server_processes import OWN_ROOT, Checkout, RunningGateway, Script, gateway_over_script, make_tenant
 
 _WARM_STEPS = 16
 """Made before the first reading."""
-_REST_STEPS = 8
-"""Made after the second."""
+_REST_STEPS = 40
+"""Made after the second: several engines are not in step."""
 _POLL_S = 0.004
 _BURST_S = 0.25
+_ENGINE_LOOKS = 100
 _RECEIVE_BYTES = 4 << 20
 _PROMPT = "Tell me about the harbour."
 _ENDS = {"chat": b"data: [DONE]", "turns": b"event: turn.completed"}
@@ -68,7 +70,18 @@ class Gateway:
         self._process = psutil.Process(running.process_id)
         self._port = running.port
         self._key = make_tenant(running.url, running.admin_key)
+        self._wait_for_engines(running)
         self.model = self._client().get("/v1/models").raise_for_status().json()["data"][0]["id"]
+
+    def _wait_for_engines(self, running: RunningGateway) -> None:
+        """A gateway answers when one of its engines does."""
+        headers = {"authorization": f"Bearer {running.admin_key}"}
+        for _ in range(_ENGINE_LOOKS):
+            found = httpx.get(f"{running.url}/v1/admin/replicas", headers=headers, trust_env=False).json()["data"]
+            if all(one["status"] == "ready" for one in found):
+                return
+            time.sleep(_BURST_S)
+        raise SystemExit(f"{self.name}: not all engines are ready: {found}")
 
     def cpu_s(self) -> float:
         """User and system, in nanoseconds' steps where Linux has a clock for other processes."""
@@ -145,12 +158,15 @@ def _process_clock(process_id: int) -> int:
 
 
 @contextmanager
-def running_gateway(checkout: Checkout, arguments: argparse.Namespace, engines: int) -> Iterator[Gateway]:
-    """A gateway and its scripted engines, over a data folder of their own."""
-    over_tcp = arguments.engine == "tcp"
-    streams, step_ms = arguments.streams, arguments.step_ms
-    with gateway_over_script(checkout, streams, step_ms, over_tcp=over_tcp, engines=engines) as running:
-        yield Gateway(checkout, running, f"{checkout.name}, {engines} engines" if engines > 1 else checkout.name)
+def running_gateway(
+    checkout: Checkout, arguments: argparse.Namespace, engines: int, parts: int = 1
+) -> Iterator[Gateway]:
+    """A gateway and its scripted engines, over a data folder of their own. A step comes in `parts` messages."""
+    name = f"{checkout.name}, {engines} engines" if engines > 1 else checkout.name
+    name += f", {parts} messages a step" if parts > 1 else ""
+    script = Script(arguments.streams, arguments.step_ms, engines, parts, over_tcp=arguments.engine == "tcp")
+    with gateway_over_script(checkout, script) as running:
+        yield Gateway(checkout, running, name)
 
 
 async def measure(gateways: Sequence[Gateway], arguments: argparse.Namespace) -> list[Sample]:
@@ -188,6 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkout", type=Path, action="append", help="a tree to measure; may be repeated")
     parser.add_argument("--engines", type=int, action="append", help="engines of a gateway; may be repeated")
+    parser.add_argument("--parts", type=int, default=1, help="also measure one engine with so many messages a step")
     parser.add_argument("--kinds", default="chat,turns", help="of chat and turns, comma-separated")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=256, help="steps between the two readings")
@@ -200,10 +217,13 @@ def main() -> None:
     arguments = parser.parse_args()
     checkouts = [Checkout(root.absolute()) for root in arguments.checkout or [OWN_ROOT]]
     with ExitStack() as stack:
+        shapes = [(engines, 1) for engines in arguments.engines or [1]]
+        if arguments.parts > 1:
+            shapes.append((1, arguments.parts))
         gateways = [
-            stack.enter_context(running_gateway(checkout, arguments, engines))
+            stack.enter_context(running_gateway(checkout, arguments, engines, parts))
             for checkout in checkouts
-            for engines in arguments.engines or [1]
+            for engines, parts in shapes
         ]
         samples = asyncio.run(measure(gateways, arguments))
     show(samples, [gateway.name for gateway in gateways], arguments.kinds.split(","))

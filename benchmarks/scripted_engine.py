@@ -2,7 +2,7 @@
 
     python benchmarks/scripted_engine.py --listen unix:/tmp/engine.sock --model demo/model --together 32 --step-ms 25
 
-The number of steps so far, which made a token for each stream, stands in the file given with --progress.
+The number of steps so far, each of a token for all `--streams`, stands in the file given with --progress.
 As the real engine does, it sends one message a step with the tokens of every stream in it: at a Unix-domain socket over
 the output socket beside it, to a gateway that opens one (see engine/rpc/outputs.py), and else over gRPC. It runs in a process of its
 own, so a gateway's CPU time can be measured without an engine's, and speaks the wire of whichever checkout is imported.
@@ -49,6 +49,8 @@ class _Stream:
     request_id: str
     num_prompt_tokens: int
     max_tokens: int
+    part: int = 0
+    """Which of the messages of a step has its token."""
     num_sent: int = 0
     is_admitted: bool = False
 
@@ -61,12 +63,12 @@ class _Gateway:
     running: dict[str, _Stream] = field(default_factory=dict)
     load_sent_at: float = float("-inf")
 
-    def load(self, now: float) -> dict[str, str]:
+    def load(self, now: float, steps: int) -> dict[str, str]:
         """The load that a message has ten times a second, where the checkout's wire has a field for it."""
         if "load_json" not in wire.StepOutput.DESCRIPTOR.fields_by_name or now - self.load_sent_at < 0.1:
             return {}
         self.load_sent_at = now
-        return {"load_json": json.dumps({"running_requests": len(self.running), "free_pages": 4096})}
+        return {"load_json": json.dumps({"running_requests": len(self.running), "free_pages": 4096, "steps": steps})}
 
 
 class _OutputSocket:
@@ -89,11 +91,31 @@ class _OutputSocket:
         self._writers[(await reader.readexactly(32)).decode()].set_result(writer)
 
 
+class Progress:
+    """Tells in a file how many tokens each stream has got, over all engines of this process."""
+
+    def __init__(self, path: Path | None, streams: int) -> None:
+        self._path = path
+        self._streams = streams
+        self._num_tokens = 0
+
+    def note(self, num_tokens: int) -> None:
+        """Adds the tokens of a message."""
+        before = self._num_tokens // self._streams
+        self._num_tokens += num_tokens
+        if self._path is not None and (steps := self._num_tokens // self._streams) > before:
+            self._path.write_text(str(steps))
+
+
 class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
     """Answers as an engine of the model in `folder` would, whatever is asked."""
 
-    def __init__(self, folder: Path, together: int, step_s: float, progress: Path | None) -> None:
-        """Nothing is answered until `together` requests wait; then their streams run in step. 1 answers at once."""
+    def __init__(self, folder: Path, together: int, step_s: float, progress: Progress, parts: int = 1) -> None:
+        """Nothing is answered until `together` requests wait; then their streams run in step. 1 answers at once.
+
+        A step has `parts` messages, at equal distances.
+        """
+        self._parts = parts
         self.output_socket = _OutputSocket()
         self._progress = progress
         self._num_steps = 0
@@ -108,22 +130,24 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         gateway, beside = _Gateway(), await self.output_socket.of_call(context)
         reading = asyncio.create_task(self._read(messages, gateway))
         clock = asyncio.get_running_loop().time
-        next_at = clock()
+        next_at, turn = clock(), 0
         try:
             while not reading.done():
-                next_at = max(next_at + self._step_s, clock())
+                next_at, turn = max(next_at + self._step_s / self._parts, clock()), (turn + 1) % self._parts
                 await asyncio.sleep(next_at - clock())
                 if len(gateway.waiting) >= self._together:
                     gateway.running |= {stream.request_id: stream for stream in gateway.waiting}
                     gateway.waiting.clear()
-                if outputs := [output for stream in [*gateway.running.values()] for output in self._step(stream)]:
-                    message = wire.StepOutput(outputs=outputs, **gateway.load(clock()))
+                streams = [stream for stream in gateway.running.values() if stream.part == turn]
+                if outputs := [output for stream in streams for output in self._step(stream)]:
+                    message = wire.StepOutput(outputs=outputs, **gateway.load(clock(), self._num_steps))
                     if beside is None:
                         yield message
                     else:
                         content = message.SerializeToString()
                         beside.write(len(content).to_bytes(4, "big") + content)
-                    self._note_step()
+                    self._num_steps += 1
+                    self._progress.note(sum(output.HasField("tokens") for output in outputs))
                 for stream in [*gateway.running.values()]:
                     if stream.num_sent == stream.max_tokens:
                         del gateway.running[stream.request_id]
@@ -137,14 +161,10 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
             if message.WhichOneof("message") == "submit":
                 submit = message.submit
                 max_tokens = min(_max_tokens(submit), len(self._token_ids))
-                gateway.waiting.append(_Stream(submit.request_id, len(submit.prompt_token_ids), max_tokens))
+                part = len(gateway.waiting) % self._parts
+                gateway.waiting.append(_Stream(submit.request_id, len(submit.prompt_token_ids), max_tokens, part))
             else:
                 gateway.running.pop(message.cancel.request_id, None)
-
-    def _note_step(self) -> None:
-        self._num_steps += 1
-        if self._progress is not None:
-            self._progress.write_text(str(self._num_steps))
 
     def _step(self, stream: _Stream) -> list[Any]:
         """What one step brings to one stream."""
@@ -193,22 +213,30 @@ def _max_tokens(submit: Any) -> int:
 
 
 async def serve(arguments: argparse.Namespace) -> None:
-    """Until the process is ended."""
-    server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])  # as the real engine
-    engine = ScriptedEngine(arguments.model, arguments.together, arguments.step_ms / 1000, arguments.progress)
-    wire_grpc.add_EngineServicer_to_server(engine, server)
-    server.add_insecure_port(arguments.listen)
-    await engine.output_socket.listen(arguments.listen)
-    await server.start()
-    await server.wait_for_termination()
+    """Until the process is ended. Each address has an engine of its own."""
+    progress, servers = Progress(arguments.progress, arguments.streams), []
+    for listen in arguments.listen:
+        server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])  # as the real engine
+        step_s = arguments.step_ms / 1000
+        engine = ScriptedEngine(arguments.model, arguments.together, step_s, progress, arguments.parts)
+        wire_grpc.add_EngineServicer_to_server(engine, server)
+        server.add_insecure_port(listen)
+        await engine.output_socket.listen(listen)
+        await server.start()
+        servers.append(server)  # one that nobody holds ends
+    await asyncio.Event().wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--listen", required=True, help="a gRPC address: unix:PATH or HOST:PORT")
+    parser.add_argument(
+        "--listen", required=True, action="append", help="a gRPC address: unix:PATH or HOST:PORT; may be repeated"
+    )
     parser.add_argument("--model", type=Path, required=True, help="the folder of the model that the gateway serves")
     parser.add_argument("--together", type=int, default=1, help="requests that must wait before any is answered")
     parser.add_argument("--step-ms", type=float, default=25.0, help="milliseconds between two steps")
+    parser.add_argument("--parts", type=int, default=1, help="messages of a step, each with a part of the streams")
+    parser.add_argument("--streams", type=int, default=1, help="the streams of all engines, for --progress")
     parser.add_argument("--progress", type=Path, help="a file that tells the number of steps")
     asyncio.run(serve(parser.parse_args()))
 

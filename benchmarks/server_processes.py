@@ -101,15 +101,34 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             self._process.wait()
 
 
-def scripted_engine(
-    checkout: Checkout, folder: Path, together: int, step_ms: float, *, over_tcp: bool = False, number: int = 0
-) -> tuple[str, ServerProcess]:
-    """A scripted engine for a gateway of `checkout`, and its address; the first tells its steps in `folder/steps`."""
-    name = f"-{number}" if number else ""
-    listen = f"127.0.0.1:{free_port()}" if over_tcp else f"unix:{folder / f'engine{name}.sock'}"
-    command = [sys.executable, str(Path(__file__).with_name("scripted_engine.py")), "--listen", listen]
-    command += ["--model", str(checkout.demo_model), "--together", str(together), "--step-ms", str(step_ms)]
-    command += ["--progress", str(folder / f"steps{name}")]
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What scripted engines do."""
+
+    together: int
+    """The requests that must wait before one engine answers any. Several engines answer at once: each gets a part."""
+    step_ms: float
+    engines: int = 1
+    parts: int = 1
+    """Messages of a step, each with a part of the streams."""
+    over_tcp: bool = False
+
+
+def scripted_engines(checkout: Checkout, folder: Path, script: Script) -> tuple[list[str], ServerProcess]:
+    """Scripted engines for a gateway of `checkout`, and their addresses; `folder/steps` has the tokens that
+    each of `script.together` streams has got.
+
+    All are in one process: more processes would cost the gateway's caches on a machine with few cores.
+    """
+    listen = [
+        f"127.0.0.1:{free_port()}" if script.over_tcp else f"unix:{folder / f'engine-{number}.sock'}"
+        for number in range(script.engines)
+    ]
+    command = [sys.executable, str(Path(__file__).with_name("scripted_engine.py"))]
+    command += [part for address in listen for part in ("--listen", address)]
+    together = script.together if script.engines == 1 else 1
+    command += ["--model", str(checkout.demo_model), "--together", str(together), "--step-ms", str(script.step_ms)]
+    command += ["--progress", str(folder / "steps"), "--parts", str(script.parts), "--streams", str(script.together)]
     return listen, ServerProcess(command, checkout.environment(), folder / "engine.log")
 
 
@@ -131,26 +150,17 @@ class RunningGateway:
 
 
 @contextmanager
-def gateway_over_script(
-    checkout: Checkout, together: int, step_ms: float, *, over_tcp: bool = False, engines: int = 1
-) -> Iterator[RunningGateway]:
-    """A gateway of `checkout` over scripted engines, with a data folder of its own. Raises ServerFailed.
-
-    Several engines do not wait until all streams have begun: each gets a part of them.
-    """
+def gateway_over_script(checkout: Checkout, script: Script) -> Iterator[RunningGateway]:
+    """A gateway of `checkout` over scripted engines, with a data folder of its own. Raises ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
         folder, port = Path(name), free_port()
-        addresses = []
-        for number in range(engines):
-            first = together if engines == 1 else 1
-            listen, engine = scripted_engine(checkout, folder, first, step_ms, over_tcp=over_tcp, number=number)
-            stack.enter_context(engine)
-            addresses.append(listen)
+        addresses, engines = scripted_engines(checkout, folder, script)
+        stack.enter_context(engines)
         options = ["--engine-address", ",".join(addresses), "--model", str(checkout.demo_model), "--data-dir", name]
         command = checkout.command("gateway", *options, "--port", str(port))
-        process = stack.enter_context(ServerProcess(command, checkout.environment(), folder / "gateway.log"))
-        gateway = RunningGateway(folder, process.process_id, port)
-        process.wait_for_http(f"{gateway.url}/healthz")
+        gateway_process = stack.enter_context(ServerProcess(command, checkout.environment(), folder / "gateway.log"))
+        gateway = RunningGateway(folder, gateway_process.process_id, port)
+        gateway_process.wait_for_http(f"{gateway.url}/healthz")
         yield gateway
 
 

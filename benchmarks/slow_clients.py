@@ -39,7 +39,7 @@ import psutil  # type: ignore[import-untyped]
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
-from server_processes import OWN_ROOT, Checkout, gateway_over_script
+from server_processes import OWN_ROOT, Checkout, Script, gateway_over_script
 from under_attack import Target
 
 _STREAMS = 4
@@ -314,7 +314,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write every row here")
     options = parser.parse_args()
     checkout = Checkout(OWN_ROOT)
-    with gateway_over_script(checkout, 1, options.step_ms) as gateway:
+    with gateway_over_script(checkout, Script(1, options.step_ms)) as gateway:
         target, process = Target(checkout, gateway), psutil.Process(gateway.process_id)
         asyncio.run(measure(target, process, "warm", 3.0))
         rows = [asyncio.run(measure(target, process, "idle", options.seconds))]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from server_processes import Checkout, ServerProcess, free_port, scripted_engine
+from server_processes import Checkout, Script, ServerProcess, free_port, scripted_engines
 from traced_process import Function, Recording
 
 _SETTLE_S = 0.3
@@ -67,7 +67,7 @@ def traced_gateway(
     """A gateway over a scripted engine, with its transactions traced; its database is by default a file of its own."""
     with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as name, ExitStack() as stack:
         folder, port = Path(name), free_port()
-        listen, engine = scripted_engine(checkout, folder, together, step_ms)
+        (listen,), engine = scripted_engines(checkout, folder, Script(together, step_ms))
         stack.enter_context(engine)
         flags = ["--model", str(checkout.demo_model), "--data-dir", name]
         flags += ["--engine-address", listen, "--port", str(port)]

@@ -32,7 +32,7 @@ import psutil  # type: ignore[import-untyped]
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
-from server_processes import OWN_ROOT, Checkout, RunningGateway, gateway_over_script, make_tenant
+from server_processes import OWN_ROOT, Checkout, RunningGateway, Script, gateway_over_script, make_tenant
 
 _LONG = 7_900_000
 """Bytes of a long body, just below the limit of a route."""
@@ -291,7 +291,7 @@ def main() -> int:
     rows: list[Row] = []
     for root in arguments.checkout or [OWN_ROOT]:
         checkout = Checkout(root.absolute())
-        with gateway_over_script(checkout, 1, arguments.step_ms) as gateway:
+        with gateway_over_script(checkout, Script(1, arguments.step_ms)) as gateway:
             target = Target(checkout, gateway)
             asyncio.run(measure(target, "idle", 3.0, dict))  # imports and caches
             rows.append(asyncio.run(measure(target, "idle", arguments.seconds, dict)))

@@ -26,7 +26,7 @@ import psutil  # type: ignore[import-untyped]
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
-from server_processes import OWN_ROOT, Checkout, gateway_over_script, make_tenant
+from server_processes import OWN_ROOT, Checkout, Script, gateway_over_script, make_tenant
 
 _CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "base_model_name_or_path": "x"}
 _PIECE = bytes(1 << 20)
@@ -132,7 +132,7 @@ def main() -> int:
     rows: list[Row] = []
     for root in arguments.checkout or [OWN_ROOT]:
         checkout = Checkout(root.absolute())
-        with gateway_over_script(checkout, 1, 5.0) as gateway:
+        with gateway_over_script(checkout, Script(1, 5.0)) as gateway:
             large = gateway.folder / "large"
             write_weights(large, arguments.mb * 1_000_000)
             write_weights(gateway.folder / "small", 1_000_000)

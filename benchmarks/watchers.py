@@ -78,9 +78,7 @@ class Watched:
             await asyncio.sleep(1.5)  # connections are open
             seen.answers = seen.unchanged = 0
             began_at, began_s = time.monotonic(), time.clock_gettime(self._clock)
-            while (left := began_at + seconds - time.monotonic()) > 0:
-                await self._chat(client, self._noise.choice(self._keys))
-                await asyncio.sleep(min(1.0, left))
+            await self.keep_busy(client, seconds)
             took = time.monotonic() - began_at
             used = time.clock_gettime(self._clock) - began_s
         end.set()
@@ -90,6 +88,13 @@ class Watched:
         return Sample(
             kind, watchers, used / took, seen.answers / took, seen.unchanged / max(seen.answers, 1), seen.body_bytes
         )
+
+    async def keep_busy(self, client: httpx.AsyncClient, seconds: float) -> None:
+        """Sends one request a second, of random tenants, for so many seconds."""
+        end_at = time.monotonic() + seconds
+        while (left := end_at - time.monotonic()) > 0:
+            await self._chat(client, self._noise.choice(self._keys))
+            await asyncio.sleep(min(1.0, left))
 
     async def _chat(self, client: httpx.AsyncClient, key: str) -> None:
         body = {"model": self._model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}

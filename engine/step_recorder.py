@@ -10,9 +10,8 @@ Never changes a request or an output. Only the engine loop's thread uses it.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from graftwork.engine.core.events import EngineEvent, PromptAdmitted, RequestOutput, StepsTraced, TokensGenerated
 from graftwork.engine.core.requests import EngineRequest
@@ -28,16 +27,6 @@ _LEAST_DECODE_STEPS = 8
 """The least steps of a span of DECODE that the request's next steps continue."""
 
 
-class Waiting(Protocol):
-    """A waiting request."""
-
-    @property
-    def request_id(self) -> RequestId: ...
-
-    @property
-    def request(self) -> EngineRequest: ...
-
-
 Lacks = Callable[[EngineRequest], bool]
 """Returns whether something that a request needs is not there yet: an adapter, or its grammar."""
 
@@ -48,8 +37,8 @@ class StepRecorder:
     def arrived(self, request: EngineRequest, arrived_at: float | None) -> None:
         """A request was queued. `arrived_at` is the time at which it came, on the engine's clock; None means now."""
 
-    def considers(self, candidates: Iterable[Waiting], ready: Iterable[Waiting]) -> None:
-        """The scheduler looks at the waiting requests `candidates`. Of those, `ready` lack no adapter and no grammar."""
+    def considers(self, waiting: EngineRequest, *, is_ready: bool) -> None:
+        """The scheduler looks at a waiting request. If `is_ready`, it lacks no adapter and no grammar."""
 
     def started(self, request_id: RequestId, *, loads: bool) -> None:
         """A waiting request has got a place in the batch and its pages. `loads`: KV is being copied into them."""
@@ -202,20 +191,14 @@ class TraceRecorder(StepRecorder):
             began_at = self._now() if arrived_at is None else arrived_at
             self._traced[request.request_id] = _Traced(began_at, len(request.prompt_token_ids))
 
-    def considers(self, candidates: Iterable[Waiting], ready: Iterable[Waiting]) -> None:
-        if not self._traced:
+    def considers(self, waiting: EngineRequest, *, is_ready: bool) -> None:
+        if not self._traced or (traced := self._traced.get(waiting.request_id)) is None:
             return
-        now = self._now()
-        ready_ids = {one.request_id for one in ready}
-        for waiting in candidates:
-            traced = self._traced.get(waiting.request_id)
-            if traced is None:
-                continue
-            now_s = now - traced.arrived_at
-            lacks = None if waiting.request_id in ready_ids else self._lack_of(waiting.request)
-            if lacks is not traced.lacks:
-                traced.end_lack(now_s)
-                traced.lacks, traced.lacks_from_s = lacks, now_s
+        lacks = None if is_ready else self._lack_of(waiting)
+        if lacks is not traced.lacks:
+            now_s = self._now() - traced.arrived_at
+            traced.end_lack(now_s)
+            traced.lacks, traced.lacks_from_s = lacks, now_s
 
     def _lack_of(self, request: EngineRequest) -> SpanName | None:
         return next((name for name, lacks in self._lackable if lacks(request)), None)

@@ -120,6 +120,12 @@ def one_of(*choices: str) -> Callable[[object], str]:
     return parse
 
 
+def parse_fleet(value: object) -> str:
+    if str(value).lower() == "ray":
+        raise ValueError("start engines on Ray with `graftwork fleet start`, and give gateways and engines `leases`")
+    return one_of("static", "leases")(value)
+
+
 def parse_device(value: object) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(value).lower()):
         raise ValueError("give auto, cpu, cuda or cuda:N")

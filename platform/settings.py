@@ -20,6 +20,7 @@ from graftwork.platform.setting_values import (
     parse_bytes,
     parse_device,
     parse_flag,
+    parse_fleet,
     parse_fraction,
     parse_milliseconds,
     parse_origins,
@@ -62,9 +63,13 @@ class Settings:
     of this process.
     """
     replicas: int = 1
-    """Engines that `serve` starts, 1 to 64. They divide the memory and disk of the settings between them."""
+    """Engines that `serve` starts, 1 to 64, or 0 with `max_replicas`. They divide the memory and disk of the settings
+    between them.
+    """
     max_replicas: int | None = None
-    """With a number, `serve` runs `replicas` to so many engines, by their load. Memory and disk are divided by it."""
+    """With a number, `serve` runs `replicas` to so many engines, by their load. Memory and disk are divided by it. With
+    0 replicas, the last engine ends when nothing needs it, and the next request starts one.
+    """
     scale_first_token_s: float = 2.0
     """Seconds, 0.01 to 3600: with `max_replicas`, engines start when new requests would wait longer for a first token."""
     scale_down_after_s: float = 300.0
@@ -203,6 +208,8 @@ class Settings:
     max_draft_tokens: int = 16
     """The most tokens drafted for one request in one step; 0 switches drafting off. Drafting does not change answers.
     """
+    renew_calibration: bool = False
+    """Whether engines measure this machine again at their start, in place of what `data_dir` has from an earlier one."""
     tool_call_form: str = "auto"
     """How the model writes tool calls: `auto`, `hermes`, `qwen`, `llama3_json`, `mistral` or `pythonic`.
 
@@ -291,11 +298,11 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "served_model_name": parse_text,
     "demo": parse_flag,
     "engine_address": parse_text,
-    "replicas": whole(1, 64),
+    "replicas": whole(0, 64),
     "max_replicas": whole(1, 64),
     "scale_first_token_s": seconds(0.01, 3600),
     "scale_down_after_s": seconds(1, 86400),
-    "fleet": one_of("static", "leases"),
+    "fleet": parse_fleet,
     "replica_id": parse_text,
     "advertise": parse_text,
     "generation": whole(1, 2**31 - 1),
@@ -349,6 +356,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_tenant_uploads": whole(1),
     "upload_timeout_s": seconds(1, 86400),
     "max_draft_tokens": whole(0, 256),
+    "renew_calibration": parse_flag,
     "tool_call_form": one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),
     "log_level": one_of("debug", "info", "warning", "error"),
 }

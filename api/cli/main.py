@@ -10,6 +10,7 @@ from graftwork.api.cli.commands import adapters, bench, fleet, keys, modes, quot
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.demo import demo
 from graftwork.api.cli.commands.server import engine, gateway, probe, serve
+from graftwork.api.cli.commands.top import top
 from graftwork.api.cli.commands.usage import audit, usage
 from graftwork.api.cli.console.failures import CommandGroup
 
@@ -37,6 +38,7 @@ def build_app() -> typer.Typer:
     for name, group in admin.items():
         app.add_typer(group.app, name=name, rich_help_panel=ADMIN)
     app.command(rich_help_panel=ADMIN)(audit)
+    app.command(rich_help_panel=ADMIN)(top)
     app.add_typer(adapters.app, name="adapters", rich_help_panel=TENANT)
     app.add_typer(sessions.app, name="sessions", rich_help_panel=TENANT)
     app.command(rich_help_panel=TENANT)(usage)

@@ -14,6 +14,7 @@ from graftwork.api.deps.resources import ServerResources
 from graftwork.engine.core.events import TokensGenerated
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.fleet.client import FleetClient
 from graftwork.platform.errors import CapacityContended, GraftworkError
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
 from graftwork.platform.modes.modes import ModeSwitch
@@ -62,6 +63,9 @@ class Readiness:
         return None if current == head else f"The schema is at {current}, not at {head}: run `graftwork db upgrade`."
 
     async def _engine(self) -> str | None:
+        engine = self._resources.engine
+        if isinstance(engine, FleetClient) and engine.demand is not None:
+            return None  # the next request starts an engine; a token here would keep the last one from ending
         try:
             async with asyncio.timeout(_ANSWER_WITHIN_S):
                 return await self._make_a_token()

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from graftwork import __version__
+
 Json = dict[str, Any]
 
 CREATED_AT = 1_767_225_600
@@ -219,7 +221,7 @@ OVERVIEW: Json = {
     "sequence": 17,
     "at": CREATED_AT + 0.5,
     "window_s": 300,
-    "version": "0.1.0",
+    "version": __version__,
     "model": "assistant",
     "sort": "activity",
     "totals": {
@@ -291,7 +293,7 @@ SERVER_OVERVIEW: Json = OVERVIEW | {
             "status": "ready",
             "epoch": None,
             "address": "unix:/var/lib/graftwork/engine.sock",
-            "version": "0.1.0",
+            "version": __version__,
             "running": 2,
             "waiting": 1,
             "queued_tokens": 812,

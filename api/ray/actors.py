@@ -16,10 +16,12 @@ from graftwork.api.ray.engine_keeper import EngineKeeper, KeeperState
 from graftwork.api.ray.engine_spec import EngineSpec
 from graftwork.api.ray.supervisor import EngineStatus, Supervisor, Wanted
 from graftwork.api.server.fleets import LeasedMembers, engine_connection
+from graftwork.api.server.served_model import shown_model_name
 from graftwork.engine.fleet.membership import Membership
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from graftwork.platform.replicas.demand import EngineDemands
 from graftwork.platform.replicas.lease import ReplicaLeases
 
 NAMESPACE = "graftwork"
@@ -116,7 +118,8 @@ class SupervisorActor:
         self._database = Database(settings.resolved_database_url, settings.lease_s)
         leases, clock = ReplicaLeases(self._database, settings.lease_s), SystemClock()
         membership = Membership(LeasedMembers(leases), engine_connection(settings), clock, _LOAD_EVERY_S)
-        self._supervisor = Supervisor(name, wanted, RayEngineActors(name), leases, clock, membership)
+        demands = EngineDemands(self._database, shown_model_name(settings), settings.lease_s)
+        self._supervisor = Supervisor(name, wanted, RayEngineActors(name), leases, clock, membership, demands)
         self._store()
         threading.Thread(target=lambda: asyncio.run(self._run()), name="fleet-supervisor", daemon=True).start()
 

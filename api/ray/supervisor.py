@@ -25,6 +25,7 @@ from graftwork.engine.fleet.rollout import PresentEngine, changes, free_id
 from graftwork.engine.fleet.scaling_signals import SignalReader
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError
+from graftwork.platform.replicas.demand import EngineDemands
 from graftwork.platform.replicas.lease import Replica, ReplicaLeases, ReplicaState
 
 _log = logging.getLogger(__name__)
@@ -100,8 +101,12 @@ class Supervisor:
         leases: ReplicaLeases,
         clock: Clock,
         membership: Membership | None = None,
+        demands: EngineDemands | None = None,
     ) -> None:
-        """`membership` follows the load of the engines; without it, the fleet does not scale by itself."""
+        """`membership` follows the load of the engines; without it, the fleet does not scale by itself. Gateways ask in
+        `demands` for the first engine of a fleet that may have none.
+        """
+        self._demands = demands
         self.name = name
         self._clock = clock
         self._membership = membership
@@ -157,10 +162,18 @@ class Supervisor:
         present = [self._present(replica_id, generation, leased) for replica_id, generation in known.items()]
         self._status = [self._status_of(one, leased.get(one.replica_id), states.get(one.replica_id)) for one in present]
         wanted = self.wanted
-        await self._change(replace(wanted, replicas=self._number(present)), present, taken=[*known, *leased])
+        number = self._number(present, await self._is_asked())
+        await self._change(replace(wanted, replicas=number), present, taken=[*known, *leased])
         self.is_empty = not present and wanted is self.wanted and not wanted.replicas
 
-    def _number(self, present: Sequence[PresentEngine]) -> int:
+    async def _is_asked(self) -> bool:
+        """Returns whether a gateway asks for an engine. Offers one, if the fleet may have none."""
+        if self._demands is None or self.wanted.most is None or self.wanted.replicas:
+            return False
+        await self._demands.offer()
+        return await self._demands.was_asked()
+
+    def _number(self, present: Sequence[PresentEngine], is_asked: bool) -> int:
         """Returns how many engines the fleet should have now."""
         wanted, now = self.wanted, self._clock.monotonic()
         if wanted.most is None or self._membership is None:
@@ -178,7 +191,7 @@ class Supervisor:
         former = self._scaler.target
         prefix = f"{self.name}-"
         own = [one for one in self._membership.members.values() if one.replica_id.startswith(prefix)]
-        number = self._scaler.note(now, self._signals.read(now, own))
+        number = self._scaler.note(now, self._signals.read(now, own, int(is_asked)))
         if number != former:
             _log.info("fleet_scales", extra={"fleet": self.name, "from": former, "to": number})
         return number

@@ -19,8 +19,8 @@ admin_router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=AdminRo
 router = APIRouter(prefix="/v1", tags=["usage"], route_class=NativeRoute)
 
 _ANSWERS: Responses = {
-    304: {"description": "Nothing has changed since the snapshot of `If-None-Match`."},
     **also(stream="overview"),
+    304: {"description": "Nothing has changed since the snapshot of `If-None-Match`."},
 }
 _PING = named_event("ping", {"type": "ping"})
 _Rows = Annotated[int, Query(ge=1, le=MAX_ROWS)]

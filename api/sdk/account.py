@@ -1,12 +1,9 @@
-"""Defines `client.usage`, `client.quota` and `client.overview`, which read a tenant's own usage, limits and activity."""
-
-from typing import TypedDict, Unpack
+"""Defines `client.usage`, `client.quota` and `client.timelines`, which read a tenant's own usage, limits and requests."""
 
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers.admin import Quota
 from graftwork.platform.answers.base import Page
-from graftwork.platform.answers.overview import Overview
 from graftwork.platform.answers.timelines import Timeline
 from graftwork.platform.answers.usage import UsageRow
 
@@ -41,25 +38,3 @@ class OwnQuota(Resource[R]):
     @operation
     def get(self) -> Steps[Quota]:
         return (yield from self._read(Quota, Call("GET", "/v1/quota")))
-
-
-class OverviewQuery(TypedDict, total=False):
-    """What an overview shows."""
-
-    sort: str
-    """The order of tenants and adapters, such as `activity`, `tokens` or `ttft`."""
-    rows: int
-    """The most rows of each list, 1 to 200."""
-    adapters: int
-    """How many rows of the list of adapters are left out at its beginning."""
-    sessions: int
-    find: str
-    """Only rows whose name or id has this text."""
-
-
-class OwnOverview(Resource[R]):
-    """Reads a snapshot of what the tenant does now. Sends `GET /v1/overview`."""
-
-    @operation
-    def get(self, **query: Unpack[OverviewQuery]) -> Steps[Overview]:
-        return (yield from self._read(Overview, Call("GET", "/v1/overview", query=dict(query))))

@@ -3,26 +3,20 @@
 Every call sends the admin key.
 """
 
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
-from graftwork.api.sdk.account import Moment, OverviewQuery
+from graftwork.api.sdk.account import Moment
+from graftwork.api.sdk.overview import ServerOverviewQuery, follow_overview
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
+from graftwork.api.sdk.transport.runtimes import AsyncRuntime, SyncRuntime
+from graftwork.api.sdk.transport.streams import AsyncStream, Stream
 from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Replica, Tenant, TenantErasure, TenantKey
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.overview import Overview
 from graftwork.platform.answers.timelines import Timeline
 from graftwork.platform.answers.usage import UsageRow
-
-
-class ServerOverviewQuery(OverviewQuery, total=False):
-    """What an overview of the whole server shows."""
-
-    tenants: int
-    """How many rows of the list of tenants are left out at its beginning."""
-    tenant_id: str
-    """Only this tenant."""
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -188,6 +182,15 @@ class Admin(Resource[R]):
     def overview(self, **query: Unpack[ServerOverviewQuery]) -> Steps[Overview]:
         """Reads a snapshot of the server: engines, tenants, adapters and live sessions, with their figures."""
         return (yield from self._read(Overview, Call("GET", "/v1/admin/overview", query=dict(query), admin=True)))
+
+    @overload
+    def watch_overview(self: "Admin[SyncRuntime]", **query: Unpack[ServerOverviewQuery]) -> Stream[Overview]: ...
+    @overload
+    def watch_overview(self: "Admin[AsyncRuntime]", **query: Unpack[ServerOverviewQuery]) -> AsyncStream[Overview]: ...
+    def watch_overview(self, **query: Unpack[ServerOverviewQuery]) -> Stream[Overview] | AsyncStream[Overview]:
+        """Yields a snapshot of the server at once, and one a second while something changes."""
+        call = Call("GET", "/v1/admin/overview", query={**query, "stream": "true"}, admin=True)
+        return follow_overview(self._runtime, call)
 
     @operation
     def timeline(self, request_id: str) -> Steps[Timeline]:

@@ -17,10 +17,11 @@ from typing import Generic, Self
 import httpx
 
 from graftwork import __version__
-from graftwork.api.sdk.account import OwnOverview, OwnQuota, Timelines, UsageLedger
+from graftwork.api.sdk.account import OwnQuota, Timelines, UsageLedger
 from graftwork.api.sdk.adapters import Adapters
 from graftwork.api.sdk.admin import Admin
 from graftwork.api.sdk.chat import Chat, Models
+from graftwork.api.sdk.overview import OwnOverview
 from graftwork.api.sdk.sessions import Sessions
 from graftwork.api.sdk.transport.errors import ConfigurationError
 from graftwork.api.sdk.transport.operation import R
@@ -46,6 +47,11 @@ class ApiClient(Generic[R]):
         self.overview: OwnOverview[R] = OwnOverview(runtime)
         self.timelines: Timelines[R] = Timelines(runtime)
         self.admin: Admin[R] = Admin(runtime)
+
+    @property
+    def has_admin_key(self) -> bool:
+        """Whether the client has an admin key."""
+        return self._runtime.keys.admin is not None
 
     @property
     def base_url(self) -> str:

@@ -34,6 +34,9 @@ ARTIFACTS_FOLDER = "artifacts"
 KV_FOLDER = "kv"
 """The default folder for files of KV pages, inside the data folder. Only one engine may use this folder."""
 
+CALIBRATION_FOLDER = "calibration"
+"""The folder inside the data folder with what engines have measured at their start."""
+
 _SIZES = (
     "device_bytes",
     "host_kv_bytes",
@@ -93,6 +96,8 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         disk_kv_bytes=DISK_KV_BYTES if settings.disk_kv_bytes is None else settings.disk_kv_bytes,
         kv_folder=settings.kv_dir or settings.data_dir / KV_FOLDER,
         shared_kv_folder=settings.shared_kv_dir,
+        calibration_folder=settings.data_dir / CALIBRATION_FOLDER,
+        renew_calibration=settings.renew_calibration,
         **sizes,
     )
     serve_engine(

@@ -8,21 +8,30 @@
 Owns no engine. Never starts a process.
 """
 
+import asyncio
+import logging
 from collections.abc import Sequence
 
+from graftwork.api.server.served_model import shown_model_name
 from graftwork.api.server.tls import engine_tls
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.progress import FreezeLimits
 from graftwork.engine.fleet.client import FleetClient
-from graftwork.engine.fleet.members import Connect, MemberAddress, StaticMembers
+from graftwork.engine.fleet.demand import EngineDemand
+from graftwork.engine.fleet.members import Connect, MemberAddress, MemberSource, StaticMembers
 from graftwork.engine.fleet.replicas import ReplicaDirectory, ReplicaReading
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, NotFound, Unavailable
 from graftwork.platform.replica_collector import ReplicaFigures
+from graftwork.platform.replicas.demand import EngineDemands
 from graftwork.platform.replicas.lease import ReplicaLeases, ReplicaState
 from graftwork.platform.settings import Settings
 
+_log = logging.getLogger(__name__)
+
+_READS_PER_OFFER = 5
+"""How often the list of engines is read, once a second, for each look whether somebody starts one when it is asked for."""
 ONLY_REPLICA = "engine-0"
 """The id of the engine of a gateway that has no fleet."""
 
@@ -32,7 +41,8 @@ def connect_engine(settings: Settings, database: Database) -> EngineClient:
     connect, clock = engine_connection(settings), SystemClock()
     if settings.fleet == "leases":
         leases = ReplicaLeases(database, settings.lease_s)
-        return leased_fleet(connect, clock, settings, leases)
+        demands = EngineDemands(database, shown_model_name(settings), settings.lease_s)
+        return leased_fleet(connect, clock, settings, leases, demands)
     if len(settings.engine_addresses) == 1:
         return connect(settings.engine_addresses[0])
     return static_fleet(connect, clock, settings)
@@ -70,13 +80,50 @@ def static_fleet(connect: Connect, clock: Clock, settings: Settings) -> FleetCli
     return fleet
 
 
-def leased_fleet(connect: Connect, clock: Clock, settings: Settings, leases: ReplicaLeases) -> FleetClient:
-    """Returns a client of all engines that have a lease. All gateways that share the database know which drain."""
+class OfferedEngines:
+    """Lets the requests of a gateway wait for an engine, as long as somebody offers to start one. Implements MemberSource
+    with that of the engines.
+    """
+
+    def __init__(self, members: MemberSource, demands: EngineDemands, clock: Clock) -> None:
+        self._members = members
+        self._demands = demands
+        self._demand = EngineDemand(clock)
+        self._demand.on_demand = self._ask
+        self._asking: asyncio.Task[None] | None = None
+        self._reads = 0
+        self.fleet: FleetClient | None = None
+
+    async def addresses(self) -> Sequence[MemberAddress]:
+        found = await self._members.addresses()
+        if self.fleet is not None and self._reads % _READS_PER_OFFER == 0:
+            self.fleet.demand = self._demand if await self._demands.is_offered() else None
+        self._reads += 1
+        return found
+
+    def _ask(self) -> None:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_once(), name="ask-for-an-engine")
+
+    async def _ask_once(self) -> None:
+        try:
+            await self._demands.ask()
+        except Unavailable as error:
+            _log.warning("engine_not_asked_for", extra={"reason": error.message})
+
+
+def leased_fleet(
+    connect: Connect, clock: Clock, settings: Settings, leases: ReplicaLeases, demands: EngineDemands
+) -> FleetClient:
+    """Returns a client of all engines that have a lease. All gateways that share the database know which drain, and
+    whether an engine starts when `demands` asks for it.
+    """
 
     async def note_drain(replica_id: str) -> None:
         await leases.drain(replica_id)
 
-    fleet = FleetClient(LeasedMembers(leases), connect, clock, silence_s=settings.engine_silence_s)
+    source = OfferedEngines(LeasedMembers(leases), demands, clock)
+    source.fleet = fleet = FleetClient(source, connect, clock, silence_s=settings.engine_silence_s)
     fleet.replicas.grace_s = settings.drain_grace_s
     fleet.replicas.on_drain = note_drain
     return fleet

@@ -1,20 +1,22 @@
 """Starts and ends the engines of `serve --replicas N --max-replicas M` by their load.
 
     reports of the engines ──(each second)──► Autoscaler ──► LocalFleet.add, or a drain
+    a request without an engine ──(at once)──┘
 
 Owns the starts under way. The rule is in engine/fleet/autoscaler.py.
-Invariant: one engine at a time drains, and it never is the last one that is ready.
+Invariant: one engine at a time drains. The last one that is ready drains only if the least number of engines is 0.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 
 from graftwork.api.deps.resources import repeating
 from graftwork.api.server.local_fleet import LocalFleet
 from graftwork.engine.fleet.autoscaler import Autoscaler, ScalingLimits
 from graftwork.engine.fleet.client import FleetClient
+from graftwork.engine.fleet.demand import EngineDemand
 from graftwork.engine.fleet.scaling_signals import SignalReader
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
@@ -32,6 +34,11 @@ class LocalScaling:
         self._scaler = Autoscaler(limits, len(local.running), clock.monotonic())
         self._signals = SignalReader()
         self._starts: set[asyncio.Task[None]] = set()
+        self._may_end_all = limits.least == 0
+        if self._may_end_all:
+            fleet.demand = EngineDemand(clock)
+            fleet.demand.on_demand = self._note_demand
+            fleet.replicas.may_drain_last = True
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -46,20 +53,27 @@ class LocalScaling:
 
     async def look(self) -> None:
         """Looks at all engines once, and starts or drains what the load asks for."""
-        members = self._fleet.membership.members
+        members, demand, now = self._fleet.membership.members, self._fleet.demand, self._clock.monotonic()
         former = self._scaler.target
-        wanted = self._scaler.note(
-            self._clock.monotonic(), self._signals.read(self._clock.monotonic(), members.values())
-        )
+        waiting = 0 if demand is None else demand.take()
+        wanted = self._scaler.note(now, self._signals.read(now, members.values(), waiting))
         if wanted != former:
             _log.info("fleet_scales", extra={"from": former, "to": wanted})
         surplus = len(self._local.running) - wanted
         for _ in range(-surplus):
-            start = asyncio.create_task(self._add(), name="engine-start")
-            self._starts.add(start)
-            start.add_done_callback(self._starts.discard)
+            self._begin(self._add(), "engine-start")
         if surplus > 0 and not any(member.is_draining for member in members.values()):
             await self._drain_one()
+
+    def _begin(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._starts.add(task)
+        task.add_done_callback(self._starts.discard)
+
+    def _note_demand(self) -> None:
+        """Looks at once, if no engine runs or starts: a request waits for one."""
+        if not self._local.running and not self._starts:
+            self._begin(self.look(), "scaling-by-demand")
 
     async def _add(self) -> None:
         try:
@@ -71,7 +85,7 @@ class LocalScaling:
     async def _drain_one(self) -> None:
         """Drains the engine with the fewest requests."""
         ready = [one for one in self._fleet.membership.ready if one.replica_id in self._local.running]
-        if len(ready) < 2:
+        if len(ready) < (1 if self._may_end_all else 2):
             return
         least = min(ready, key=lambda one: (one.num_requests, len(one.load.resident_adapters), one.replica_id))
         self._local.end_after_drain(least.replica_id)  # first: an idle engine has drained at once

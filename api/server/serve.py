@@ -28,6 +28,7 @@ from graftwork.engine.model.config import read_model_config
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.data_folder import locked_data_folder
 from graftwork.platform.database import Database
+from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.replicas.lease import ReplicaLeases
 from graftwork.platform.settings import Settings
 from graftwork.sessions.text.model_files import ModelFolder
@@ -42,6 +43,11 @@ def serve(settings: Settings) -> None:
     Raises a GraftworkError if the server cannot start.
     """
     folder = model_folder(settings)
+    if not settings.most_replicas:
+        raise InvalidRequest(
+            "replicas 0 needs max_replicas: with --replicas 0 --max-replicas 1 an engine runs only while there are requests.",
+            param="replicas",
+        )
     read_model_config(folder)  # fails at once if the model cannot be served,
     ModelFolder.load(folder)  # and not only when the engine has loaded its weights
     run_until_signalled(settings, _serve)
@@ -54,7 +60,7 @@ async def _serve(settings: Settings, console: Console, signals: SignalWatch) -> 
             stack.enter_context(locked_data_folder(settings.data_dir))
             token = settings.engine_token or secrets.token_urlsafe(32)
             settings = replace(settings, engine_token=token)
-            if settings.most_replicas > 1:
+            if settings.most_replicas > 1 or settings.replicas == 0:
                 fleet = await stack.enter_async_context(_running_fleet(settings, console, stack))
                 await serve_gateway(settings, listening, console, signals, fleet)
                 return
@@ -81,8 +87,8 @@ async def _running_engine(settings: Settings, console: Console) -> AsyncGenerato
 async def _running_fleet(
     settings: Settings, console: Console, stack: AsyncExitStack
 ) -> AsyncGenerator[FleetClient, None]:
-    """Starts `settings.replicas` engines, waits until all answer, and stops them at the end of the block. With
-    `settings.max_replicas`, more are started and ended by their load.
+    """Starts `settings.replicas` engines, at least one, waits until all answer, and stops them at the end of the block.
+    With `settings.max_replicas`, more are started and ended by their load.
 
     Yields a client of all of them.
     """
@@ -93,9 +99,11 @@ async def _running_fleet(
     probes = {f"unix:{path}": connect(f"unix:{path}") for path in sockets}
     local = LocalFleet(settings, sockets, ReplicaLeases(database, settings.lease_s), clock)
     fleet = local_fleet_client(local, connect, clock, settings.drain_grace_s)
-    console.print(f"Starting {settings.replicas} engines with {model_folder(settings)} …", soft_wrap=True)
+    number = max(settings.replicas, 1)  # the gateway learns from the first engine what it serves
+    console.print(f"Starting {number} engines with {model_folder(settings)} …", soft_wrap=True)
     try:
-        await local.start(probes, lambda waited_s: console.print(f"  … {waited_s:.0f} s"), settings.replicas)
+        started_at = clock.monotonic()
+        await local.start(probes, lambda waited_s: console.print(f"  … {waited_s:.0f} s"), number)
         await fleet.describe()
         limits = ScalingLimits(
             settings.replicas,
@@ -104,6 +112,8 @@ async def _running_fleet(
             down_after_s=settings.scale_down_after_s,
         )
         scaling = LocalScaling(local, fleet, limits, clock)
+        if fleet.demand is not None:
+            fleet.demand.note_start(clock.monotonic() - started_at)
         async with local.leased(fleet, settings.lease_s), scaling.running():
             yield fleet
     finally:

@@ -38,6 +38,11 @@ def model_name(settings: Settings) -> str:
     return DEMO_MODEL_NAME if settings.demo and settings.model is None else ""
 
 
+def shown_model_name(settings: Settings) -> str:
+    """Returns the name that clients use for the base model, as engines say it."""
+    return model_name(settings) or model_folder(settings).resolve().name
+
+
 def model_dtype(settings: Settings) -> str:
     """Returns the dtype of the served model, such as "float32".
 

@@ -29,6 +29,7 @@ from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
 from graftwork.api.server.fleets import connect_engine, replica_directory
 from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
+from graftwork.api.server.late_erasure import LateErasure
 from graftwork.engine.core.client import EngineClient
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.clock import Clock, SystemClock
@@ -126,7 +127,7 @@ async def open_resources(
             "idempotency keys": resources.server.idempotency.sweep,
             "usage journals": backlog.recover,
         }
-        erase = resources.admin.erasure.sweep
+        erase = LateErasure(resources.admin.erasure, engine, resources.admin.pepper).sweep
         await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
         for name, sweep in sweeps.items():
             await sweep()

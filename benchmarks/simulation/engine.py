@@ -24,9 +24,9 @@ from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.tool_latency import ToolLatencyModel
 from graftwork.engine.kv.transfer.plan import TransferDone
+from graftwork.engine.scheduler.order.waiting_order import WaitingOrder
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import WaitingOrder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import RequestId
@@ -43,6 +43,9 @@ class AdaptersAlwaysReady:
 
     def want(self, groups: list[tuple[str, ...]], *, may_place: bool) -> bool:
         return False
+
+    def take_placed(self) -> list[tuple[str, int]]:
+        return []
 
     def is_ready(self, digest: str) -> bool:
         return True

@@ -12,11 +12,11 @@ from benchmarks.simulation.engine import AdaptersAlwaysReady, MakeOrder
 from benchmarks.simulation.meter import INPUT_PRICE, OUTPUT_PRICE
 
 from graftwork.engine.kv.manager import KvCacheManager
-from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder, VirtualTokenCounter
-from graftwork.engine.scheduler.locality import DeviceLocality
-from graftwork.engine.scheduler.request_rank import DeficitSettings
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.waiting_order import FirstComeFirstServed, WaitingOrder
+from graftwork.engine.scheduler.order.fair_share import DeficitPrefixOrder, VirtualTokenCounter
+from graftwork.engine.scheduler.order.locality import DeviceLocality
+from graftwork.engine.scheduler.order.request_rank import DeficitSettings
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import FirstComeFirstServed, WaitingOrder
 from graftwork.platform.clock import Clock
 
 
@@ -47,7 +47,7 @@ def deficit_order(quantum: float, *, programs_first: bool = True) -> MakeOrder:
     """Returns what makes a deficit longest prefix match over the device's prefix tree. `quantum` is in input tokens."""
 
     def make(clock: Clock, kv_cache: KvCacheManager) -> WaitingOrder:
-        locality = DeviceLocality(kv_cache.page_store.tree, AdaptersAlwaysReady())
+        locality = DeviceLocality(kv_cache.page_store.tree, AdaptersAlwaysReady().is_ready)
         return DeficitPrefixOrder(clock, locality, settings=DeficitSettings(quantum, programs_first=programs_first))
 
     return make

@@ -44,6 +44,10 @@ _PAGE_COUNTS = (1, 4, 16)
 _REPEATS = 5
 
 
+_AGREES_WITHIN = 3.0
+"""The factor by which a prefill may take longer or shorter than kept costs say."""
+
+
 _SAMPLE = SampleSpec(SamplingParams(max_tokens=1, temperature=0), seed=0, position=0)
 """Each measured step samples one token, like the last step of a prefill. Reading the token waits for the device, so the
 measured time is complete.
@@ -59,8 +63,20 @@ def measure(storage: KvStorage, run: Callable[[StepPlan], StepResult], limits: S
     return LoadCost(
         host,
         measure_disk(storage.disk, storage.sizes.page_bytes, host),
-        measure_prefill(run, limits.max_batch_tokens, limits.context_tokens, limits.page_tokens),
+        measure_prefill(run, limits),
     )
+
+
+def confirms(cost: PrefillCost, run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> bool:
+    """Returns whether one prefill takes about as long as `cost` says. Runs the prefill twice: the first warms up.
+
+    Overwrites pages on the device.
+    """
+    num_tokens = _longest_prefill(limits)
+    plan = _prefill_of(num_tokens, 0, limits.page_tokens)
+    run(plan)
+    ratio = _seconds(run, plan) / cost.seconds(num_tokens, 0)
+    return 1 / _AGREES_WITHIN <= ratio <= _AGREES_WITHIN
 
 
 def measure_host(cache: KvCache, host: HostMemory, num_pages: int) -> TransferCost:
@@ -111,28 +127,34 @@ def measure_disk(disk: TierStore | None, page_bytes: int, host: TransferCost) ->
     return TransferCost(cost.fixed_s + onward.fixed_s, cost.page_s + onward.page_s)
 
 
-def measure_prefill(
-    run: Callable[[StepPlan], StepResult], max_tokens: int, context_tokens: int, page_tokens: int
-) -> PrefillCost:
+def measure_prefill(run: Callable[[StepPlan], StepResult], limits: SchedulerLimits) -> PrefillCost:
     """Measures the seconds that the base model needs for a prefill, with and without earlier tokens in the context.
 
     `run` runs one step of the model. A measured prefill has at most 128 tokens.
     """
-    longest = min(max_tokens, context_tokens, 128)
+    longest = _longest_prefill(limits)
     cells = {
         (longest, 0),
         (max(longest // 4, 1), 0),
-        (max(longest // 4, 1), min(context_tokens - longest, 4 * longest)),
+        (max(longest // 4, 1), min(limits.context_tokens - longest, 4 * longest)),
     }
 
     def compute(cell: tuple[int, int]) -> None:
-        num_tokens, start = cell
-        pages = tuple(PageId(page) for page in range(pages_for(start + num_tokens, page_tokens)))
-        piece = RequestSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), (_SAMPLE,))
-        run(StepPlan((piece,)))
+        run(_prefill_of(*cell, limits.page_tokens))
 
     seconds = _fastest(compute, sorted(cells))
     return fit_prefill([PrefillSample(cell[0], max(cell[1], 0), seconds[cell]) for cell in sorted(cells)])
+
+
+def _longest_prefill(limits: SchedulerLimits) -> int:
+    return min(limits.max_batch_tokens, limits.context_tokens, 128)
+
+
+def _prefill_of(num_tokens: int, start: int, page_tokens: int) -> StepPlan:
+    """Returns a step that computes `num_tokens` tokens after `start` tokens of context."""
+    pages = tuple(PageId(page) for page in range(pages_for(start + num_tokens, page_tokens)))
+    piece = RequestSlice(RequestId("calibration"), (0,) * num_tokens, max(start, 0), pages, (), (_SAMPLE,))
+    return StepPlan((piece,))
 
 
 def _fastest(act: Callable[[T], None], arguments: Sequence[T]) -> dict[T, float]:
@@ -147,7 +169,7 @@ def _fastest(act: Callable[[T], None], arguments: Sequence[T]) -> dict[T, float]
     return dict(zip(arguments, map(min, zip(*rounds, strict=True)), strict=True))
 
 
-def _seconds(act: Callable[[T], None], argument: T) -> float:
+def _seconds(act: Callable[[T], object], argument: T) -> float:
     started = perf_counter()
     act(argument)
     return perf_counter() - started

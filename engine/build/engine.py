@@ -12,7 +12,8 @@ import torch
 
 import graftwork
 from graftwork.engine.arrivals import Arrivals
-from graftwork.engine.build.calibration import measure
+from graftwork.engine.build.calibration import confirms, measure
+from graftwork.engine.build.calibration_cache import CalibrationCache, CalibrationKey
 from graftwork.engine.build.devices import (
     choose_device,
     choose_dtype,
@@ -43,7 +44,7 @@ from graftwork.engine.grammar.manager import GrammarManager
 from graftwork.engine.grammar.matching.vocabulary import read_vocabulary
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.engine.kv.index.cache_scope import CacheScopes
-from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker
+from graftwork.engine.kv.index.cost_model import UNMEASURED, CostTracker, LoadCost
 from graftwork.engine.kv.index.frame_allocator import FrameAllocator
 from graftwork.engine.kv.manager import KvCacheManager, LowerTiers
 from graftwork.engine.kv.session_cache import SessionCache
@@ -105,7 +106,7 @@ def build_engine(
     """Loads the model, allocates memory for KV and adapters, and connects all parts of the engine.
 
     `source_for` makes the source of this model's adapters. `start_worker` starts the workers of tensor parallelism. If
-    `costs` is None, the engine measures the times to load KV pages from host or disk, and of a prefill.
+    `costs` is None, the engine measures what loads and prefills cost, or takes what an earlier start has measured.
 
     Raises InvalidRequest if the model is not supported, or if the configured sizes do not fit it.
     """
@@ -125,7 +126,8 @@ def build_engine(
     adapters = LoraPool(loader, LoraPoolLimits(config.lora_host_bytes), on_device, clock)
     grammars = _grammars(config, model, inbox, clock)
     with phases.phase("calibration"):
-        runner, all_ranks = _calibrated_runner(parts, ranks, storage, adapters, tracker if costs is None else None)
+        all_ranks = ranks.runner(runner := parts.runner(storage, adapters))
+        tracker.start_from(tracker.cost if costs else _costs(settings, storage, all_ranks, limits, clock))
     scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
     speculator = _speculator(config, grammars, clock)
@@ -156,15 +158,19 @@ def build_engine(
     )
 
 
-def _calibrated_runner(
-    parts: RunnerParts, ranks: EngineRanks, storage: KvStorage, adapters: LoraPool, tracker: CostTracker | None
-) -> tuple[ModelRunner, StepRunner]:
-    """Returns the runner of this rank and that of all ranks. Measures the costs of loads and prefills for `tracker`."""
-    runner = parts.runner(storage, adapters)
-    all_ranks = ranks.runner(runner)
-    if tracker is not None:
-        tracker.start_from(measure(storage, all_ranks.run, parts.limits))
-    return runner, all_ranks
+def _costs(
+    settings: RankSettings, storage: KvStorage, all_ranks: StepRunner, limits: SchedulerLimits, clock: Clock
+) -> LoadCost:
+    """Returns the costs of loads and prefills: those of an earlier start if they hold, else measures them."""
+    config = settings.config
+    key = CalibrationKey.of(config, settings.fingerprint, settings.device, settings.dtype)
+    cache = CalibrationCache(config.calibration_folder, key, clock)
+    kept = None if config.renew_calibration else cache.load()
+    if kept is not None and confirms(kept.prefill, all_ranks.run, limits):
+        return kept
+    cost = measure(storage, all_ranks.run, limits)
+    cache.store(cost)
+    return cost
 
 
 class _Loaded(NamedTuple):
@@ -199,7 +205,8 @@ def _load_model(
     try:
         with phases.phase("weights"):
             weights = load_weights(own, part, device, dtype, ranks.tensors(WeightReader(config.model)))
-        lora = build_lora(own, part, device, dtype)
+        with phases.phase("kernels"):
+            lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
         with phases.phase("warm_up"):
             sizes = ranks.agree(choose_sizes(parts, device))

@@ -297,7 +297,7 @@ def config_from(orders: Mapping[str, Any]) -> EngineConfig:
     values = dict(orders["config"])
     paths = {
         name: Path(values[name])
-        for name in ("model", "kv_folder", "shared_kv_folder", "public_grammars")
+        for name in ("model", "kv_folder", "shared_kv_folder", "public_grammars", "calibration_folder")
         if values[name] is not None
     }
     return EngineConfig(**values | paths)

@@ -5,13 +5,14 @@ Owns the prices of the engine: the price of memory follows from the measured spe
 
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.kv.index.cost_model import CostTracker
+from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.engine.kv.manager import KvCacheManager
-from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder, VirtualTokenCounter
-from graftwork.engine.scheduler.locality import DeviceLocality
-from graftwork.engine.scheduler.request_rank import DeficitSettings
+from graftwork.engine.scheduler.order.fair_share import DeficitPrefixOrder, VirtualTokenCounter
+from graftwork.engine.scheduler.order.locality import DeviceLocality
+from graftwork.engine.scheduler.order.request_rank import DeficitSettings
+from graftwork.engine.scheduler.order.waiting_order import FirstComeFirstServed, ServicePrices, WaitingOrder
 from graftwork.engine.scheduler.resources import AdapterProvider
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import FirstComeFirstServed, ServicePrices, WaitingOrder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InvalidRequest
 
@@ -30,7 +31,7 @@ def build_order(
     clock: Clock,
 ) -> WaitingOrder:
     """Returns the order of `config.scheduling_policy`. Raises InvalidRequest if there is no such policy."""
-    prices = service_prices(config.kv_price, kv_cache.page_store.sizes.device_pages, costs)
+    prices = service_prices(config.kv_price, kv_cache.page_store.sizes, costs)
     match config.scheduling_policy:
         case "fcfs":
             return FirstComeFirstServed()
@@ -40,7 +41,7 @@ def build_order(
             quantum = config.fairness_quantum
             if quantum is None:
                 quantum = _STEPS_OF_QUANTUM * limits.max_batch_tokens
-            locality = DeviceLocality(kv_cache.page_store.tree, adapters)
+            locality = DeviceLocality(kv_cache.page_store.tree, adapters.is_ready)
             return DeficitPrefixOrder(clock, locality, prices, DeficitSettings(float(quantum)))
     raise InvalidRequest(
         f"There is no scheduling policy {config.scheduling_policy!r}: choose dlpm, vtc or fcfs.",
@@ -48,7 +49,12 @@ def build_order(
     )
 
 
-def service_prices(kv_price: float, device_pages: int, costs: CostTracker) -> ServicePrices:
-    """Returns the prices of an engine: holding all `device_pages` costs `kv_price` of computing prompts all the time."""
+def service_prices(kv_price: float, sizes: KvSizes, costs: CostTracker) -> ServicePrices:
+    """Returns the prices of an engine. Holding all device pages costs `kv_price` of computing prompts all the time. Bytes of
+    adapters cost the prompt tokens that are computed in the time in which so many bytes of KV are loaded from the host.
+    """
     tokens_per_second = 1.0 / max(costs.cost.prefill.token_s, 1e-9)
-    return ServicePrices(page_second=kv_price * tokens_per_second / device_pages)
+    megabyte_s = costs.cost.host.page_s * 1e6 / sizes.page_bytes
+    return ServicePrices(
+        page_second=kv_price * tokens_per_second / sizes.device_pages, adapter_megabyte=megabyte_s * tokens_per_second
+    )

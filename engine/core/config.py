@@ -133,6 +133,10 @@ class EngineConfig:
     """
     max_draft_tokens: int = 16
     """The most draft tokens of one request in one step; 0 turns drafting off. Drafting does not change answers."""
+    calibration_folder: Path | None = None
+    """The folder of what engines have measured at their start. None means that each start measures."""
+    renew_calibration: bool = False
+    """Whether to measure again, and to replace what is in `calibration_folder`."""
     draft_cache_bytes: int = 32 * 2**20
     """Bytes of earlier answers from which drafts are taken, over all isolation domains. A domain never drafts from
     another domain's answers.

@@ -229,6 +229,8 @@ class EngineStats(EngineCounters):
     start_fingerprint_s: float = field(default=0.0, metadata=_start("fingerprint"))
     """Reading and hashing all files of the model."""
     start_weights_s: float = field(default=0.0, metadata=_start("weights"))
+    start_kernels_s: float = field(default=0.0, metadata=_start("kernels"))
+    """Loading or compiling the kernels of adapters, and trying them."""
     start_warm_up_s: float = field(default=0.0, metadata=_start("warm_up"))
     """On a GPU: the trial steps that compile kernels and measure memory."""
     start_memory_s: float = field(default=0.0, metadata=_start("memory"))
@@ -236,7 +238,9 @@ class EngineStats(EngineCounters):
     start_disk_scan_s: float = field(default=0.0, metadata=_start("disk_scan"))
     """Reading what the KV folder has."""
     start_calibration_s: float = field(default=0.0, metadata=_start("calibration"))
-    """Measuring loads and prefills, after the CUDA graphs of a GPU are captured."""
+    """Measuring loads and prefills, or confirming what an earlier start has measured, after the CUDA graphs of a GPU are
+    captured.
+    """
     resident_adapters: tuple[str, ...] = ()
     """Digests of the adapters on the device."""
     host_adapters: tuple[str, ...] = ()

@@ -177,6 +177,25 @@ class StepResult:
     """The log probabilities of the tokens in `RequestSlice.scores`, by request."""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptWork:
+    """What must be computed of one prompt or of several, as far as its duration depends on it."""
+
+    tokens: int = 0
+    attended: float = 0.0
+    """Pairs of a token and a position that it attends to."""
+
+    @classmethod
+    def of(cls, start: int, tokens: int) -> "PromptWork":
+        """Returns the work of `tokens` tokens from position `start` on."""
+        return cls(tokens, tokens * (start + tokens / 2))
+
+    def plus(self, other: "PromptWork") -> "PromptWork":
+        return PromptWork(self.tokens + other.tokens, self.attended + other.attended)
+
+    __add__ = plus
+
+
 class Flight(Protocol):
     """A step that was launched: a device computes it, or has computed it already."""
 

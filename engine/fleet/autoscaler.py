@@ -38,8 +38,6 @@ class ScalingLimits:
     """Seconds for which nothing has needed an engine before it ends."""
     down_every_s: float = 30.0
     """Seconds between the ends of two engines."""
-    idle_s: float = 600.0
-    """Seconds without a request after which a fleet whose `least` is 0 has no engine."""
     margin: float = 0.1
     """A need that exceeds the present engines by less than this part starts none."""
 
@@ -57,7 +55,7 @@ class EngineSignals:
     first_token_s: float = 0.0
     """The estimated seconds to the first token of a new short request there."""
     requests: int = 0
-    """Requests that wait or run there."""
+    """Requests that wait or run there; at least 1 if it has worked since the last look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,7 @@ class Autoscaler:
             sum(one.adapter_load_share for one in engines) / limits.load_share,
             len(engines) * min(late, _MOST_GROWTH) if late > 1.0 else 0.0,
         )
-        is_idle = now - self._busy_at >= limits.idle_s
+        is_idle = self._busy_at < now
         return max(math.ceil(need / (1.0 + limits.margin)), 0 if is_idle else 1)
 
 

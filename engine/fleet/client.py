@@ -21,6 +21,7 @@ from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.session_commands import SessionCommand, SessionMemory, SessionVerb
 from graftwork.engine.core.stats import EngineDescription, EngineStats
+from graftwork.engine.fleet.demand import EngineDemand
 from graftwork.engine.fleet.failover import MovableRequest, MoveBudget
 from graftwork.engine.fleet.hedging import FirstTokenTimes, HedgeBudget, Runner, race
 from graftwork.engine.fleet.members import Connect, Member, MemberSource, no_engine
@@ -67,6 +68,8 @@ class FleetClient:
         self.membership.may_hand_over = self._budget.has_room
         self._hedges = HedgeBudget()
         self._first_tokens = FirstTokenTimes()
+        self.demand: EngineDemand | None = None
+        """Lets requests wait while an engine starts; None if they are refused while no engine is ready."""
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
@@ -74,7 +77,7 @@ class FleetClient:
         """Runs one request and yields its events, as EngineClient says.
 
         If its engine is lost, the request goes on at another one, at most `MAX_MOVES` times. Raises Unavailable if
-        there is none, or if too many requests move.
+        there is none, or if too many requests move. With `demand`, a request waits for an engine that starts.
         """
         await self.membership.start()
         movable = MovableRequest(request, self._clock.monotonic())
@@ -115,8 +118,11 @@ class FleetClient:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_MOVE_WITHIN_S):
                     await self.membership.wait_for_ready(movable.served)
+        has_waited = self.demand is not None and not self.membership.ready and not movable.num_moves
+        if has_waited and self.demand is not None:
+            await self.demand.wait(movable.request, self.membership.wait_for_ready)
         able = self._able(movable)
-        request = movable.to_send(self._clock.monotonic())
+        request = movable.to_send(self._clock.monotonic(), again=has_waited)
         attempt = self._placer.place(movable, keys, able)
         self._placer.bind(request, attempt.member)
         return Runner(attempt, attempt.member, attempt.member.client.generate(request))
@@ -214,7 +220,7 @@ class FleetClient:
         found = [one.description for one in self.membership.members.values() if one.description is not None]
         found.sort(key=lambda description: -description.generation)
         if not found:
-            raise no_engine(self._problems())
+            raise no_engine(self._problems()) if self.demand is None else self.demand.ask()
         return merged_description(found[0], found[1:])
 
     async def stalled_s(self) -> float:

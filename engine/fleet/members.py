@@ -98,6 +98,8 @@ class Member:
         """When the engine last sent its load with its tokens, on the monotonic clock."""
         self.has_spoken = False
         """Whether an event of a request has come since the last tick."""
+        self.knows_deletions = False
+        """Whether the engine was told, since it has described itself, which tenants are deleted."""
         self.num_requests = 0
         """Requests of this gateway that the engine works on."""
         self.sent_tokens = 0
@@ -142,6 +144,7 @@ class Member:
     def note_lost(self, reason: str) -> None:
         """Notes that the engine does not answer. It gets requests again after it has described itself."""
         self.description, self.problem, self.is_silent = None, reason, False
+        self.knows_deletions = False
         self.load, self.sent_tokens, self.sent_requests = NO_LOAD, 0, 0
 
     async def verify(self, others: Iterable["Member"]) -> EngineDescription:

@@ -78,6 +78,8 @@ class Replicas:
         self._membership = membership
         self.grace_s = DRAIN_GRACE_S
         """Seconds that the requests of a draining engine have to end there."""
+        self.may_drain_last = False
+        """Whether the last engine may drain: then requests wait while another one starts."""
         self.on_drain: Callable[[str], Awaitable[None]] = _do_nothing
         """Is called with the id of an engine that begins to drain, to tell other gateways."""
         self.on_drained: Callable[[str], Awaitable[None]] = _do_nothing
@@ -98,7 +100,7 @@ class Replicas:
         """
         member = await self._member(replica_id)
         if not member.is_draining:
-            if not [other for other in self._membership.ready if other is not member]:
+            if not self.may_drain_last and not [other for other in self._membership.ready if other is not member]:
                 raise Conflict(
                     "No other engine is ready to take over from it: start one first, or stop the server.",
                     code="only_replica",

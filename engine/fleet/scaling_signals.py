@@ -42,8 +42,15 @@ class SignalReader:
             kv_use=max(1.0 - load.free_pages / pages, 0.0) if pages else 0.0,
             adapter_load_share=self._adapter_load_share(now, member),
             first_token_s=first_token_s(_ONE_TOKEN, engine),
-            requests=load.running_requests + load.waiting_requests + member.sent_requests,
+            requests=max(
+                load.running_requests + load.waiting_requests + member.sent_requests, self._has_worked(member)
+            ),
         )
+
+    def _has_worked(self, member: Member) -> bool:
+        """Returns whether the engine has made steps since the last look: a short request may come and go between two."""
+        _, former = self._former.get(member.replica_id, (0.0, member.load))
+        return member.load.steps > former.steps
 
     def _adapter_load_share(self, now: float, member: Member) -> float:
         since, former = self._former.get(member.replica_id, (now, member.load))

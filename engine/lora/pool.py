@@ -81,6 +81,8 @@ class LoraPool:
         self._to_forget: set[str] = set()
         self._arrived: list[str] = []
         """Digests of adapters that were copied to the device, and become usable when no step uses the device."""
+        self._placed: list[tuple[str, int]] = []
+        """What `take_placed` returns next."""
         self.host_bytes = 0
         self.num_loads = 0
         self._wanted_at: dict[str, float] = {}
@@ -139,6 +141,11 @@ class LoraPool:
             if self._is_claimed(group):
                 self._claims.setdefault(group, self._clock.monotonic())
         return self._serve_claims(may_place=may_place) or bool(self._arrived)
+
+    def take_placed(self) -> list[tuple[str, int]]:
+        """Returns the digest and the bytes of each adapter that was placed on the device since the last call."""
+        placed, self._placed = self._placed, []
+        return placed
 
     def _finish_copies(self) -> None:
         for digest in self._arrived:
@@ -332,6 +339,7 @@ class LoraPool:
                 return True
             del self._claims[group]
             for adapter in away:
+                self._placed.append((adapter.digest, adapter.num_bytes))
                 self._host.move_to_end(adapter.digest)
         return False
 

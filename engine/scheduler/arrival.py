@@ -22,11 +22,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
-from graftwork.engine.scheduler.domain_queue import flow_of
-from graftwork.engine.scheduler.request_state import FirstTokenEstimate
-from graftwork.engine.scheduler.step_time import PromptWork, StepPace
-from graftwork.engine.scheduler.tenant_bounds import PromptTurns
-from graftwork.engine.scheduler.waiting_order import TIER_PRIORITY, QueueLine, QueueLines
+from graftwork.engine.core.step import PromptWork
+from graftwork.engine.scheduler.order.domain_queue import flow_of
+from graftwork.engine.scheduler.order.prompt_turns import PromptTurns
+from graftwork.engine.scheduler.order.request_state import FirstTokenEstimate
+from graftwork.engine.scheduler.order.waiting_order import TIER_PRIORITY, QueueLine, QueueLines
+from graftwork.engine.scheduler.step_time import StepPace
 from graftwork.platform.errors import CapacityContended, GraftworkError, Unavailable
 from graftwork.platform.ids import IsolationDomain
 

@@ -16,7 +16,7 @@ from itertools import accumulate, count
 
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.core.step import StepPlan
+from graftwork.engine.core.step import PromptWork, StepPlan
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.scheduler.arrival import (
     NUM_LENGTHS,
@@ -29,11 +29,12 @@ from graftwork.engine.scheduler.arrival import (
     check_arrival,
     length_of,
 )
-from graftwork.engine.scheduler.request_state import FirstTokenEstimate, RequestState
-from graftwork.engine.scheduler.step_time import PromptWork, StepTimes
-from graftwork.engine.scheduler.tenant_bounds import BatchShares, PromptTurns
+from graftwork.engine.scheduler.order.batch_shares import BatchShares
+from graftwork.engine.scheduler.order.prompt_turns import PromptTurns
+from graftwork.engine.scheduler.order.request_state import FirstTokenEstimate, RequestState
+from graftwork.engine.scheduler.order.waiting_order import RequestTables
+from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import RequestTables
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import DeadlineExceeded
 from graftwork.platform.ids import IsolationDomain, RequestId
@@ -249,9 +250,9 @@ class DeadlineAdmission:
     def snapshot(self, num_received: int = 0) -> QueueSnapshot:
         """Returns what the engine has to do now. `num_received` is how many requests the engine loop has received."""
         running = list(self._running.values())
-        shares = BatchShares(self._limits.max_running, running, self._waiting)
+        shares = BatchShares(self._limits.max_running, running, self._waiting.domains())
         queue, in_order = self._waiting.lines(self._uncached)
-        pool = self._kv_cache.page_store.device
+        pool, rows = self._kv_cache.page_store.device, sum(one.num_uncomputed <= 1 for one in running)
         return QueueSnapshot(
             num_received=num_received,
             pace=self._times.pace(),
@@ -259,13 +260,13 @@ class DeadlineAdmission:
             factors=self.correction.factors,
             queue=queue,
             totals=tuple(accumulate(map(self._total_of, in_order), _sum, initial=QueueTotal())),
-            prompts=PromptTurns.of(running, self._waiting, shares, self._limits.max_batch_tokens),
+            prompts=PromptTurns.of(running, self._waiting, shares, self._times.prompt_tokens_beside(rows)),
             excess=shares.excess_by_domain(),
             new_excess=shares.excess_of_new(1.0),
             worst_priority=max((one.priority for one in running), default=0),
             max_running=self._limits.max_running,
             running=len(running),
-            decoding=sum(one.num_uncomputed <= 1 for one in running),
+            decoding=rows,
             free_pages=pool.free_pages + pool.idle_pages - len(running),
             most_steps=tuple(sorted(map(_most_steps, running))),
             served=self._served.of(),

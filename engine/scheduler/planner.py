@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
+from graftwork.engine.scheduler.order.prompt_turns import in_step_order
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import WaitingOrder
 from graftwork.engine.scheduler.preemption import PageGrower
 from graftwork.engine.scheduler.prefill_first import PrefillFirst
-from graftwork.engine.scheduler.request_state import RequestState
 from graftwork.engine.scheduler.resources import GrammarProvider
 from graftwork.engine.scheduler.service_meter import FLEX_STEP_SHARE, FlexHoldback
 from graftwork.engine.scheduler.speculator import Speculator
 from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
-from graftwork.engine.scheduler.tenant_bounds import in_step_order
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import WaitingOrder
 from graftwork.platform.ids import RequestId
 
 
@@ -110,7 +110,7 @@ class StepPlanner:
         rows = sum(state.num_uncomputed == 1 for state in running)
         room = self._step_times.room(rows)
         flex_room = self._step_times.room_for_share(rows, FLEX_STEP_SHARE) if self._flex.is_active else None
-        sizes = self._limits.max_running, self._limits.max_batch_tokens
+        sizes = self._limits.max_running, self._step_times.prompt_tokens_beside(rows)
         for state in in_step_order(running, self._waiting, *sizes):
             if budget == 0:
                 break

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from graftwork.engine.core.prefix_keys import pages_for
 from graftwork.engine.kv.manager import KvCacheManager
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.tenant_bounds import BatchShares
+from graftwork.engine.scheduler.order.batch_shares import BatchShares
+from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.platform.ids import RequestId
 
 
@@ -107,7 +107,7 @@ class PageGrower:
 
         Leaves out the requests in `excluded` and requests that wait for a load. Returns None if no request is left.
         """
-        spared, shares = set(excluded), BatchShares(self._max_running, self._running.values(), ())
+        spared, shares = set(excluded), BatchShares(self._max_running, self._running.values())
         candidates = [one for one in self._running.values() if one.request_id not in spared and not one.pending_loads]
         return self.first_victim(candidates, shares)
 

@@ -14,9 +14,10 @@ tenant) has at most half its fair number of places and others decode. Two such s
 
 from collections.abc import Collection
 
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.step_time import PromptWork, StepLoad, StepTimes
-from graftwork.engine.scheduler.tenant_bounds import BatchShares
+from graftwork.engine.core.step import PromptWork
+from graftwork.engine.scheduler.order.batch_shares import BatchShares
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.step_time import StepLoad, StepTimes
 
 _MOST_OF_A_STEP = 0.34
 """The longest a step of prompts alone may take, as a fraction of a step with the decoding rows too."""
@@ -50,7 +51,7 @@ class PrefillFirst:
         urgent = [one for one in prompts if one.priority < best]
         if urgent:
             return urgent
-        shares = BatchShares(self._max_running, running, ())
+        shares = BatchShares(self._max_running, running)
         first = [
             one for one in prompts if one.priority == best and shares.has_few_places(one) and domains != {one.domain}
         ]

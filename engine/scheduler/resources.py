@@ -26,6 +26,12 @@ class AdapterProvider(Protocol):
         """
         ...
 
+    def take_placed(self) -> list[tuple[str, int]]:
+        """Returns the digests and the bytes of the adapters that `want` has copied to the device, or has begun to copy, each
+        once.
+        """
+        ...
+
     def is_ready(self, digest: str) -> bool:
         """Returns whether the adapter with this digest is on the device, so that a request may use it now."""
         ...

@@ -29,27 +29,28 @@ from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferPlan
-from graftwork.engine.scheduler.fair_share import VirtualTokenCounter
+from graftwork.engine.scheduler.candidates import Candidates
 from graftwork.engine.scheduler.first_token import DeadlineAdmission, Received
+from graftwork.engine.scheduler.order.batch_shares import BatchShares
+from graftwork.engine.scheduler.order.fair_share import VirtualTokenCounter
+from graftwork.engine.scheduler.order.prompt_turns import RunningPrompts
+from graftwork.engine.scheduler.order.request_state import PendingLoads, RequestState
+from graftwork.engine.scheduler.order.waiting_order import RequestTables, ServiceUse, WaitingOrder
 from graftwork.engine.scheduler.planner import StepBuilder, StepPlanner
 from graftwork.engine.scheduler.preemption import PageGrower
-from graftwork.engine.scheduler.request_state import PendingLoads, RequestState
+from graftwork.engine.scheduler.queue_bounds import QueueBounds, displaced_error
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider, NoGrammars
 from graftwork.engine.scheduler.service_meter import FlexHoldback, ServiceMeter
 from graftwork.engine.scheduler.speculator import Speculator, accepted_prefix, no_drafts
 from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
-from graftwork.engine.scheduler.tenant_bounds import BatchShares, QueueBounds, RunningPrompts, displaced_error
 from graftwork.engine.scheduler.validation import RequestValidator, SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import RequestTables, ServiceUse, WaitingOrder, first_candidates
 from graftwork.engine.step_recorder import NO_RECORDER, StepRecorder
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import Conflict, GraftworkError
 from graftwork.platform.ids import RequestId
 
 _NO_GRAMMARS = NoGrammars()
-_LOOKAHEAD = 16
-"""So many waiting requests beyond those that fit are put in order: they may preempt, or replace some that cannot start."""
 
 
 class Scheduler:
@@ -78,6 +79,7 @@ class Scheduler:
         self._flex = FlexHoldback(clock, limits.max_running, kv_cache.page_store.sizes.device_pages)
         self._meter = ServiceMeter(clock, self._waiting, self._flex)
         self._queue_bounds = QueueBounds(limits.queue, self._waiting)
+        self._candidates = Candidates(self._waiting, adapters, grammars, recorder)
         self.requests = RequestTables(self._waiting)
         self._running, self._by_id = self.requests.running, self.requests.by_id
         self._steps = StepsInFlight(kv_cache.release, adapters.unpin)
@@ -156,17 +158,32 @@ class Scheduler:
     # ---- admit ------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[RequestOutput]:
-        """Admits waiting requests, best first in their WaitingOrder, until pages or places in the batch run out.
+        """Admits waiting requests, best first (see candidates.py), until pages or places in the batch run out.
 
-        Skips a request whose adapter is still loading, whose grammar is still compiling, whose prompt would only wait in
-        the batch, or that lacks only a place: one behind it may take a place by its share. Stops at a request that lacks
-        pages, so that small requests cannot starve a large one.
+        Skips a request whose prompt would only wait in the batch, or that lacks only a place: one behind it may take a place
+        by its share. Stops at a request that lacks pages, so that small requests cannot starve a large one.
         """
-        prompts = RunningPrompts(self._running.values(), self._waiting, self._limits.max_batch_tokens)
-        outputs, ready = self._ready_candidates(prompts.room)
+        outputs = self.fail(self.deadlines.expired(), self.deadlines.deadline_passed())
+        waiting, running = list(self._waiting.domains()), self._running.values()
+        if self._candidates.want(waiting, may_place=not self._steps):
+            self._steps.ask_to_land()
+        if not len(self._waiting):
+            return outputs
         settled_since = self.counters.steps - max(self._limits.min_run_steps, 1)  # who starts here runs a step
-        shares = BatchShares(self._limits.max_running, self._running.values(), ready, settled_since)
-        for state in ready:
+        shares = BatchShares(self._limits.max_running, running, waiting, settled_since, self._waiting.service)
+        rows = sum(state.num_uncomputed == 1 for state in running)
+        prompts = RunningPrompts(running, self._waiting, self.step_times.prompt_tokens_beside(rows))
+        chosen = self._candidates.choose(waiting, shares, self._limits.max_running - len(running), prompts.room)
+        outputs += [
+            output for state, error in self._candidates.refused for output in self.fail([state.request_id], error)
+        ]
+        return outputs + self._admit(chosen, shares, prompts)
+
+    def _admit(
+        self, chosen: Iterable[RequestState], shares: BatchShares, prompts: RunningPrompts
+    ) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        for state in chosen:
             if self._flex.holds(state) or prompts.hold(state, shares):
                 continue
             while not (self._has_place() and self._page_grower.allocate(state)):
@@ -178,28 +195,6 @@ class Scheduler:
                 outputs += self._start(state, shares)
                 prompts.started(state)
         return outputs
-
-    def _ready_candidates(self, token_room: int) -> tuple[list[RequestOutput], list[RequestState]]:
-        """Returns the waiting requests that lack neither adapter nor grammar, and the errors of those that end here."""
-        outputs = self.fail(self.deadlines.expired(), self.deadlines.deadline_passed())
-        ready: list[RequestState] = []
-        free_places = self._limits.max_running - len(self._running)
-        candidates = first_candidates(self._waiting, free_places, token_room, _LOOKAHEAD)
-        groups = [digests for one in candidates if (digests := one.request.adapter_digests)]
-        if self._adapters.want(groups, may_place=not self._steps):
-            self._steps.ask_to_land()
-        self._grammars.want([one.request for one in candidates if one.request.grammar is not None])
-        for state in candidates:
-            refusal = self._adapters.refusal(state.request.adapters) or self._grammars.refusal(state.request)
-            if refusal is not None:
-                outputs += self.fail([state.request_id], refusal)
-            elif self._is_ready(state.request):
-                ready.append(state)
-        self._recorder.considers(candidates, ready)
-        return outputs, ready
-
-    def _is_ready(self, request: EngineRequest) -> bool:
-        return all(map(self._adapters.is_ready, request.adapter_digests)) and self._grammars.is_ready(request)
 
     def _has_place(self) -> bool:
         return len(self._running) < self._limits.max_running and not self._page_grower.starved

@@ -10,8 +10,8 @@ Invariant: a held page is charged from its request's start to its end, each seco
 from collections.abc import Collection
 
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.waiting_order import ServiceUse, WaitingOrder
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import ServiceUse, WaitingOrder
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import RequestId
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from graftwork.engine.core.events import DraftReport
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.core.step_timer import StepTimer
-from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.engine.speculative.draft import DraftConstraint, Drafter
 from graftwork.engine.speculative.draft_budget import DraftBackoff, StepCost, budget_drafts
 from graftwork.engine.speculative.lookup import NGRAM_LENGTHS, AnswerCache, AnswerLookup, PromptLookup

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graftwork.engine.core.step import StepPlan
+from graftwork.engine.core.step import PromptWork, StepPlan
 from graftwork.engine.core.step_timer import StepTimer
 from graftwork.engine.kv.index.cost_model import PrefillCost
 from graftwork.platform.clock import Clock
@@ -50,25 +50,6 @@ class StepLoad:
         raw = (1.0, float(self.rows), float(self.prompt_tokens), self.attended)
         scaled = [number / unit for number, unit in zip(raw, _UNITS, strict=True)]
         return scaled[0], scaled[1], scaled[2], scaled[3]
-
-
-@dataclass(frozen=True, slots=True)
-class PromptWork:
-    """What must be computed of one prompt or of several, as far as its duration depends on it."""
-
-    tokens: int = 0
-    attended: float = 0.0
-    """Pairs of a token and a position that it attends to."""
-
-    @classmethod
-    def of(cls, start: int, tokens: int) -> "PromptWork":
-        """Returns the work of `tokens` tokens from position `start` on."""
-        return cls(tokens, tokens * (start + tokens / 2))
-
-    def plus(self, other: "PromptWork") -> "PromptWork":
-        return PromptWork(self.tokens + other.tokens, self.attended + other.attended)
-
-    __add__ = plus
 
 
 _FADING = 0.98
@@ -316,6 +297,11 @@ class StepTimes:
         if self._target_s is None or not rows or not self.costs.is_known:
             return None
         return PromptRoom(self.costs, rows, self._target_s, self._page_tokens)
+
+    def prompt_tokens_beside(self, rows: int) -> int:
+        """Returns how many prompt tokens a step can compute beside `rows` decoding rows, at least 1."""
+        most, room = max(self._max_batch_tokens - rows, 1), self.room(rows)
+        return most if room is None else max(room.take(0, most), 1)
 
     def room_for_share(self, rows: int, share: float) -> PromptRoom | None:
         """Returns the room for prompts that take at most a `share` of the time of a step with `rows` decoding rows; None if

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 
 from graftwork.engine.core.step import StepPlan
 from graftwork.engine.core.tiers import PageId
-from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.platform.ids import RequestId
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from graftwork.engine.core.requests import MAX_CACHE_TTL_S, MAX_MIXTURE, MAX_MIXTURE_WEIGHT, EngineRequest
 from graftwork.engine.core.sampling import MAX_PROMPT_LOGPROBS, SamplingParams
 from graftwork.engine.kv.index.cache_scope import CacheScopes
-from graftwork.engine.scheduler.request_state import RequestState, history_for
-from graftwork.engine.scheduler.tenant_bounds import QueueLimits
+from graftwork.engine.scheduler.order.request_state import RequestState, history_for
+from graftwork.engine.scheduler.queue_bounds import QueueLimits
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 from graftwork.platform.ids import RequestId

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, exists, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.gateways.repository import database_now
-from graftwork.platform.replicas.tables import ReplicaRow
+from graftwork.platform.replicas.tables import EngineDemandRow, ReplicaRow
 
 
 async def find_replica(session: ReadSession, replica_id: str, *, lock: bool = False) -> ReplicaRow | None:
@@ -52,3 +53,20 @@ async def put_state(session: WriteSession, replica_id: str, epoch: int, state: s
 async def forget_silent(session: WriteSession, silent_s: float, clock: Clock | None) -> None:
     """Deletes the rows of the engines that were not seen for more than `silent_s` seconds."""
     await session.execute(delete(ReplicaRow).where(ReplicaRow.seen_at < database_now(session, clock) - silent_s))
+
+
+async def put_demand(session: WriteSession, model: str, column: str, clock: Clock | None) -> None:
+    """Stores the present time in a column of a model's row."""
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    statement = insert(EngineDemandRow).values(
+        {"model": model, "offered_at": 0.0, "asked_at": 0.0} | {column: database_now(session, clock)}
+    )
+    changed = {column: getattr(statement.excluded, column)}
+    await session.execute(statement.on_conflict_do_update(index_elements=["model"], set_=changed))
+
+
+async def has_demand(session: ReadSession, model: str, column: str, within_s: float, clock: Clock | None) -> bool:
+    """Returns whether the time in a column of a model's row is at most `within_s` seconds ago."""
+    since = database_now(session, clock) - within_s
+    found = exists().where(EngineDemandRow.model == model, getattr(EngineDemandRow, column) > since)
+    return bool(await session.scalar(select(found)))

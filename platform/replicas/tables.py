@@ -1,4 +1,4 @@
-"""Defines the SQL table of the engines (replicas) that run."""
+"""Defines the SQL tables of the engines (replicas) that run, and of those that are asked for."""
 
 from sqlalchemy import BigInteger, Float, String
 from sqlalchemy.orm import Mapped, mapped_column
@@ -24,3 +24,16 @@ class ReplicaRow(Base):
     state: Mapped[str] = mapped_column(String(16))
     seen_at: Mapped[float] = mapped_column(Float)
     generation: Mapped[int] = mapped_column(BigInteger, server_default="1")
+
+
+class EngineDemandRow(Base):
+    """Whether engines of a model are started when gateways ask for them, and when one did last.
+
+    Both times are the database's own, in seconds since the Unix epoch; 0 means never.
+    """
+
+    __tablename__ = "engine_demands"
+
+    model: Mapped[str] = mapped_column(String(256), primary_key=True)
+    offered_at: Mapped[float] = mapped_column(Float)
+    asked_at: Mapped[float] = mapped_column(Float)

@@ -52,6 +52,11 @@ class TenantErasure:
             raise NotFound(f"There is no deleted tenant {tenant_id!r}: only a deleted tenant is erased.")
         return erasure
 
+    async def deleted_within(self, seconds: float) -> list[TenantId]:
+        """Returns the tenants that were deleted in the last `seconds`, erased or not."""
+        async with self._database.read() as session:
+            return await erasure_rows.find_deleted(session, self._clock.now() - seconds)
+
     async def sweep(self) -> int:
         """Erases as much as it can of all deleted tenants. Returns how many of them are now completely erased."""
         async with self._sweeping:

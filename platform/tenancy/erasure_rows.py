@@ -18,6 +18,12 @@ async def find_unerased(session: ReadSession) -> list[Erasure]:
     return [_erasure(row) for row in await session.scalars(statement.order_by(TenantRow.deleted_at, TenantRow.id))]
 
 
+async def find_deleted(session: ReadSession, since: float) -> list[TenantId]:
+    """Returns the tenants that were deleted after `since`, in Unix seconds, by id."""
+    statement = select(TenantRow.id).where(TenantRow.status == TenantStatus.DELETED, TenantRow.deleted_at > since)
+    return [TenantId(tenant_id) for tenant_id in await session.scalars(statement.order_by(TenantRow.id))]
+
+
 async def find_erasure(session: ReadSession, tenant_id: TenantId) -> Erasure | None:
     statement = select(TenantRow).where(TenantRow.id == tenant_id, TenantRow.status == TenantStatus.DELETED)
     row = await session.scalar(statement)

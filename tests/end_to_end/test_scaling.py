@@ -69,3 +69,38 @@ def test_a_queue_starts_an_engine_which_ends_when_nothing_needs_it(server: DemoS
             select_nothing_for(0.1)
         else:
             raise AssertionError("no engine ended")
+
+
+@pytest.fixture
+def rare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
+    """A server whose last engine ends after two seconds without requests."""
+    settings = {"REPLICAS": "0", "MAX_REPLICAS": "1", "SCALE_DOWN_AFTER_S": "2"}
+    folder = tmp_path_factory.mktemp("rare")
+    server = DemoServer(folder, free_port(), {f"GRAFTWORK_{name}": value for name, value in settings.items()})
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.slow
+def test_a_rare_model_has_an_engine_only_while_it_is_used(rare: DemoServer) -> None:
+    """Without requests the last engine ends, and health and readiness hold; the next request starts one and is answered
+    as before; one that cannot wait gets a 503 with the seconds until an engine is there."""
+    headers = {"authorization": f"Bearer {rare.key('Plain')}"}
+    body = {"model": "graftwork-demo", "prompt": "The harbour", "max_tokens": 8, "temperature": 0}
+
+    with httpx.Client(base_url=rare.url, headers=headers, timeout=120) as client:
+        first = client.post("/v1/completions", json=body)
+        when(rare, {})
+        assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
+        refused = client.post("/v1/completions", json=body, headers={"x-deadline-ms": "20"})
+        second = client.post("/v1/completions", json=body)
+        statuses = replicas(rare)
+        when(rare, {})
+
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "no_engine"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert (first.status_code, second.status_code) == (200, 200)
+    assert first.json()["choices"] == second.json()["choices"]
+    assert statuses == {"engine-0": "ready"}

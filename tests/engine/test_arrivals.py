@@ -8,12 +8,12 @@ import pytest
 from graftwork.engine.arrivals import Arrivals
 from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.step import PromptWork
 from graftwork.engine.scheduler.arrival import Arrival, QueueSnapshot, QueueTotal, Shares, backlog_of
-from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder
-from graftwork.engine.scheduler.request_rank import DeficitSettings
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.step_time import PromptWork
-from graftwork.engine.scheduler.waiting_order import QueueLine, QueueLines
+from graftwork.engine.scheduler.order.fair_share import DeficitPrefixOrder
+from graftwork.engine.scheduler.order.request_rank import DeficitSettings
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import QueueLine, QueueLines
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId

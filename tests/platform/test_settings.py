@@ -130,11 +130,17 @@ def test_sizes_that_are_none_are_refused(text: object) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(("setting", "value"), [("fleet", "ray"), ("replicas", 0), ("replicas", 65), ("autoscale", 1)])
+@pytest.mark.parametrize(("setting", "value"), [("fleet", "ray"), ("replicas", -1), ("replicas", 65), ("autoscale", 1)])
 def test_what_is_not_served_is_no_setting(setting: str, value: object) -> None:
     """A setting or a value that would have no effect is not offered: who gives it is told that there is none."""
     with pytest.raises(InvalidRequest, match=setting):
         Settings.from_environment({setting: value})
+
+
+def test_who_wants_ray_is_told_its_command() -> None:
+    """`--fleet ray` is not a place where gateways find engines: the error names the command that starts them there."""
+    with pytest.raises(InvalidRequest, match="graftwork fleet start"):
+        Settings.from_environment({"fleet": "ray"})
 
 
 @pytest.mark.parametrize(

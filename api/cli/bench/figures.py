@@ -81,9 +81,10 @@ def tokens_within(sent: Sequence[Sent], start: float, end: float) -> int:
 
 
 def contended_jain(sent: Sequence[Sent], start: float, end: float) -> float | None:
-    """Returns the mean Jain's index of the tokens of tenants that had a chat without a token all through a window.
+    """Returns the mean Jain's index of the weighted service of tenants that had a chat without a token all through a window.
 
-    So a tenant counts only while it wants more than it gets. Windows with fewer than two such tenants do not count;
+    A tenant's service in a window is the tokens that it got, divided by its weight. A tenant counts only while it wants
+    more than it gets. Windows with fewer than two such tenants do not count;
     None if no window does.
     """
     indices = []
@@ -92,7 +93,7 @@ def contended_jain(sent: Sequence[Sent], start: float, end: float) -> float | No
         names = {one.tenant for one in sent if _waits_through(sent, one.tenant, low, high)}
         if len(names) > 1:
             own = [[one for one in sent if one.tenant == name] for name in sorted(names)]
-            indices.append(jain([tokens_within(some, low, high) for some in own]))
+            indices.append(jain([tokens_within(some, low, high) / some[0].weight for some in own]))
     return sum(indices) / len(indices) if indices else None
 
 

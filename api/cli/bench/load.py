@@ -48,6 +48,8 @@ class Target:
     model: str
     deadline_ms: int | None = None
     """Sent as `x-deadline-ms`; None sends no deadline."""
+    weight: float = 1.0
+    """Of the tenant, where the server knows one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class Sent:
     """None if the phase ended first."""
     completion_tokens: int | None = None
     """As the server counts them; None if it did not say."""
+    weight: float = 1.0
+    """Of the tenant."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -166,7 +170,7 @@ class Load:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        one = Sent(tenant, self._clock.monotonic())
+        one = Sent(tenant, self._clock.monotonic(), weight=target.weight)
         self.sent.append(one)
         self._on_change(self)
         pieces: list[str] = []

@@ -21,13 +21,15 @@ _LIGHT_PER_S = 2.0
 """So a light tenant has enough answers for a p99 in a phase of a minute."""
 _P99_ANSWERS = 100
 """The fewest answers for which the p99 is not simply the largest value."""
-_FLOOD_FACTOR = 3.0
+_FLOOD_FACTOR, _CROWD_FACTOR = 3.0, 1.2
+"""What the two heavy tenants send, in capacities of the server. Two thirds of one are the most that the crowd gets."""
 _REST_S = 1.0
 """Between phases, so that the requests which were given up are gone."""
 
 LIGHT = ("light-1", "light-2")
-FLOOD, AGENTS = "flood", "agents"
-TENANTS = (FLOOD, *LIGHT, AGENTS)
+FLOOD, CROWD, AGENTS = "flood", "crowd", "agents"
+TENANTS = {FLOOD: 1.0, CROWD: 2.0, **dict.fromkeys(LIGHT, 1.0), AGENTS: 1.0}
+"""The weight of each tenant. Flood and crowd send more than their shares, so their service can be compared."""
 
 SETTINGS = {"max_running": "16", "target_itl_ms": "15"}
 """The settings of the demo server under the flood, and of the one that serves first come first served.
@@ -122,12 +124,15 @@ async def capacity(
     return max(phase.chats_per_s, 1 / seconds)
 
 
-def everybody(targets: Mapping[str, Target], flood_per_s: float, seconds: float) -> Clients:
+def everybody(targets: Mapping[str, Target], capacity_per_s: float, seconds: float) -> Clients:
     """Returns the clients of the flood: the same arrivals each time."""
 
     def clients(load: Load) -> list[Coroutine[Any, Any, None]]:
-        flood = load.open(FLOOD, targets[FLOOD], STORY, arrivals(flood_per_s, seconds, FLOOD))
-        return [flood, *_quiet(targets, seconds)(load)]
+        heavy = [
+            load.open(name, targets[name], STORY, arrivals(factor * capacity_per_s, seconds, name))
+            for name, factor in ((FLOOD, _FLOOD_FACTOR), (CROWD, _CROWD_FACTOR))
+        ]
+        return [*heavy, *_quiet(targets, seconds)(load)]
 
     return clients
 
@@ -174,7 +179,7 @@ class Fairness:
     async def with_baseline(self, targets: Mapping[str, Target], clock: Clock, progress: Progress) -> "Fairness":
         """Measures the same arrivals against the tenants of another server, which serves first come first served."""
         seconds = self.flood.seconds
-        clients = everybody(targets, _FLOOD_FACTOR * self.capacity_per_s, seconds)
+        clients = everybody(targets, self.capacity_per_s, seconds)
         name = "flood, first come first served"
         return replace(self, baseline=await run_phase(name, clients, seconds, clock, progress, topic=self.flood.name))
 
@@ -182,11 +187,13 @@ class Fairness:
 async def fairness(
     targets: Mapping[str, Target], seconds: float, outstanding: int, clock: Clock, progress: Progress
 ) -> Fairness:
-    """Measures a flood at three times the capacity beside two light tenants and one of agents, and these alone."""
+    """Measures a flood at three times the capacity and a crowd of twice its weight beside two light tenants and one of agents,
+    and these alone.
+    """
     per_s = await capacity(targets[FLOOD], outstanding, seconds, clock, progress)
     await asyncio.sleep(_REST_S)
     solo = await solo_phases(targets, seconds, clock, progress)
-    clients = everybody(targets, _FLOOD_FACTOR * per_s, seconds)
+    clients = everybody(targets, per_s, seconds)
     return Fairness(per_s, solo, await run_phase("flood", clients, seconds, clock, progress))
 
 

@@ -28,15 +28,15 @@ class Measured:
 
 @asynccontextmanager
 async def measured_server(
-    url: str | None, key: str, model: str, names: Sequence[str], settings: Mapping[str, str]
+    url: str | None, key: str, model: str, weights: Mapping[str, float], settings: Mapping[str, str]
 ) -> AsyncGenerator[Measured, None]:
-    """Yields the server at `url`, or starts a demo server with these settings and a tenant for each name.
+    """Yields the server at `url`, or starts a demo server with these settings and a tenant with each name and weight.
 
     `settings` are for a server of its own, by name in lower case. Raises ConfigurationError if it does not start.
     """
     if url is not None:
         target = Target(url.rstrip("/").removesuffix("/v1"), key, model)
-        yield Measured(dict.fromkeys(names, target))
+        yield Measured(dict.fromkeys(weights, target))
         return
     require_modules("fastapi", "torch")  # the server's process needs them
     with tempfile.TemporaryDirectory(prefix="graftwork-bench-") as folder:
@@ -44,8 +44,8 @@ async def measured_server(
         with server_failures():
             await server.start()
         try:
-            keys = await make_tenants(server.url, server.admin_key(), names)
-            targets = {name: Target(server.url, keys[name], model) for name in names}
+            keys = await make_tenants(server.url, server.admin_key(), weights)
+            targets = {name: Target(server.url, keys[name], model, weight=weight) for name, weight in weights.items()}
             yield Measured(targets, server.process_id)
         finally:
             await server.stop()
@@ -60,12 +60,12 @@ def server_failures() -> Iterator[None]:
         raise ConfigurationError(str(error)) from error
 
 
-async def make_tenants(url: str, admin_key: str, names: Sequence[str]) -> dict[str, str]:
-    """Creates a tenant for each name, without limits of its own. Returns a key of each."""
+async def make_tenants(url: str, admin_key: str, weights: Mapping[str, float]) -> dict[str, str]:
+    """Creates a tenant with each name and weight, without limits of its own. Returns a key of each."""
     keys = {}
     async with AsyncGraftwork(url, admin_key=admin_key) as client:
-        for name in names:
-            tenant = await client.admin.tenants.create(name=name)
+        for name, weight in weights.items():
+            tenant = await client.admin.tenants.create(name=name, weight=weight)
             made = await client.admin.keys.create(tenant_id=tenant.id, name="bench")
             keys[name] = made.key or ""
     return keys

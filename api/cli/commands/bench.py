@@ -67,7 +67,7 @@ def throughput(
 
     async def run() -> "list[Phase]":
         with LiveProgress() as progress:
-            async with measured_server(url, key, model, ("tenant",), parse_settings(setting or ())) as server:
+            async with measured_server(url, key, model, {"tenant": 1.0}, parse_settings(setting or ())) as server:
                 return await measure(server.targets["tenant"], levels, seconds, SystemClock(), progress.show_load)
 
     phases = asyncio.run(run())
@@ -87,7 +87,7 @@ def fairness(
     png: Png = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure what one tenant at three times the capacity does to two light tenants and one of agents.
+    """Measure what a tenant at three times the capacity, and another with twice its weight, do to two light ones and agents.
 
     Exits with status 1 if a promise does not hold. Without --url, compares with first come first served.
 
@@ -150,7 +150,9 @@ def sessions(
 
     async def run() -> "Agents":
         with LiveProgress() as progress:
-            async with measured_server(url, key, model, ("one", "two"), parse_settings(setting or ())) as server:
+            async with measured_server(
+                url, key, model, {"one": 1.0, "two": 1.0}, parse_settings(setting or ())
+            ) as server:
                 targets = list(server.targets.values())
                 await check_sessions(targets[0])
                 plan = AgentPlan(agents, turns, branches, tool_seconds)
@@ -191,7 +193,7 @@ def soak(
     async def run() -> "tuple[list[Interval], bool]":
         stopped, seconds = _stop_signal(), 3600 * hours
         with LiveProgress() as progress:
-            async with measured_server(url, key, model, ("tenant",), parse_settings(setting or ())) as server:
+            async with measured_server(url, key, model, {"tenant": 1.0}, parse_settings(setting or ())) as server:
                 where = server.targets["tenant"], server.process_id, outstanding
                 found = await measure(*where, seconds, every, stopped, SystemClock(), progress.update)
         return found, stopped.is_set()

@@ -19,6 +19,7 @@ from graftwork.api.cli.console.flags import (
     ServedModelName,
     SharedKvDir,
     TensorParallel,
+    given,
 )
 from graftwork.api.cli.console.output import JsonFlag, show_json, show_table
 from graftwork.platform.settings import Settings
@@ -154,8 +155,7 @@ def _spec(flags: dict[str, object], cpus: float, gpus: float | None) -> "EngineS
     from graftwork.api.ray.engine_spec import EngineSpec
     from graftwork.api.server.served_model import model_folder
 
-    given = {name: None if value in (False, []) else value for name, value in flags.items() if name not in _OWN}
-    settings = Settings.from_environment(given)
+    settings = Settings.from_environment({name: given(value) for name, value in flags.items() if name not in _OWN})
     model_folder(settings)  # fails at once if the model is missing
     default = float(settings.tensor_parallel) if settings.device.startswith("cuda") else 0.0
     return EngineSpec.of(settings, num_cpus=cpus, num_gpus=default if gpus is None else gpus)

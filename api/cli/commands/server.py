@@ -36,6 +36,7 @@ from graftwork.api.cli.console.flags import (
     Port,
     PublicPrompts,
     RedisUrl,
+    RenewCalibration,
     ReplicaId,
     Replicas,
     ServedModelName,
@@ -44,6 +45,7 @@ from graftwork.api.cli.console.flags import (
     TlsCert,
     TlsKey,
     ToolForm,
+    given,
 )
 from graftwork.platform.settings import Settings
 
@@ -73,6 +75,7 @@ def serve(
     disk_kv_bytes: DiskKvBytes = None,
     public_prompts: PublicPrompts = None,
     max_draft_tokens: MaxDraftTokens = None,
+    renew_calibration: RenewCalibration = False,
     kv_dir: KvDir = None,
     shared_kv_dir: SharedKvDir = None,
     replicas: Replicas = None,
@@ -138,6 +141,7 @@ def engine(
     host_kv_bytes: HostKvBytes = None,
     disk_kv_bytes: DiskKvBytes = None,
     max_draft_tokens: MaxDraftTokens = None,
+    renew_calibration: RenewCalibration = False,
     kv_dir: KvDir = None,
     shared_kv_dir: SharedKvDir = None,
     fleet: Fleet = None,
@@ -153,9 +157,9 @@ def engine(
 
     Example: graftwork engine --model ./llama --listen 0.0.0.0:9000
     """
-    given = locals()
-    given.pop("listen")
-    settings = _settings(given)
+    flags = locals()
+    flags.pop("listen")
+    settings = _settings(flags)
     from graftwork.api.server.engine_process import run_engine
 
     run_engine(settings, listen or settings.resolved_engine_address)
@@ -177,9 +181,8 @@ def probe(
 
     Example: graftwork probe 127.0.0.1:9000
     """
-    given = locals()
-    given = {name: value for name, value in given.items() if name not in ("address", "within")}
-    settings = _settings(given)
+    flags = locals()
+    settings = _settings({name: value for name, value in flags.items() if name not in ("address", "within")})
     from graftwork.api.server.engine_probe import probe_engine
 
     target = address or settings.resolved_engine_address
@@ -190,4 +193,4 @@ def probe(
 
 def _settings(flags: dict[str, object]) -> Settings:
     """Returns the settings for a command's flags. If a flag is missing, its environment variable decides."""
-    return Settings.from_environment({name: None if value in (False, []) else value for name, value in flags.items()})
+    return Settings.from_environment({name: given(value) for name, value in flags.items()})

@@ -79,6 +79,9 @@ MaxContextTokens = Annotated[
 ]
 HostKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for the cache on the host, e.g. 2GiB.")]
 DiskKvBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Disk for the cache, e.g. 20GiB.")]
+RenewCalibration = Annotated[
+    bool, typer.Option("--renew-calibration", help="Measure this machine again, not only at the first start.")
+]
 PublicPrompts = Annotated[
     Path | None, typer.Option(metavar="PATH", help="System prompts, as text files, whose cache all tenants share.")
 ]
@@ -108,7 +111,13 @@ EngineAddress = Annotated[
         metavar="TARGET", help="The engine's gRPC address, unix:PATH or HOST:PORT; several with commas between."
     ),
 ]
-Replicas = Annotated[int | None, typer.Option(metavar="N", help="Engines to start on this machine (default: 1).")]
+Replicas = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Engines on this machine (default: 1). 0 with --max-replicas: none while there are no requests.",
+    ),
+]
 MaxReplicas = Annotated[
     int | None, typer.Option(metavar="N", help="The most engines: with it, their number follows their load.")
 ]
@@ -135,3 +144,8 @@ Advertise = Annotated[
     str | None,
     typer.Option(metavar="TARGET", help="Where gateways reach the engine (default: where it listens)."),
 ]
+
+
+def given(value: object) -> object:
+    """Returns the value of a flag; None if the flag is missing, because its environment variable then decides."""
+    return None if value is False or value == [] else value

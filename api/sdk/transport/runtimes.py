@@ -85,7 +85,7 @@ class SyncRuntime:
     def __init__(self, http: httpx.Client, keys: Keys, policy: RetryPolicy, sleep: Callable[[float], None]) -> None:
         self.http = http
         self.policy = policy
-        self._keys = keys
+        self.keys = keys
         self._sleep = sleep
 
     def run(self, steps: Steps[T]) -> T:
@@ -116,7 +116,7 @@ class SyncRuntime:
     def _perform(self, effect: Effect) -> Any:
         match effect:
             case Send(call):
-                return self.http.send(build_request(self.http, call, self._keys))
+                return self.http.send(build_request(self.http, call, self.keys))
             case OpenStream(call, connection):
                 return self._open(call, connection)
             case ReadStream(connection):
@@ -131,7 +131,7 @@ class SyncRuntime:
 
     def _open(self, call: Call, connection: Connection) -> httpx.Response:
         self.close_connection(connection)
-        response = self.http.send(build_request(self.http, call, self._keys), stream=True)
+        response = self.http.send(build_request(self.http, call, self.keys), stream=True)
         connection.response = response
         if response.is_success:
             connection.chunks = response.iter_bytes()
@@ -156,7 +156,7 @@ class AsyncRuntime:
     ) -> None:
         self.http = http
         self.policy = policy
-        self._keys = keys
+        self.keys = keys
         self._sleep = sleep
 
     async def run(self, steps: Steps[T]) -> T:
@@ -187,7 +187,7 @@ class AsyncRuntime:
     async def _perform(self, effect: Effect) -> Any:
         match effect:
             case Send(call):
-                return await self.http.send(build_request(self.http, call, self._keys))
+                return await self.http.send(build_request(self.http, call, self.keys))
             case OpenStream(call, connection):
                 return await self._open(call, connection)
             case ReadStream(connection):
@@ -200,7 +200,7 @@ class AsyncRuntime:
 
     async def _open(self, call: Call, connection: Connection) -> httpx.Response:
         await self.close_connection(connection)
-        response = await self.http.send(build_request(self.http, call, self._keys), stream=True)
+        response = await self.http.send(build_request(self.http, call, self.keys), stream=True)
         connection.response = response
         if response.is_success:
             connection.chunks = response.aiter_bytes()

@@ -10,7 +10,7 @@ import typer
 from graftwork.api.cli.main import build_app
 from tests.api.cli.conftest import Graftwork
 
-COMMANDS = """serve|gateway|engine|probe|demo|fleet start|fleet status|fleet scale|fleet upgrade|fleet stop|
+COMMANDS = """serve|gateway|engine|probe|demo|top|fleet start|fleet status|fleet scale|fleet upgrade|fleet stop|
 bench throughput|bench fairness|bench sessions|bench soak|bench chaos|usage|audit|db upgrade|db downgrade|db current|
 tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants delete|tenants erasure|
 keys create|keys list|keys rotate|keys revoke|quotas show|quotas set|modes show|modes set|modes clear|replicas list|

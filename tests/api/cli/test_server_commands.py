@@ -87,3 +87,14 @@ def test_a_gateway_is_told_its_engine(graftwork: Graftwork, started: Started) ->
 
     assert started[0][0].engine_address == "10.0.0.5:9000"
     assert started[0][0].model == Path("/llama")
+
+
+def test_a_flag_may_be_zero(graftwork: Graftwork, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zero is a value like others, and has priority over its variable."""
+    monkeypatch.setenv("GRAFTWORK_REPLICAS", "3")
+    monkeypatch.setenv("GRAFTWORK_MAX_DRAFT_TOKENS", "5")
+
+    graftwork("serve", "--demo", "--replicas", "0", "--max-replicas", "2", "--max-draft-tokens", "0")
+
+    ((settings,),) = started
+    assert (settings.replicas, settings.most_replicas, settings.max_draft_tokens) == (0, 2, 0)

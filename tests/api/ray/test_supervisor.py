@@ -7,9 +7,15 @@ import pytest
 from graftwork.api.ray.engine_keeper import KeeperState
 from graftwork.api.ray.engine_spec import EngineSpec
 from graftwork.api.ray.supervisor import Supervisor, Wanted
+from graftwork.api.server.fleets import LeasedMembers
+from graftwork.engine.core.load import EngineLoad
+from graftwork.engine.fleet.membership import Membership
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
+from graftwork.platform.replicas.demand import EngineDemands
 from graftwork.platform.replicas.lease import ReplicaLeases, ReplicaState, ServedVersion
+from tests.adapters.adapter_files import DESCRIPTION
+from tests.engine.fleet.fake_members import FakeMember
 
 SPEC = EngineSpec({"model": "/m"})
 RUNNING = KeeperState(7, 1, is_stopping=False, has_ended=False, last_words="")
@@ -149,3 +155,33 @@ async def test_a_fleet_ends_when_its_last_engine_has_drained(actors: ScriptedAct
 
     assert supervisor.is_empty
     assert actors.specs == {}
+
+
+async def test_a_fleet_of_none_starts_an_engine_that_is_asked_for(
+    actors: ScriptedActors, sqlite_database: Database, manual_clock: ManualClock
+) -> None:
+    """A fleet from 0 engines offers to start one, starts it when a gateway asks, and ends it when nothing needs it."""
+    demands = EngineDemands(sqlite_database, "m", 30.0, manual_clock)
+    engine = FakeMember(replace(DESCRIPTION, epoch=1), EngineLoad(free_pages=DESCRIPTION.device_pages))
+    membership = Membership(LeasedMembers(actors.leases), lambda address: engine, manual_clock, 1000.0)
+    spec = EngineSpec({"model": "/m", "scale_down_after_s": "60"})
+    wanted = Wanted(spec, 0, most=2)
+    supervisor = Supervisor("f", wanted, actors, actors.leases, manual_clock, membership, demands)
+    assert not await demands.is_offered()
+    await supervisor.look()
+    assert await demands.is_offered()
+    assert not actors.specs
+
+    await demands.ask()
+    await supervisor.look()
+    assert [*actors.specs] == ["f-0"]
+    await actors.get_ready()
+    await membership.start()
+    for _ in range(70):
+        manual_clock.advance(1.0)
+        for replica in await actors.leases.present():
+            await actors.leases.renew(replica)
+        await supervisor.look()
+
+    assert actors.stopped[0] == "f-0"
+    await membership.close()

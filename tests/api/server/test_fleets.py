@@ -1,24 +1,30 @@
 """Tests of a gateway with several engines: its routes, its leases, and what each engine is given."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from graftwork.api.server.fleets import LeasedMembers
+from graftwork.api.server.fleets import LeasedMembers, OfferedEngines
 from graftwork.api.server.local_fleet import engine_settings
+from graftwork.engine.core.events import PromptAdmitted
 from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.fleet.client import FleetClient
 from graftwork.engine.fleet.members import MemberAddress, StaticMembers
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
-from graftwork.platform.errors import InvalidRequest, Unavailable
+from graftwork.platform.errors import Unavailable
+from graftwork.platform.replicas.demand import EngineDemands
 from graftwork.platform.replicas.lease import ReplicaLeases, ServedVersion
 from graftwork.platform.settings import Settings
+from tests.adapters.adapter_files import DESCRIPTION
 from tests.api.fake_engine import FakeEngine
 from tests.api.in_process_gateway import Gateway, chat, gateway_settings, open_gateway
+from tests.engine.fleet.fake_members import FakeMember
+from tests.engine.fleet.test_client import request
 
 
 @dataclass
@@ -151,7 +157,33 @@ def test_engines_divide_what_the_settings_give(replicas: int) -> None:
     assert default.device_bytes is None
 
 
-def test_ray_is_not_served_yet() -> None:
-    """A kind of fleet that is not served is refused, with those that are."""
-    with pytest.raises(InvalidRequest, match="static"):
-        Settings.from_environment({"fleet": "ray"})
+async def test_a_request_waits_while_an_engine_is_offered(sqlite_database: Database, manual_clock: ManualClock) -> None:
+    """A gateway without engines refuses a request, unless somebody offers to start one: then the request asks for it in
+    the database, and is answered when it has its lease."""
+    leases = ReplicaLeases(sqlite_database, 10.0, manual_clock)
+    demands = EngineDemands(sqlite_database, "tiny", 10.0, manual_clock)
+    source = OfferedEngines(LeasedMembers(leases), demands, manual_clock)
+    engine = FakeMember(replace(DESCRIPTION, epoch=1))
+    source.fleet = fleet = FleetClient(source, lambda address: engine, manual_clock, look_every_s=0.0)
+    with pytest.raises(Unavailable):
+        await anext(fleet.generate(request()))
+
+    async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+        for _ in range(100_000):
+            if await condition():
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("never happened")
+
+    async def waits() -> bool:
+        return fleet.demand is not None
+
+    await demands.offer()
+    await until(waits)
+    answer = asyncio.create_task(anext(fleet.generate(request())))
+    await until(demands.was_asked)
+    assert not answer.done()
+    await leases.note_ready(await leases.claim("one", "one"), ServedVersion("tiny", "sha256:a", "1"))
+
+    assert isinstance(await answer, PromptAdmitted)
+    await fleet.close()

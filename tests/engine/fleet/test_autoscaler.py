@@ -6,7 +6,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.fleet.autoscaler import Autoscaler, EngineSignals, FleetSignals, ScalingLimits
+from graftwork.engine.fleet.members import Member, MemberAddress
+from graftwork.engine.fleet.scaling_signals import SignalReader
+from tests.adapters.adapter_files import DESCRIPTION
+from tests.engine.fleet.fake_members import FakeMember
 
 LIMITS = ScalingLimits(least=1, most=8)
 
@@ -59,19 +64,37 @@ def test_engines_end_slowly_and_one_by_one() -> None:
 
 
 def test_a_rare_model_has_no_engine_until_it_is_asked() -> None:
-    """With `least` 0, the last engine ends after `idle_s` without a request; the first waiting one starts it at once."""
-    scaler = Autoscaler(ScalingLimits(least=0, most=2, idle_s=600.0), 1, 0.0)
+    """With `least` 0, the last engine ends after `down_after_s` without a request; the first waiting one starts it at once."""
+    scaler = Autoscaler(ScalingLimits(least=0, most=2, down_after_s=600.0), 1, 0.0)
 
     targets = run(scaler, fleet(1), 0.0, 1300)
-    assert targets[899] == 1
-    assert targets[-1] == 0
+    assert targets[599] == 1
+    assert set(targets[602:]) == {0}
     assert scaler.note(1300.0, FleetSignals(waiting_requests=1)) == 1
     assert set(run(scaler, FleetSignals(waiting_requests=1), 1301.0, 20)) == {1}
 
 
+def test_a_request_that_came_and_went_between_two_looks_keeps_the_last_engine() -> None:
+    """An engine whose steps have advanced since the last look counts as busy, also if it has no requests any more."""
+    member = Member(MemberAddress("a", "a"), lambda address: FakeMember())
+    member.description, member.problem = DESCRIPTION, None
+    reader = SignalReader()
+    scaler = Autoscaler(ScalingLimits(least=0, most=2, down_after_s=10.0), 1, 0.0)
+
+    def look(second: int, steps: int) -> int:
+        member.note_load(EngineLoad(free_pages=DESCRIPTION.device_pages, steps=steps))
+        return scaler.note(float(second), reader.read(float(second), [member]))
+
+    busy = [look(second, steps=second // 8) for second in range(100)]
+    idle = [look(second, steps=99) for second in range(100, 150)]
+
+    assert set(busy) == {1}
+    assert idle[-1] == 0
+
+
 def test_a_busy_fleet_never_goes_to_zero() -> None:
     """One running request keeps the last engine."""
-    scaler = Autoscaler(ScalingLimits(least=0, most=2, idle_s=10.0, down_after_s=10.0), 1, 0.0)
+    scaler = Autoscaler(ScalingLimits(least=0, most=2, down_after_s=10.0), 1, 0.0)
 
     assert set(run(scaler, fleet(1, requests=1), 0.0, 300)) == {1}
 

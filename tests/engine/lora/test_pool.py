@@ -132,6 +132,20 @@ def test_the_time_of_loads_is_measured() -> None:
     assert driver.pool.load_s == pytest.approx(0.6)
 
 
+def test_each_copy_to_the_device_is_told_once_with_its_bytes() -> None:
+    """An adapter that stays on the device is told once, and one that was evicted and comes back is told again."""
+    driver = LoraPoolDriver(units=2)
+    driver.want("sha256:1-a", "sha256:1-b")
+    driver.want("sha256:1-a")
+    first, again = driver.pool.take_placed(), driver.pool.take_placed()
+    driver.want("sha256:2-c")
+    driver.want("sha256:1-a")
+
+    assert first == [("sha256:1-a", UNIT), ("sha256:1-b", UNIT)]
+    assert again == []
+    assert driver.pool.take_placed() == [("sha256:2-c", 2 * UNIT), ("sha256:1-a", UNIT)]
+
+
 def test_the_least_recently_used_makes_room_and_pinned_ones_do_not() -> None:
     """The least recently used adapter is evicted, and a pinned adapter is not."""
     driver = LoraPoolDriver(units=3)

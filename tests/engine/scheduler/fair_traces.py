@@ -7,8 +7,8 @@ from itertools import islice
 from graftwork.engine.core.prefix_keys import CacheScope, PrefixScope
 from graftwork.engine.core.requests import EngineRequest, ServiceTier, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.waiting_order import ServiceUse, WaitingOrder
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import ServiceUse, WaitingOrder
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.ids import IsolationDomain, RequestId
 

@@ -10,9 +10,9 @@ from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.kv.index.cache_scope import CacheScopes
 from graftwork.engine.kv.session_cache import SessionCache
+from graftwork.engine.scheduler.order.waiting_order import WaitingOrder
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.validation import SchedulerLimits
-from graftwork.engine.scheduler.waiting_order import WaitingOrder
 from graftwork.platform.errors import (
     GraftworkError,
 )
@@ -22,6 +22,7 @@ from tests.engine.tagged_kv_cache import FixedLeases, TaggedKvCache
 PAGE = 4
 CONTEXT = 40
 EOS = 1
+FLOOD, LIGHT = IsolationDomain(b"flood"), IsolationDomain(b"light")
 
 
 class ManualAdapterProvider:
@@ -29,11 +30,16 @@ class ManualAdapterProvider:
 
     def __init__(self) -> None:
         self.ready: set[str] = set()
+        self.placed: list[tuple[str, int]] = []
         self.pins: dict[str, int] = {}
 
     def want(self, groups: list[tuple[str, ...]], *, may_place: bool) -> bool:
         """Does nothing: the test makes adapters ready."""
         return False
+
+    def take_placed(self) -> list[tuple[str, int]]:
+        placed, self.placed = self.placed, []
+        return placed
 
     def is_ready(self, digest: str) -> bool:
         return digest in self.ready
@@ -134,6 +140,12 @@ class SchedulerDriver:
     def errors(self) -> dict[str, GraftworkError]:
         events = ((output.request_id, output.event) for output in self.outputs)
         return {name: event for name, event in events if isinstance(event, GraftworkError)}
+
+
+def crowd(driver: SchedulerDriver, number: int, domain: IsolationDomain = FLOOD, **options: object) -> None:
+    """Submits equal requests, named by their domain and a number."""
+    for index in range(number):
+        driver.submit(f"{domain.decode()} {index}", [30 + index] * 3, domain=domain, **options)  # type: ignore[arg-type]
 
 
 requests = st.tuples(

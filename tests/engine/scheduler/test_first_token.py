@@ -8,10 +8,9 @@ import pytest
 
 from graftwork.engine.core.events import TokensGenerated
 from graftwork.engine.core.requests import AdapterUse
-from graftwork.engine.core.step import StepResult
+from graftwork.engine.core.step import PromptWork, StepResult
 from graftwork.engine.scheduler.arrival import length_of
 from graftwork.engine.scheduler.first_token import Correction
-from graftwork.engine.scheduler.step_time import PromptWork
 from graftwork.platform.errors import CapacityContended, DeadlineExceeded, InvalidRequest, Unavailable
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.scheduler.fair_traces import waiting_request

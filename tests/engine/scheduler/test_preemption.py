@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.engine.core.requests import AdapterUse, ServiceTier
 from graftwork.engine.kv.transfer.plan import TransferKind
-from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder
-from graftwork.engine.scheduler.locality import DeviceLocality
-from graftwork.engine.scheduler.request_rank import DeficitSettings
+from graftwork.engine.scheduler.order.fair_share import DeficitPrefixOrder
+from graftwork.engine.scheduler.order.locality import DeviceLocality
+from graftwork.engine.scheduler.order.request_rank import DeficitSettings
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.scheduler.scheduler_driver import CONTEXT, PAGE, SchedulerDriver
 from tests.hypothesis_profiles import examples
@@ -255,7 +255,7 @@ def test_a_tenant_without_a_place_gets_one_within_the_minimum_run_though_localit
     can take no place from the flood's own requests, and must not keep the other tenant from its share of the places."""
 
     def prefer_cached(driver: SchedulerDriver) -> DeficitPrefixOrder:
-        locality = DeviceLocality(driver.cache.kv_cache.page_store.tree, driver.adapters)
+        locality = DeviceLocality(driver.cache.kv_cache.page_store.tree, driver.adapters.is_ready)
         return DeficitPrefixOrder(driver.clock, locality, settings=DeficitSettings(quantum=1e9))
 
     driver = SchedulerDriver(

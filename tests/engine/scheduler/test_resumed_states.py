@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.engine.core.events import CacheReport, PromptAdmitted
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder
+from graftwork.engine.scheduler.order.fair_share import DeficitPrefixOrder
 from graftwork.platform.errors import CapacityContended
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.scheduler.scheduler_driver import PAGE, SchedulerDriver

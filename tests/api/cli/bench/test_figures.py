@@ -70,6 +70,22 @@ def test_only_tenants_that_wait_all_through_a_window_are_compared() -> None:
     assert contended_jain([*flood, *light], 0.0, WINDOW_S) is None
 
 
+def test_service_is_divided_by_the_weight() -> None:
+    """A tenant of weight 2 with twice the tokens has its share, and one with as many as the other has not."""
+    heavy = [chat("heavy", 0.0, *(0.1 * number for number in range(1, 41))), chat("heavy", 0.0)]
+    other = [chat("other", 0.0, *(0.2 * number for number in range(1, 21))), chat("other", 0.0)]
+    for one in heavy:
+        one.weight = 2.0
+
+    fair = contended_jain([*heavy, *other], 0.0, WINDOW_S)
+    for one in other:
+        one.weight = 2.0
+    unfair = contended_jain([*heavy, *other], 0.0, WINDOW_S)
+
+    assert fair == pytest.approx(1.0)
+    assert unfair == pytest.approx(jain([2, 1]))
+
+
 def test_waits_may_follow_one_another() -> None:
     """A tenant waits through a window if at each moment some chat of it waits: compared with a walk in small steps."""
     noise = Random(5)

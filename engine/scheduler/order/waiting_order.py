@@ -15,13 +15,13 @@ tokens, so a generated token costs more.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol
 
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -151,6 +151,24 @@ class QueueLines:
         return TIER_PRIORITY[tier], counter + more
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingDomain:
+    """A domain (usually one tenant) with waiting requests in a tier."""
+
+    tier: ServiceTier
+    oldest: RequestState
+    is_due: bool
+    """Whether its next request may go before those of all other domains in the tier, by the service that each has had."""
+
+    @property
+    def domain(self) -> IsolationDomain:
+        return self.oldest.domain
+
+    @property
+    def weight(self) -> float:
+        return self.oldest.request.weight
+
+
 class WaitingOrder(Protocol):
     """Holds the waiting requests, and says in which order they should be admitted.
 
@@ -193,6 +211,28 @@ class WaitingOrder(Protocol):
         """
         ...
 
+    def domains(self) -> Iterator[WaitingDomain]:
+        """Yields the domains with waiting requests: the highest tier first, and in a tier the domain with the least service.
+
+        Nothing if the order knows no domains.
+        """
+        ...
+
+    def best_of(self, waiting: WaitingDomain) -> Iterator[RequestState]:
+        """Yields the waiting requests of a domain in one tier in the order in which they should be admitted, as `candidates`
+        does.
+        """
+        ...
+
+    def service(self, state: RequestState) -> float:
+        """Returns the service that the request's domain has had in its tier, divided by its weight."""
+        ...
+
+    @property
+    def needs(self) -> "WaitingNeeds":
+        """What the waiting requests need besides places and pages."""
+        ...
+
     def uncached_tokens(self, state: RequestState) -> int:
         """Returns how many tokens of a waiting request must be computed, as far as this order knows the cache, at least 1."""
         ...
@@ -214,22 +254,35 @@ class WaitingOrder(Protocol):
         ...
 
 
-def first_candidates(order: WaitingOrder, places: int, tokens: int, more: int) -> list[RequestState]:
-    """Returns all waiting requests: first those that fit into `places` and prompt tokens of steps, and `more` than these, in
-    the order in which they should be admitted; then the others as they came. So a step costs no more than it can admit.
-    """
-    first: list[RequestState] = []
-    candidates = order.candidates()
-    for state in candidates:
-        first.append(state)
-        places, tokens = places - 1, tokens - order.uncached_tokens(state)
-        if places <= 0 or tokens <= 0:
-            break
-    first += islice(candidates, more)
-    if len(first) == len(order):
-        return first
-    chosen = {state.request_id for state in first}
-    return first + [state for state in order if state.request_id not in chosen]
+class WaitingNeeds:
+    """The adapters and grammars that waiting requests need, so that nobody must read the whole queue to know them."""
+
+    def __init__(self) -> None:
+        self._groups: Counter[tuple[str, ...]] = Counter()
+        self._with_grammar: dict[RequestId, RequestState] = {}
+
+    @property
+    def groups(self) -> Collection[tuple[str, ...]]:
+        """The digests of the adapters that requests need together, each set once."""
+        return self._groups.keys()
+
+    @property
+    def with_grammar(self) -> Collection[RequestState]:
+        """The waiting requests with a grammar, the longest there first."""
+        return self._with_grammar.values()
+
+    def add(self, state: RequestState) -> None:
+        if digests := state.request.adapter_digests:
+            self._groups[digests] += 1
+        if state.request.grammar is not None:
+            self._with_grammar[state.request_id] = state
+
+    def remove(self, state: RequestState) -> None:
+        if digests := state.request.adapter_digests:
+            self._groups[digests] -= 1
+            if not self._groups[digests]:
+                del self._groups[digests]
+        self._with_grammar.pop(state.request_id, None)
 
 
 class WaitingSizes:
@@ -238,6 +291,7 @@ class WaitingSizes:
     def __init__(self) -> None:
         self._by_domain: dict[IsolationDomain, QueueSize] = {}
         self.total = QueueSize()
+        self.needs = WaitingNeeds()
 
     def of(self, domain: IsolationDomain) -> QueueSize:
         return self._by_domain.get(domain, QueueSize())
@@ -245,12 +299,14 @@ class WaitingSizes:
     def add(self, state: RequestState) -> None:
         self._by_domain[state.domain] = self.of(state.domain).plus(state)
         self.total = self.total.plus(state)
+        self.needs.add(state)
 
     def remove(self, state: RequestState) -> None:
         left = self._by_domain.pop(state.domain).minus(state)
         if left.requests:
             self._by_domain[state.domain] = left
         self.total = self.total.minus(state)
+        self.needs.remove(state)
 
 
 class FirstComeFirstServed:
@@ -289,6 +345,19 @@ class FirstComeFirstServed:
 
     def candidates(self) -> Iterator[RequestState]:
         return iter(sorted(self._waiting.values(), key=lambda state: state.arrived_at))
+
+    def domains(self) -> Iterator[WaitingDomain]:
+        return iter(())
+
+    def best_of(self, waiting: WaitingDomain) -> Iterator[RequestState]:
+        return iter(())
+
+    def service(self, state: RequestState) -> float:
+        return 0.0
+
+    @property
+    def needs(self) -> WaitingNeeds:
+        return self._sizes.needs
 
     def uncached_tokens(self, state: RequestState) -> int:
         return len(state.token_ids)

@@ -15,10 +15,10 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import accumulate
 
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.scheduler.fair_group import FairGroup, GroupWalk, Rank
-from graftwork.engine.scheduler.request_rank import WalkRanks
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.waiting_order import QueueLine
+from graftwork.engine.scheduler.order.fair_group import FairGroup, GroupWalk, Rank
+from graftwork.engine.scheduler.order.request_rank import WalkRanks
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import QueueLine
 from graftwork.platform.ids import RequestId
 
 DOMAIN_TURN = 4

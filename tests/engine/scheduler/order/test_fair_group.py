@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from graftwork.engine.scheduler.fair_group import FairGroup, GroupWalk, Rank, round_limit
-from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.order.fair_group import FairGroup, GroupWalk, Rank, round_limit
+from graftwork.engine.scheduler.order.request_state import RequestState
 from tests.engine.scheduler.fair_traces import waiting_request
 
 

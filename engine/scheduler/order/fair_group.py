@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
-from graftwork.engine.scheduler.request_state import RequestState
+from graftwork.engine.scheduler.order.request_state import RequestState
 
 Rank = tuple[float, ...]
 """A sort key: the smallest is served first."""

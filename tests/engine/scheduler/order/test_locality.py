@@ -8,10 +8,10 @@ import pytest
 from graftwork.engine.core.events import PromptAdmitted
 from graftwork.engine.core.requests import AdapterUse, ServiceTier
 from graftwork.engine.core.tiers import Tier
-from graftwork.engine.scheduler.fair_share import DeficitPrefixOrder
-from graftwork.engine.scheduler.locality import DeviceLocality
-from graftwork.engine.scheduler.request_rank import DeficitSettings
-from graftwork.engine.scheduler.waiting_order import ServicePrices, ServiceUse, WaitingOrder
+from graftwork.engine.scheduler.order.fair_share import DeficitPrefixOrder
+from graftwork.engine.scheduler.order.locality import DeviceLocality
+from graftwork.engine.scheduler.order.request_rank import DeficitSettings
+from graftwork.engine.scheduler.order.waiting_order import ServicePrices, ServiceUse, WaitingOrder
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
@@ -23,7 +23,7 @@ WARM_PROMPT, COLD_PROMPT = list(range(10, 34)), list(range(40, 64))
 
 
 def locality_of(driver: SchedulerDriver) -> DeviceLocality:
-    return DeviceLocality(driver.cache.kv_cache.page_store.tree, driver.adapters)
+    return DeviceLocality(driver.cache.kv_cache.page_store.tree, driver.adapters.is_ready)
 
 
 def by_locality(driver: SchedulerDriver) -> WaitingOrder:

@@ -19,18 +19,20 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator
 
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.scheduler.domain_queue import DomainQueue, DomainWalk, Entry, flow_of
-from graftwork.engine.scheduler.fair_group import FairGroup, GroupWalk
-from graftwork.engine.scheduler.locality import Locality, NoLocality
-from graftwork.engine.scheduler.request_rank import DeficitSettings, RequestRanks, WalkRanks
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.waiting_order import (
+from graftwork.engine.scheduler.order.domain_queue import DomainQueue, DomainWalk, Entry, flow_of
+from graftwork.engine.scheduler.order.fair_group import FairGroup, GroupWalk, round_limit
+from graftwork.engine.scheduler.order.locality import Locality, NoLocality
+from graftwork.engine.scheduler.order.request_rank import DeficitSettings, RequestRanks, WalkRanks
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import (
     TIER_PRIORITY,
     QueueLine,
     QueueLines,
     QueueSize,
     ServicePrices,
     ServiceUse,
+    WaitingDomain,
+    WaitingNeeds,
     WaitingSizes,
 )
 from graftwork.platform.clock import Clock
@@ -110,6 +112,22 @@ class DeficitPrefixOrder:
                 passed[lower] += TIER_PRIORITY[lower] > TIER_PRIORITY[tier]
             passed.update({tier: 0} if tier in passed else {})
             yield state
+
+    def domains(self) -> Iterator[WaitingDomain]:
+        for tier, queue in self._tiers.items():
+            yield from queue.domains(tier, self._ranks.settings.quantum)
+
+    def best_of(self, waiting: WaitingDomain) -> Iterator[RequestState]:
+        walk = self._tiers[waiting.tier].walk_domain(waiting.domain, self._ranks.walk())
+        while walk.best() is not None:
+            yield walk.take()[0]
+
+    def service(self, state: RequestState) -> float:
+        return self.counter(state.request.tier, state.domain)
+
+    @property
+    def needs(self) -> WaitingNeeds:
+        return self._sizes.needs
 
     def uncached_tokens(self, state: RequestState) -> int:
         return max(len(state.token_ids) - self._ranks.locality.cached_tokens(state), 1)
@@ -210,11 +228,22 @@ class _TierQueue:
             line, entries = (QueueLine(counter), []) if queue is None else queue.line(counter, cost_of)
             yield domain, line, [entry[2] for entry in entries]  # type: ignore[misc]
 
+    def domains(self, tier: ServiceTier, quantum: float) -> Iterator[WaitingDomain]:
+        """Yields the domains with waiting requests, the smallest counter first."""
+        waiting = self.group.waiting
+        limit = round_limit(waiting[0][0], quantum) if waiting else 0.0
+        for counter, _, member in waiting:
+            oldest = self._domains[member.key].by_age[0][2]  # type: ignore[index]
+            yield WaitingDomain(tier, oldest, counter < limit)
+
     def walk(self, ranks: WalkRanks) -> GroupWalk:
         def open_domain(domain: Hashable) -> DomainWalk:
-            return DomainWalk(self._domains[domain], ranks)  # type: ignore[index]
+            return self.walk_domain(domain, ranks)  # type: ignore[arg-type]
 
         return GroupWalk(self.group, open_domain, ranks.settings.quantum, ranks.settings.window)
+
+    def walk_domain(self, domain: IsolationDomain, ranks: WalkRanks) -> DomainWalk:
+        return DomainWalk(self._domains[domain], ranks)
 
     def check_integrity(self) -> None:
         self.group.check_integrity()

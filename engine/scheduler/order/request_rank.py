@@ -16,10 +16,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from graftwork.engine.core.requests import SessionKey
-from graftwork.engine.scheduler.fair_group import Rank
-from graftwork.engine.scheduler.locality import Locality
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.waiting_order import ServicePrices, ServiceUse
+from graftwork.engine.scheduler.order.fair_group import Rank
+from graftwork.engine.scheduler.order.locality import Locality
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import ServicePrices, ServiceUse
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import IsolationDomain
 

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.engine.scheduler.domain_queue import DOMAIN_TURN
-from graftwork.engine.scheduler.fair_share import TIER_TURN, DeficitPrefixOrder, VirtualTokenCounter
-from graftwork.engine.scheduler.request_rank import DeficitSettings
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.waiting_order import FirstComeFirstServed, WaitingOrder
+from graftwork.engine.scheduler.order.domain_queue import DOMAIN_TURN
+from graftwork.engine.scheduler.order.fair_share import TIER_TURN, DeficitPrefixOrder, VirtualTokenCounter
+from graftwork.engine.scheduler.order.request_rank import DeficitSettings
+from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_order import FirstComeFirstServed, WaitingOrder
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.ids import IsolationDomain
 from tests.engine.scheduler.fair_traces import GivenLocality, Job, Server, waiting_request

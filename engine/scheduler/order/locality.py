@@ -7,13 +7,12 @@ A cursor is the last node that was found. It is read again in O(1) unless the tr
 prompt is not matched from its first page each time.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
 from graftwork.engine.kv.index.radix_tree import Node, RadixTree
-from graftwork.engine.scheduler.request_state import RequestState
-from graftwork.engine.scheduler.resources import AdapterProvider
+from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.platform.ids import RequestId
 
 
@@ -72,9 +71,10 @@ class NoLocality:
 class DeviceLocality:
     """Reads the prefix tree (copies on the device or on the host count) and the adapters of one engine."""
 
-    def __init__(self, tree: RadixTree, adapters: AdapterProvider) -> None:
+    def __init__(self, tree: RadixTree, has_adapter: Callable[[str], bool]) -> None:
+        """`has_adapter` returns whether the adapter with a digest is on the device."""
         self._tree = tree
-        self._adapters = adapters
+        self._has_adapter = has_adapter
         self._cursors: dict[RequestId, _Cursor] = {}
         self._computed: dict[Hashable, RequestState] = {}
         """The running request that computes a page. The request may have computed it or ended since."""
@@ -84,7 +84,7 @@ class DeviceLocality:
         return 0 if node is None else min((node.depth + 1) * self._tree.page_tokens, state.num_reusable)
 
     def has_adapters(self, state: RequestState) -> bool:
-        return all(map(self._adapters.is_ready, state.request.adapter_digests))
+        return all(map(self._has_adapter, state.request.adapter_digests))
 
     def next_page(self, state: RequestState) -> Hashable | None:
         return self._follow(state).next_page

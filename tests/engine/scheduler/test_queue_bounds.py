@@ -1,0 +1,123 @@
+"""Which requests may wait, and which make room for them, in a scheduler without torch."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graftwork.engine.core.requests import ServiceTier
+from graftwork.platform.errors import CapacityContended
+from graftwork.platform.ids import IsolationDomain
+from tests.engine.scheduler.scheduler_driver import FLOOD, LIGHT, SchedulerDriver, crowd
+from tests.hypothesis_profiles import examples
+
+
+def test_a_domain_fills_only_its_part_of_the_queue() -> None:
+    """Above its part, in requests, its next request is refused with a time to retry; another domain's is not."""
+    driver = SchedulerDriver(max_running=1, max_waiting=4, waiting_share=0.5)
+    crowd(driver, 3)
+
+    with pytest.raises(CapacityContended, match="3 requests") as refusal:
+        driver.submit("more", domain=FLOOD)
+    crowd(driver, 1, LIGHT)
+
+    assert (refusal.value.code, refusal.value.status) == ("queue_full", 429)
+    assert refusal.value.retry_after_s
+    assert driver.scheduler.num_waiting == 4
+
+
+def test_a_domain_fills_only_its_part_of_the_queue_in_tokens() -> None:
+    """Two long prompts are too many, a short one fits, and the first may be of any length."""
+    driver = SchedulerDriver(max_waiting_tokens=40, waiting_share=0.5)
+    driver.submit("first", 30, domain=FLOOD)
+
+    with pytest.raises(CapacityContended):
+        driver.submit("second", 3, domain=FLOOD)
+    driver.submit("other", 6, domain=LIGHT)
+
+    assert driver.scheduler.num_waiting == 2
+
+
+def test_a_full_queue_makes_room_for_a_light_domain() -> None:
+    """The last request of the domain with most waiting ends with 429 `queue_full`, and the newcomer waits."""
+    driver = SchedulerDriver(max_running=1, max_waiting=4, waiting_share=1.0)
+    crowd(driver, 5)
+
+    driver.submit("light", domain=LIGHT)
+
+    (error,) = driver.errors().values()
+    assert driver.errors().keys() == {"flood 4"}
+    assert isinstance(error, CapacityContended)
+    assert error.code == "queue_full"
+    assert error.retry_after_s
+    driver.drain()
+    assert len(driver.finished()) == 5
+
+
+def test_a_full_queue_of_tokens_makes_room_as_well() -> None:
+    """Only as many of the flood's requests go as the newcomer's prompt needs."""
+    driver = SchedulerDriver(max_waiting_tokens=40, waiting_share=1.0)
+    for name in ("one", "two", "three", "four"):
+        driver.submit(name, 10, domain=FLOOD)
+
+    driver.submit("light", 12, domain=LIGHT)
+
+    assert driver.errors().keys() == {"three", "four"}
+
+
+def test_the_newcomer_is_refused_if_nobody_has_more_waiting() -> None:
+    """Two domains with as many waiting do not displace each other's requests."""
+    driver = SchedulerDriver(max_running=1, max_waiting=3, waiting_share=1.0)
+    crowd(driver, 2)
+    crowd(driver, 2, LIGHT)
+
+    for domain in (FLOOD, LIGHT):
+        with pytest.raises(CapacityContended):
+            driver.submit("more", domain=domain)
+
+    assert driver.errors() == {}
+
+
+def test_a_request_that_has_run_is_not_displaced() -> None:
+    """A request that was offloaded keeps its answer: another of its domain makes room."""
+    driver = SchedulerDriver(max_running=1, host=40, max_waiting=2, waiting_share=1.0)
+    driver.submit("streams", 3, domain=FLOOD, tier=ServiceTier.FLEX, max_tokens=9)
+    driver.step()
+    driver.submit("urgent", 3, domain=FLOOD, tier=ServiceTier.PRIORITY, max_tokens=9)
+    driver.step()
+    driver.submit("new", 3, domain=FLOOD, tier=ServiceTier.PRIORITY)
+
+    driver.submit("light", 3, domain=LIGHT)
+    driver.drain()
+
+    assert driver.errors().keys() == {"new"}
+    assert driver.finished()["streams"].completion_tokens == 9
+
+
+arrivals = st.lists(
+    st.tuples(st.sampled_from([b"a", b"a", b"a", b"b", b"c"]), st.integers(1, 20), st.integers(0, 2)), max_size=40
+)
+
+
+@settings(max_examples=examples(60))
+@given(arrivals, st.sampled_from([0, 30]), st.sampled_from([0.5, 1.0]))
+def test_every_request_ends_once_and_no_light_domain_is_refused_for_a_flood(
+    sent: list[tuple[bytes, int, int]], host: int, share: float
+) -> None:
+    """A request with nothing of its domain in the queue is refused only if no domain has two that could make room."""
+    driver = SchedulerDriver(host=host, max_running=3, max_waiting=6, waiting_share=share)
+    owners: dict[str, bytes] = {}
+    for number, (domain, length, steps) in enumerate(sent):
+        ended = {*driver.finished(), *driver.errors(), *driver.scheduler.running_ids}
+        waiting = {name: owner for name, owner in owners.items() if name not in ended}
+        never_ran = [owner for name, owner in waiting.items() if name not in driver.admitted()]
+        try:
+            driver.submit(str(number), [10 + number] * length, domain=IsolationDomain(domain))
+            owners[str(number)] = domain
+        except CapacityContended:
+            assert domain in waiting.values() or all(never_ran.count(owner) < 2 for owner in never_ran)
+        for _ in range(steps):
+            driver.step()
+
+    driver.drain()
+
+    assert sorted([*driver.finished(), *driver.errors()]) == sorted(owners)
