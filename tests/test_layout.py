@@ -17,6 +17,7 @@ HOUSE = ("platform", "engine", "adapters", "sessions", "api")
 OTHER_FOLDERS = ("migrations", "demo")
 ROOMS = (
     "platform",
+    "platform/prices",
     "platform/answers",
     "platform/activity",
     "platform/quotas",
@@ -25,6 +26,7 @@ ROOMS = (
     "platform/tracing",
     "platform/tenancy",
     "platform/modes",
+    "platform/monitoring",
     "engine/core",
     "engine/kernels",
     "engine/model",
@@ -85,6 +87,7 @@ ROOMS = (
     "api/cli/console",
     "api/cli/demo",
     "api/cli/bench",
+    "api/cli/plan",
     "api/cli/chaos",
     "api/cli/top",
     "api/cli/commands",
@@ -96,16 +99,13 @@ MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES = 20, 400, 60
 
 FENCES: dict[str, tuple[str, ...]] = {
     "torch": ("engine/*", "adapters/registry/weights.py"),
-    "triton": ("engine/*",),
-    "numba": ("engine/lora/cpu_kernel.py",),
-    "llvmlite": ("engine/lora/cpu_kernel.py",),
-    "xgrammar": ("engine/*",),
+    **dict.fromkeys(("numba", "llvmlite"), ("engine/lora/cpu_kernel.py",)),
+    **dict.fromkeys(("triton", "xgrammar"), ("engine/*",)),
     "sqlalchemy": (
         "*/tables.py",
         "*/repository.py",
         "platform/tenancy/*_rows.py",
-        "platform/database.py",
-        "platform/database_address.py",
+        "platform/database*.py",
         "platform/sqlite_reads.py",
         "sessions/store/*",
         "sessions/responses/store.py",

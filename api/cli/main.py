@@ -6,12 +6,25 @@ success, 1 after a failure, 2 for wrong usage, and 75 for an engine that lost it
 
 import typer
 
-from graftwork.api.cli.commands import adapters, bench, fleet, keys, modes, quotas, replicas, sessions, tenants
+from graftwork.api.cli.commands import (
+    adapters,
+    bench,
+    fleet,
+    keys,
+    modes,
+    prices,
+    quotas,
+    replicas,
+    sessions,
+    tenants,
+    usage,
+)
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.demo import demo
+from graftwork.api.cli.commands.plan import plan
 from graftwork.api.cli.commands.server import engine, gateway, probe, serve
 from graftwork.api.cli.commands.top import top
-from graftwork.api.cli.commands.usage import audit, usage
+from graftwork.api.cli.commands.usage import audit
 from graftwork.api.cli.console.failures import CommandGroup
 
 SERVER, ADMIN, TENANT = "Run a server", "Administer one (GRAFTWORK_ADMIN_KEY)", "Use one (GRAFTWORK_API_KEY)"
@@ -34,14 +47,15 @@ def build_app() -> typer.Typer:
     app.add_typer(database.app, name="db", rich_help_panel=SERVER)
     app.add_typer(fleet.app, name="fleet", rich_help_panel=SERVER)
     app.add_typer(bench.app, name="bench", rich_help_panel=SERVER)
-    admin = {"tenants": tenants, "keys": keys, "quotas": quotas, "modes": modes, "replicas": replicas}
+    app.command(rich_help_panel=SERVER)(plan)
+    admin = {"tenants": tenants, "keys": keys, "quotas": quotas, "prices": prices, "modes": modes, "replicas": replicas}
     for name, group in admin.items():
         app.add_typer(group.app, name=name, rich_help_panel=ADMIN)
     app.command(rich_help_panel=ADMIN)(audit)
     app.command(rich_help_panel=ADMIN)(top)
     app.add_typer(adapters.app, name="adapters", rich_help_panel=TENANT)
     app.add_typer(sessions.app, name="sessions", rich_help_panel=TENANT)
-    app.command(rich_help_panel=TENANT)(usage)
+    app.add_typer(usage.app, name="usage", rich_help_panel=TENANT)
     return app
 
 

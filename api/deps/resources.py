@@ -40,6 +40,7 @@ from graftwork.platform.tenancy.authenticator import Authenticator
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
+from graftwork.platform.tenancy.price_keeper import PriceKeeper
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, RunningWork, Scope
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.platform.tracing.request_trace import Stage
@@ -189,6 +190,7 @@ class SessionResources:
     base_name: str
     """The name that clients use for the base model."""
     sessions: SessionService
+    meter: UsageMeter
     responses: ResponseService
     conversations: ConversationService
     tasks: ServerTasks
@@ -203,6 +205,7 @@ class AccountResources:
     clock: Clock
     tenancy: Tenancy
     meter: UsageMeter
+    prices: PriceKeeper
     registry: AdapterRegistry
     description: EngineDescription
     uploads: UploadBound
@@ -218,6 +221,7 @@ class AdminResources:
     pepper: bytes
     tenancy: Tenancy
     meter: UsageMeter
+    prices: PriceKeeper
     registry: AdapterRegistry
     engine: EngineClient
     replicas: ReplicaDirectory

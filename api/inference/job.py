@@ -26,11 +26,17 @@ from graftwork.platform.activity.meter import RequestOwner
 from graftwork.platform.errors import GraftworkError, NotPermitted, Unavailable
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.quotas.in_flight import HeldPlaces
-from graftwork.platform.tenancy.metering import UsageOutcome
+from graftwork.platform.tenancy.metering import JournalEntry, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.constraints import FREE_OUTPUT, OutputPlan
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished, GenerationRequest
-from graftwork.sessions.generation.usage import Charge, RequestAccount, Usage, kv_limits
+from graftwork.sessions.generation.usage import Charge, MemoryUse, RequestAccount, Usage, kv_limits
+
+
+def _journal_prompt(journal: JournalEntry, cache: CacheReport) -> None:
+    journal.admit(
+        cache.prompt_tokens, cache.cached_tokens, host_tokens=cache.host_tokens, disk_tokens=cache.disk_tokens
+    )
 
 
 def served_tier(principal: Principal, asked: str | None) -> str:
@@ -174,7 +180,7 @@ async def start_inference(
     """
     principal, accounting = inference.principal, resources.accounting
     quota = await accounting.quota_of(principal.tenant_id)
-    charge = Charge(inference.request_id, principal, inference.resolved)
+    charge = Charge(inference.request_id, principal, inference.resolved, service_tier=inference.tier)
     requests = [
         resources.generator.prepared(request)
         for request in inference.generation_requests(principal.isolation(resources.pepper), kv_limits(quota))
@@ -245,6 +251,7 @@ class InferenceJob:
             cache=CacheReport.sum_of(prompt.cache for prompt in prompts if prompt.cache is not None),
             completion_tokens=sum(generation.completion_tokens for generation in self._generations),
             drafts=DraftReport.sum_of(generation.drafts for generation in self._generations),
+            memory=sum((generation.memory for generation in self._generations), MemoryUse()),
         )
 
     def start(self, tasks: ServerTasks, places: HeldPlaces | None = None) -> asyncio.Task[None]:
@@ -344,15 +351,18 @@ class InferenceJob:
         first = self._generations[choice - choice % self._choices_per_prompt]
         if generation is not first:
             await first.prompt_computed.wait()
-        journal, num_journaled = self._account.journal(), 0
+        journal, num_journaled, kv_journaled = self._account.journal(), 0, 0
         async with aclosing(generation.events()) as events:
             take: Take | None = None
             async for event in events:
                 if (num_tokens := generation.completion_tokens) > num_journaled:
-                    journal.add(num_tokens - num_journaled)
-                    num_journaled = num_tokens
-                elif isinstance(event, PromptAdmitted) and generation is first:
-                    journal.admit(event.cache.prompt_tokens, event.cache.cached_tokens)
+                    held = generation.memory.kv_byte_seconds
+                    journal.add(num_tokens - num_journaled, held - kv_journaled)
+                    num_journaled, kv_journaled = num_tokens, held
+                elif isinstance(event, PromptAdmitted):
+                    journal.add_adapters(event.adapter_bytes)
+                    if generation is first:
+                        _journal_prompt(journal, event.cache)
                 if take is None:
                     self._has_news.set()
                     take = await self._reader

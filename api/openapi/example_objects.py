@@ -133,6 +133,7 @@ SESSION: Json = {
     "metadata": {},
     "retention": {"ttl_s": 86400.0},
 }
+MONEY: Json = {"amount": "0.00002", "currency": "USD"}
 TURN: Json = {
     "id": "turn_01hzx",
     "object": "turn",
@@ -142,7 +143,7 @@ TURN: Json = {
     "tool_calls": [],
     "checkpoint_id": "ckp_01hzx",
     "finish_reason": "stop",
-    "usage": USAGE,
+    "usage": USAGE | {"kv_byte_seconds": 98304, "adapter_bytes": 0, "cost": MONEY},
     "cache": PROMPT_TOKENS | {"miss_reason": None},
     "error": None,
     "made_with": None,
@@ -201,18 +202,6 @@ def list_of(*entries: Json, has_ids: bool = True) -> Json:
     ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]} if has_ids else {}
     return {"object": "list", "data": [*entries], "has_more": False, "first_id": None, "last_id": None} | ends
 
-
-USAGE_ROWS = list_of(
-    {
-        "group": "2026-01-01",
-        "requests": 1,
-        "prompt_tokens": 24,
-        "cached_tokens": 16,
-        "completion_tokens": 6,
-        "total_tokens": 30,
-    },
-    has_ids=False,
-)
 
 _RATES: Json = {"requests_per_s": 0.5, "prompt_tokens_per_s": 412.0, "generated_tokens_per_s": 38.2}
 _TTFT: Json = {"p50": 84.1, "p99": 410.7}

@@ -4,6 +4,7 @@ Tests check each example against its schema.
 """
 
 from graftwork import __version__
+from graftwork.api.openapi.example_costs import INVOICE, PRICE_LIST, USAGE_ROWS
 from graftwork.api.openapi.example_objects import (
     ADAPTER,
     CONVERSATION,
@@ -26,7 +27,6 @@ from graftwork.api.openapi.example_objects import (
     TOOL,
     TURN,
     USAGE,
-    USAGE_ROWS,
     Json,
     list_of,
 )
@@ -54,6 +54,7 @@ REQUESTS: dict[str, Json] = {
     "update_tenant": {"weight": 2.0},
     "create_key": {"name": "production"},
     "set_modes": {"max_output_tokens": 256, "refuse_flex": True},
+    "set_prices": {"currency": "USD", "rates": {"input": "0.50", "output": "2"}},
     "set_tenant_quota": {"requests_per_minute": 60, "max_sessions": 100},
 }
 """An example body for each operation. The server accepts the body if the object in the path exists."""
@@ -174,6 +175,11 @@ ANSWERS: dict[str, Json] = {
     "get_timeline": TIMELINE,
     "get_timeline_of_any_tenant": TIMELINE,
     "get_usage": USAGE_ROWS,
+    "get_invoice": INVOICE,
+    "list_own_prices": list_of(PRICE_LIST),
+    "list_prices": list_of(PRICE_LIST),
+    "set_prices": PRICE_LIST,
+    "get_tenant_invoice": INVOICE,
     "get_quota": QUOTA,
     "create_tenant": TENANT,
     "list_tenants": list_of(TENANT),

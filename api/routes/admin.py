@@ -83,10 +83,10 @@ async def get_tenants_usage(
     _: Admin,
     start: Annotated[TimeText, Query(alias="from")] = None,
     end: Annotated[TimeText, Query(alias="to")] = None,
-    group_by: Literal["day", "adapter", "session", "key", "tenant"] = "tenant",
+    group_by: Literal["day", "adapter", "session", "key", "tenant", "tier", "price"] = "tenant",
     tenant_id: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Page[UsageRow]:
-    """Sum usage over the time range [from, to). By default this is the last 30 days of all tenants.
+    """Sum usage and costs over the time range [from, to). By default this is the last 30 days of all tenants.
 
     `tenant_id` selects one tenant, also one that was deleted.
     """

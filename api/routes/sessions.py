@@ -7,6 +7,7 @@ from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.sessions import ForkBody, RewindBody, SessionBody, SessionPatch
+from graftwork.api.schemas.usage import totals_answer
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.sessions import ChangedSession, Prefetch, SessionState
 from graftwork.sessions.core.views import prefetch_answer, session_answer, session_change_answer
@@ -24,12 +25,18 @@ async def create_session(body: SessionBody, resources: ForSessions, principal: I
 @router.get("")
 async def list_sessions(resources: ForSessions, principal: InferenceKey, page: PageQuery) -> Page[SessionState]:
     found = await resources.sessions.list_sessions(principal, page)
-    return page_answer(found, lambda session: session_answer(session, resources.base_name))
+    used = await resources.meter.of_sessions(principal.tenant_id, [session.session_id for session in found.items])
+    return page_answer(
+        found,
+        lambda session: session_answer(session, resources.base_name, totals_answer(used.get(session.session_id))),
+    )
 
 
 @router.get("/{session_id}")
 async def get_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
-    return session_answer(await resources.sessions.loader.load(principal.scope(), session_id), resources.base_name)
+    session = await resources.sessions.loader.load(principal.scope(), session_id)
+    used = await resources.meter.of_sessions(principal.tenant_id, [session.session_id])
+    return session_answer(session, resources.base_name, totals_answer(used.get(session.session_id)))
 
 
 @router.patch("/{session_id}", responses=also(409))

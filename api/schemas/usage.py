@@ -5,14 +5,14 @@ Never reads the database.
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import WithJsonSchema
 
 from graftwork.api.schemas.admin import unix_seconds
 from graftwork.platform.answers.base import Page
-from graftwork.platform.answers.usage import UsageRow
+from graftwork.platform.answers.usage import Money, UsageRow, UsageTotals
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.tenancy.metering import UsageGroup, UsageSummary
 
@@ -57,17 +57,31 @@ def usage_answer(summaries: Sequence[UsageSummary], group_by: UsageGroup, base_n
     """
     unnamed = base_name if group_by is UsageGroup.ADAPTER else None
     rows = [
-        UsageRow(
-            group=unnamed if summary.group is None else summary.group,
-            requests=summary.requests,
-            prompt_tokens=summary.prompt_tokens,
-            cached_tokens=summary.cached_tokens,
-            completion_tokens=summary.completion_tokens,
-            total_tokens=summary.total_tokens,
-        )
-        for summary in summaries
+        UsageRow(group=unnamed if summary.group is None else summary.group, **_totals(summary)) for summary in summaries
     ]
     return Page(data=tuple(rows), has_more=False, first_id=None, last_id=None)
+
+
+def totals_answer(summary: UsageSummary | None) -> UsageTotals:
+    """Converts the sum of one group to an answer without the group's name. None is a group without requests."""
+    return UsageTotals(**_totals(summary or UsageSummary(None)))
+
+
+def _totals(summary: UsageSummary) -> dict[str, Any]:
+    used = summary.used
+    return {
+        "requests": summary.requests,
+        "prompt_tokens": used.prompt_tokens,
+        "cached_tokens": used.cached_tokens,
+        "device_tokens": used.device_tokens,
+        "host_tokens": used.host_tokens,
+        "disk_tokens": used.disk_tokens,
+        "completion_tokens": used.output_tokens,
+        "total_tokens": used.total_tokens,
+        "kv_byte_seconds": used.kv_byte_seconds,
+        "adapter_bytes": used.adapter_bytes,
+        "costs": tuple(Money.of(cost.atoms, currency) for currency, cost in sorted(summary.costs.items())),
+    }
 
 
 def _moment(text: str, param: str) -> float:

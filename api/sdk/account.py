@@ -1,11 +1,13 @@
-"""Defines `client.usage`, `client.quota` and `client.timelines`, which read a tenant's own usage, limits and requests."""
+"""Defines `client.usage`, `client.quota` and `client.timelines`, which read a tenant's own usage, costs, limits and
+requests.
+"""
 
 from graftwork.api.sdk.transport.effects import Call, Steps
 from graftwork.api.sdk.transport.operation import R, Resource, operation, path_segment
 from graftwork.platform.answers.admin import Quota
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.timelines import Timeline
-from graftwork.platform.answers.usage import UsageRow
+from graftwork.platform.answers.usage import Invoice, PriceList, UsageRow
 
 Moment = float | str
 """A time as Unix seconds, or as ISO 8601 text."""
@@ -18,9 +20,19 @@ class UsageLedger(Resource[R]):
     def list(
         self, *, start: Moment | None = None, end: Moment | None = None, group_by: str | None = None
     ) -> Steps[Page[UsageRow]]:
-        """Lists usage rows from `start` to `end`. `group_by` is `day`, `adapter`, `session` or `key`."""
+        """Lists usage rows from `start` to `end`. `group_by` is `day`, `adapter`, `session`, `key`, `tier` or `price`."""
         query = {"from": start, "to": end, "group_by": group_by}
         return (yield from self._page(UsageRow, Call("GET", "/v1/usage", query=query)))
+
+    @operation
+    def invoice(self, month: str) -> Steps[Invoice]:
+        """Reads the tenant's invoice of a month in UTC, such as `2026-11`."""
+        return (yield from self._read(Invoice, Call("GET", "/v1/usage/invoice", query={"month": month})))
+
+    @operation
+    def prices(self) -> Steps[Page[PriceList]]:
+        """Lists the prices of requests that the tenant sends now."""
+        return (yield from self._page(PriceList, Call("GET", "/v1/prices")))
 
 
 class Timelines(Resource[R]):

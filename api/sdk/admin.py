@@ -3,6 +3,7 @@
 Every call sends the admin key.
 """
 
+from collections.abc import Mapping
 from typing import Any, Unpack, overload
 
 from graftwork.api.sdk.account import Moment
@@ -16,7 +17,7 @@ from graftwork.platform.answers.admin import AuditEntry, Quota, QuotaLimits, Rep
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.overview import Overview
 from graftwork.platform.answers.timelines import Timeline
-from graftwork.platform.answers.usage import UsageRow
+from graftwork.platform.answers.usage import Invoice, PriceList, UsageRow
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -141,6 +142,38 @@ class Modes(Resource[R]):
         return (yield from self._read(answers.Modes, Call("PUT", "/v1/admin/modes", json=body, admin=True)))
 
 
+class Prices(Resource[R]):
+    """Reads and sets price lists. Sends requests to `/v1/admin/prices`."""
+
+    @operation
+    def list(self, *, tenant_id: str | None = None) -> Steps[Page[PriceList]]:
+        """Lists all price lists, or those of one tenant. The newest comes first."""
+        return (
+            yield from self._page(
+                PriceList, Call("GET", "/v1/admin/prices", query={"tenant_id": tenant_id}, admin=True)
+            )
+        )
+
+    @operation
+    def set(
+        self,
+        currency: str,
+        rates: Mapping[str, str],
+        *,
+        tenant_id: str | None = None,
+        service_tier: str | None = None,
+        valid_from: Moment | None = None,
+    ) -> Steps[PriceList]:
+        """Sets the prices of requests that begin from `valid_from` on; None means now.
+
+        `rates` are decimal text by name, such as `{"input": "0.50", "output": "1.50"}`.
+        """
+        body = {"currency": currency, "rates": dict(rates)}
+        body |= _given(tenant_id=tenant_id, service_tier=service_tier, valid_from=valid_from)
+        call = Call("POST", "/v1/admin/prices", json=body, admin=True, creates=True)
+        return (yield from self._read(PriceList, call))
+
+
 class Admin(Resource[R]):
     """Groups the methods for operators, such as `client.admin.tenants.create`. Every call sends the admin key."""
 
@@ -160,6 +193,10 @@ class Admin(Resource[R]):
     def modes(self) -> Modes[R]:
         return Modes(self._runtime)
 
+    @property
+    def prices(self) -> Prices[R]:
+        return Prices(self._runtime)
+
     @operation
     def usage(
         self,
@@ -171,6 +208,12 @@ class Admin(Resource[R]):
     ) -> Steps[Page[UsageRow]]:
         query = {"tenant_id": tenant_id, "from": start, "to": end, "group_by": group_by}
         return (yield from self._page(UsageRow, Call("GET", "/v1/admin/usage", query=query, admin=True)))
+
+    @operation
+    def invoice(self, tenant_id: str, month: str) -> Steps[Invoice]:
+        """Reads a tenant's invoice of a month in UTC, such as `2026-11`."""
+        query = {"tenant_id": tenant_id, "month": month}
+        return (yield from self._read(Invoice, Call("GET", "/v1/admin/usage/invoice", query=query, admin=True)))
 
     @operation
     def audit(self, *, limit: int | None = None, after: str | None = None) -> Steps[Page[AuditEntry]]:

@@ -27,6 +27,7 @@ from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.server.engine_process import ARTIFACTS_FOLDER
+from graftwork.api.server.erasing import tenant_erasure
 from graftwork.api.server.fleets import connect_engine, replica_directory
 from graftwork.api.server.foundation import Foundation, ServedModel, read_served_model
 from graftwork.api.server.late_erasure import LateErasure
@@ -46,10 +47,10 @@ from graftwork.platform.quotas.uploads import UploadBound
 from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
-from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter
-from graftwork.platform.tenancy.principals import AccessWatch, RunningWork, TenantScope, isolation_of
+from graftwork.platform.tenancy.price_keeper import PRICES_S, PriceKeeper
+from graftwork.platform.tenancy.principals import AccessWatch, RunningWork
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.platform.tracing.trace_book import TraceBook
@@ -112,6 +113,9 @@ async def open_resources(
         stack.callback(backlog.journal.close)
         stack.push_async_callback(backlog.flush)
         await stack.enter_async_context(repeating(backlog.flush, _FLUSH_S, "storing usage rows"))
+        prices = resources.admin.prices
+        await prices.refresh()
+        await stack.enter_async_context(repeating(prices.refresh, PRICES_S, "reading the price lists"))
         access = AccessWatch(database, resources.inference.work, clock)
         await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
         modes = resources.admin.modes
@@ -165,6 +169,7 @@ class _TenantServices:
     meter: UsageMeter
     quotas: QuotaKeeper
     modes: ModeSwitch
+    prices: PriceKeeper
 
 
 async def _assemble(base: Foundation) -> Resources:
@@ -195,12 +200,14 @@ async def _tenant_services(base: Foundation) -> _TenantServices:
     work, meter = RunningWork(), UsageMeter(base.database)
     tenancy = Tenancy(base.database, pepper, base.clock, work)
     quotas = await open_quotas(base.settings.redis_url, base.clock, meter, base.settings.lease_s)
-    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, ModeSwitch(base.database, base.clock))
+    modes, prices = ModeSwitch(base.database, base.clock), PriceKeeper(base.database, base.clock)
+    return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, modes, prices)
 
 
 def _inference_resources(base: Foundation, tenants: _TenantServices, served: ServedModel) -> InferenceResources:
     description = served.generator.description
-    backlog = UsageBacklog(tenants.meter, UsageJournal(base.settings.data_dir / _USAGE_FOLDER))
+    book = tenants.prices.book
+    backlog = UsageBacklog(tenants.meter, UsageJournal(base.settings.data_dir / _USAGE_FOLDER), book)
     in_flight = InFlightBound(base.clock, description.max_requests, description.max_domain_requests)
     return InferenceResources(
         clock=base.clock,
@@ -215,6 +222,7 @@ def _inference_resources(base: Foundation, tenants: _TenantServices, served: Ser
             base.clock,
             in_flight,
             base.activity,
+            book,
         ),
         description=description,
         folder=served.folder,
@@ -227,15 +235,15 @@ def _inference_resources(base: Foundation, tenants: _TenantServices, served: Ser
 
 def _session_resources(base: Foundation, inference: InferenceResources, served: ServedModel) -> SessionResources:
     settings = base.settings
-    turns = TurnStore(
-        base.database, base.clock, owner_name(settings.host, settings.port) or new_id("gateway"), settings.lease_s
-    )
+    owner = owner_name(settings.host, settings.port) or new_id("gateway")
+    turns = TurnStore(base.database, base.clock, owner, settings.lease_s, book=inference.accounting.book)
     dependencies = _turn_dependencies(inference, turns, base.engine, served.prompts, settings.lease_s)
     sessions = SessionService(base.database, inference.registry, dependencies)
     return SessionResources(
         clock=base.clock,
         base_name=inference.description.model_name,
         sessions=sessions,
+        meter=UsageMeter(base.database),
         responses=ResponseService(base.database, sessions, base.clock),
         conversations=ConversationService(sessions),
         tasks=inference.tasks,
@@ -247,9 +255,8 @@ def _account_resources(base: Foundation, tenants: _TenantServices, inference: In
     uploads = UploadBound(
         base.settings.max_uploads, base.settings.max_tenant_uploads, base.clock, base.settings.upload_timeout_s
     )
-    return AccountResources(
-        base.clock, tenants.tenancy, tenants.meter, inference.registry, inference.description, uploads
-    )
+    known = (tenants.tenancy, tenants.meter, tenants.prices)
+    return AccountResources(base.clock, *known, inference.registry, inference.description, uploads)
 
 
 def _admin_resources(
@@ -261,11 +268,12 @@ def _admin_resources(
         pepper=tenants.pepper,
         tenancy=tenants.tenancy,
         meter=tenants.meter,
+        prices=tenants.prices,
         registry=inference.registry,
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         description=inference.description,
-        erasure=_tenant_erasure(inference, base.database, base.engine, sessions),
+        erasure=tenant_erasure(inference, base.database, base.engine, sessions),
         modes=tenants.modes,
         tasks=inference.tasks,
     )
@@ -301,29 +309,6 @@ def _registry(base: Foundation) -> AdapterRegistry:
         clock=base.clock,
         probe=base.engine.probe_adapter,
         before_free=base.engine.forget_adapter,
-    )
-
-
-def _tenant_erasure(
-    inference: InferenceResources, database: Database, engine: EngineClient, sessions: SessionService
-) -> TenantErasure:
-    async def forget(scope: TenantScope) -> bool:
-        await engine.forget_domain(isolation_of(scope, inference.pepper))
-        return True
-
-    async def forget_checks(scope: TenantScope) -> bool:
-        inference.planner.forget(scope)
-        return True
-
-    return TenantErasure(
-        database,
-        inference.clock,
-        {
-            "sessions": sessions.eraser.erase,
-            "adapters": inference.registry.erase,
-            "kv": forget,
-            "checks of schemas": forget_checks,
-        },
     )
 
 

@@ -59,6 +59,9 @@ class AdaptersAlwaysReady:
     def unpin(self, digest: str) -> None:
         """Does nothing: no adapter is ever evicted."""
 
+    def take_loaded_bytes(self, digest: str) -> int:
+        return 0
+
 
 MakeOrder = Callable[[Clock, KvCacheManager], WaitingOrder]
 """Makes the order of waiting requests of one policy."""

@@ -73,6 +73,10 @@ class PromptAdmitted:
     """The first event of a request. The request has left the queue and starts to run."""
 
     cache: CacheReport
+    adapter_bytes: int = 0
+    """Bytes of the request's adapters that were loaded to the device since the last request that used them began. So each
+    load is in the report of one request.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,10 @@ class TokensGenerated:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One entry for each token if the request asked for log probabilities, else empty."""
+    kv_byte_seconds: int = 0
+    """Bytes of device pages that the request held, times seconds, since the last event that reported some. Pages that it
+    shares with others count whole.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,8 @@ class RequestFinished:
     reason: FinishReason
     completion_tokens: int
     drafts: DraftReport = DraftReport()
+    kv_byte_seconds: int = 0
+    """What no event before has reported; see TokensGenerated."""
 
 
 @dataclass(frozen=True, slots=True)

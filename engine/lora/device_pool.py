@@ -48,6 +48,8 @@ class _Slot:
     num_pins: int = 0
     is_copying: bool = False
     """Whether the adapter's bytes are still on their way to the device."""
+    is_load_reported: bool = False
+    """Whether a request has reported that the adapter was loaded."""
 
 
 class DeviceAdapterPool:
@@ -133,6 +135,14 @@ class DeviceAdapterPool:
         self._slots[digest].num_pins -= 1
         if not self.is_pinned(digest):
             self._touch(digest)
+
+    def take_loaded_bytes(self, digest: str) -> int:
+        """Returns the adapter's bytes if it was loaded since the last call for it, else 0."""
+        slot = self._slots.get(digest)
+        if slot is None or slot.is_load_reported:
+            return 0
+        slot.is_load_reported = True
+        return slot.adapter.num_bytes
 
     def _touch(self, digest: str) -> None:
         self._slots[digest].last_used = self._page_store.tree.ticks

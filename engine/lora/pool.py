@@ -210,6 +210,10 @@ class LoraPool:
         self._device.unpin(digest)
         self._evict_if_forgotten(digest)
 
+    def take_loaded_bytes(self, digest: str) -> int:
+        """Returns the adapter's bytes if it was loaded to the device since the last call for it, else 0."""
+        return self._device.take_loaded_bytes(digest)
+
     def _evict_if_forgotten(self, digest: str) -> None:
         if digest in self._to_forget and not self._device.is_pinned(digest):
             self._evict(digest)

@@ -51,6 +51,10 @@ class ModelConfig:
         """The number of features of one token's key in one layer, over all KV heads. A value has the same number."""
         return self.num_kv_heads * self.head_dim
 
+    def kv_page_bytes(self, page_tokens: int, item_bytes: int) -> int:
+        """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in all layers."""
+        return 2 * self.num_layers * page_tokens * self.kv_width * item_bytes
+
     @property
     def target_shapes(self) -> dict[str, tuple[int, int]]:
         """The pair (out_features, in_features) of each linear layer that LoRA can change, by name, such as "q_proj"."""

@@ -109,7 +109,10 @@ def step_to_wire(step: Iterable[RequestOutput], load: EngineLoad | None = None) 
     message = wire.StepOutput(load_json="" if load is None else to_json(load))
     for request_id, event in ((output.request_id, output.event) for output in step):
         if isinstance(event, TokensGenerated) and event.token_ids and not event.logprobs:
-            message.outputs.add(request_id=request_id).tokens.token_ids.extend(event.token_ids)
+            tokens = message.outputs.add(request_id=request_id).tokens
+            tokens.token_ids.extend(event.token_ids)
+            if event.kv_byte_seconds:
+                tokens.kv_byte_seconds = event.kv_byte_seconds
         else:
             message.outputs.append(output_to_wire(request_id, event))
     return message
@@ -117,8 +120,9 @@ def step_to_wire(step: Iterable[RequestOutput], load: EngineLoad | None = None) 
 
 def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -> wire.RequestOutput:
     match event:
-        case PromptAdmitted(cache):
-            return wire.RequestOutput(request_id=request_id, admitted=wire.Admitted(**asdict(cache)))
+        case PromptAdmitted(cache, adapter_bytes):
+            admitted = wire.Admitted(**asdict(cache), adapter_bytes=adapter_bytes)
+            return wire.RequestOutput(request_id=request_id, admitted=admitted)
         case TokensGenerated():
             return wire.RequestOutput(request_id=request_id, tokens=_tokens_to_wire(event))
         case PromptScored(logprobs):
@@ -127,9 +131,12 @@ def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -
             )
         case StepsTraced():
             return wire.RequestOutput(request_id=request_id, traced=_traced_to_wire(event))
-        case RequestFinished(reason, completion_tokens, drafts):
+        case RequestFinished(reason, completion_tokens, drafts, kv_byte_seconds):
             finished = wire.Finished(
-                reason=reason, completion_tokens=completion_tokens, drafts=wire.Drafts(**asdict(drafts))
+                reason=reason,
+                completion_tokens=completion_tokens,
+                drafts=wire.Drafts(**asdict(drafts)),
+                kv_byte_seconds=kv_byte_seconds,
             )
             return wire.RequestOutput(request_id=request_id, finished=finished)
         case GraftworkError():
@@ -141,11 +148,11 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
         tokens = output.tokens
         token_ids = tuple(tokens.token_ids[:])  # a slice is a list, which is iterated twice as fast as a repeated field
         if not tokens.logprobs:
-            return TokensGenerated(token_ids)
-        return TokensGenerated(token_ids, tuple(map(_logprobs_from_wire, tokens.logprobs)))
+            return TokensGenerated(token_ids, (), tokens.kv_byte_seconds)
+        return TokensGenerated(token_ids, tuple(map(_logprobs_from_wire, tokens.logprobs)), tokens.kv_byte_seconds)
     match output.WhichOneof("event"):
         case "admitted":
-            return PromptAdmitted(_cache_from_wire(output.admitted))
+            return PromptAdmitted(_cache_from_wire(output.admitted), output.admitted.adapter_bytes)
         case "scored":
             return PromptScored(tuple(map(_logprobs_from_wire, output.scored.logprobs)))
         case "traced":
@@ -159,7 +166,11 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
 
 
 def _tokens_to_wire(tokens: TokensGenerated) -> wire.Tokens:
-    return wire.Tokens(token_ids=tokens.token_ids, logprobs=map(_logprobs_to_wire, tokens.logprobs))
+    return wire.Tokens(
+        token_ids=tokens.token_ids,
+        logprobs=map(_logprobs_to_wire, tokens.logprobs),
+        kv_byte_seconds=tokens.kv_byte_seconds,
+    )
 
 
 def _logprobs_to_wire(logprobs: TokenLogprobs) -> wire.TokenLogprobs:
@@ -187,13 +198,21 @@ def _traced_from_wire(message: wire.Traced) -> StepsTraced:
 
 
 def _cache_from_wire(admitted: wire.Admitted) -> CacheReport:
-    cache = _read(CacheReport, admitted)
-    return cache if cache.miss_reason is None else replace(cache, miss_reason=MissReason(cache.miss_reason))
+    return CacheReport(
+        admitted.device_tokens,
+        admitted.host_tokens,
+        admitted.disk_tokens,
+        admitted.recomputed_tokens,
+        MissReason(admitted.miss_reason) if admitted.HasField("miss_reason") else None,
+    )
 
 
 def _finished_from_wire(finished: wire.Finished) -> RequestFinished:
     return RequestFinished(
-        FinishReason(finished.reason), finished.completion_tokens, _read(DraftReport, finished.drafts)
+        FinishReason(finished.reason),
+        finished.completion_tokens,
+        _read(DraftReport, finished.drafts),
+        finished.kv_byte_seconds,
     )
 
 

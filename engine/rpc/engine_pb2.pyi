@@ -161,26 +161,30 @@ class Scored(_message.Message):
     def __init__(self, logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("device_tokens", "host_tokens", "disk_tokens", "recomputed_tokens", "miss_reason")
+    __slots__ = ("device_tokens", "host_tokens", "disk_tokens", "recomputed_tokens", "miss_reason", "adapter_bytes")
     DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
     device_tokens: int
     host_tokens: int
     disk_tokens: int
     recomputed_tokens: int
     miss_reason: str
-    def __init__(self, device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., miss_reason: _Optional[str] = ...) -> None: ...
+    adapter_bytes: int
+    def __init__(self, device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., miss_reason: _Optional[str] = ..., adapter_bytes: _Optional[int] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("token_ids", "logprobs")
+    __slots__ = ("token_ids", "logprobs", "kv_byte_seconds")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    kv_byte_seconds: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., kv_byte_seconds: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs", "rank")
@@ -195,14 +199,16 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "completion_tokens", "drafts")
+    __slots__ = ("reason", "completion_tokens", "drafts", "kv_byte_seconds")
     REASON_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     reason: str
     completion_tokens: int
     drafts: Drafts
-    def __init__(self, reason: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ...) -> None: ...
+    kv_byte_seconds: int
+    def __init__(self, reason: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., kv_byte_seconds: _Optional[int] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("drafted_tokens", "accepted_tokens", "forced_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")

@@ -46,6 +46,10 @@ class AdapterProvider(Protocol):
 
     def unpin(self, digest: str) -> None: ...
 
+    def take_loaded_bytes(self, digest: str) -> int:
+        """Returns the adapter's bytes if it was loaded to the device since the last call for it, else 0."""
+        ...
+
 
 class GrammarProvider(Protocol):
     """Compiles grammars, and tracks how far the answer of each running request has come in its grammar."""

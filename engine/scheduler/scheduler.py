@@ -77,7 +77,7 @@ class Scheduler:
         self._validator = RequestValidator(limits, scopes, clock)
         self._waiting = VirtualTokenCounter(clock) if order is None else order
         self._flex = FlexHoldback(clock, limits.max_running, kv_cache.page_store.sizes.device_pages)
-        self._meter = ServiceMeter(clock, self._waiting, self._flex)
+        self._meter = ServiceMeter(clock, self._waiting, self._flex, kv_cache.page_store.sizes.page_bytes)
         self._queue_bounds = QueueBounds(limits.queue, self._waiting)
         self._candidates = Candidates(self._waiting, adapters, grammars, recorder)
         self.requests = RequestTables(self._waiting)
@@ -238,7 +238,8 @@ class Scheduler:
         report = state.cache_report(self._limits.page_tokens)
         self._waiting.charge(state, ServiceUse(input_tokens=report.recomputed_tokens))
         self.counters.count_prompt(report)
-        return [RequestOutput(state.request_id, PromptAdmitted(report))]
+        loaded = sum(map(self._adapters.take_loaded_bytes, state.request.adapter_digests))
+        return [RequestOutput(state.request_id, PromptAdmitted(report, loaded))]
 
     def renumber_pages(self, moves: Mapping[PageId, PageId]) -> None:
         """Updates the page numbers of running requests after pages were moved. `moves` maps old to new numbers."""
@@ -251,10 +252,7 @@ class Scheduler:
         return [output for state in self.pending_loads.overlap(plan) for output in self._report_admitted(state)]
 
     def finish_transfer(self, done: TransferDone) -> list[RequestOutput]:
-        """Processes the end of a transfer of pages. Starts the requests that waited for it.
-
-        Fails the requests that were computed with pages that the transfer could not read.
-        """
+        """Processes the end of a transfer: starts requests that waited for it, fails those computed with pages it lost."""
         outcome = self.pending_loads.finish(done)
         outputs = self.fail(outcome.failed, outcome.error)
         return outputs + [output for state in outcome.ready for output in self._report_admitted(state)]
@@ -341,7 +339,8 @@ class Scheduler:
             state.num_computed = len(state.token_ids) - 1
             self.counters.generated_tokens += len(token_ids)
             logprobs = result.logprobs.get(piece.request_id, ())[: len(token_ids)]
-            outputs.append(RequestOutput(state.request_id, TokensGenerated(token_ids, logprobs)))
+            generated = TokensGenerated(token_ids, logprobs, state.take_kv_byte_seconds())
+            outputs.append(RequestOutput(state.request_id, generated))
         self._meter.charge_step(state, piece.num_drafts, len(token_ids))
         self.speculator.learn(state, piece.num_drafts, len(token_ids))
         reason = state.finish_reason() if token_ids else None
@@ -370,7 +369,8 @@ class Scheduler:
         self._remove_running(state)
         self._kv_cache.enforce_limits(state.domain)
         self.deadlines.record_finished()
-        return RequestOutput(state.request_id, RequestFinished(reason, state.num_generated, report))
+        finished = RequestFinished(reason, state.num_generated, report, state.take_kv_byte_seconds())
+        return RequestOutput(state.request_id, finished)
 
     def _remove_running(self, state: RequestState) -> None:
         """Takes a request out of the batch. The request's pages must have been released or offloaded before."""

@@ -3,7 +3,8 @@
     ServiceMeter   charges each request for tokens, rejected drafts, and the pages that it holds
     FlexHoldback   keeps places and pages free for higher tiers, and steps short, while requests of higher tiers come
 
-Owns the times up to which requests were charged. Never admits, orders or ends a request.
+Owns the times up to which requests were charged, and adds the KV that they held to their states, for the reports that
+bills are made of. Never admits, orders or ends a request.
 Invariant: a held page is charged from its request's start to its end, each second once.
 """
 
@@ -30,8 +31,9 @@ ACTIVE_FOR_S = 60.0
 class ServiceMeter:
     """Charges requests for what they take of the engine."""
 
-    def __init__(self, clock: Clock, order: WaitingOrder, flex: "FlexHoldback") -> None:
+    def __init__(self, clock: Clock, order: WaitingOrder, flex: "FlexHoldback", page_bytes: int) -> None:
         self._clock = clock
+        self._page_bytes = page_bytes
         self._order = order
         self._flex = flex
         self._charged_until: dict[RequestId, float] = {}
@@ -66,6 +68,7 @@ class ServiceMeter:
         page_seconds = len(state.pages) * (now - self._charged_until[state.request_id])
         self._charged_until[state.request_id] = now
         if page_seconds:
+            state.kv_byte_seconds += page_seconds * self._page_bytes
             self._order.charge(state, ServiceUse(page_seconds=page_seconds))
 
 

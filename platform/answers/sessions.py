@@ -9,7 +9,7 @@ from typing import (
 
 from graftwork.platform.answers.base import Answer, absent
 from graftwork.platform.answers.errors import ErrorFields
-from graftwork.platform.answers.usage import CacheReport, Usage
+from graftwork.platform.answers.usage import CacheReport, TurnUsage, UsageTotals
 
 ItemType = Literal["message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"]
 
@@ -62,6 +62,8 @@ class SessionState(Answer):
     sampling: dict[str, Any]
     metadata: dict[str, str]
     retention: Retention
+    usage: UsageTotals | None = absent()
+    """What the session's turns have used, and what they cost. Only where a session is read by its id or in a list."""
 
 
 class GivenUpKv(Answer):
@@ -173,8 +175,8 @@ class Turn(Answer):
     checkpoint_id: str | None
     """The id of the checkpoint after this turn. The session's next turn continues from this checkpoint."""
     finish_reason: str | None
-    usage: Usage | None
-    """The tokens of the turn. Null for a turn that failed by the server's fault: it costs nothing."""
+    usage: TurnUsage | None
+    """The tokens, memory and cost of the turn. Null for a turn that failed by the server's fault: it costs nothing."""
     cache: CacheReport | None
     error: ErrorFields | None
     made_with: dict[str, Any] | None

@@ -1,8 +1,43 @@
-"""Defines token counts: the usage of one answer, the sources of a prompt's tokens (cached or computed), and the usage
-of a tenant.
+"""Defines token counts and costs: the usage of one answer, the sources of a prompt's tokens (cached or computed), the
+usage of a tenant, price lists and invoices.
+
+An amount of money is decimal text, such as `"0.000123"`, because a JSON number is read as a float, which loses digits.
 """
 
+from decimal import Decimal
+from typing import Literal, Protocol, Self
+
 from graftwork.platform.answers.base import Answer, absent
+from graftwork.platform.prices.rates import amount_text, from_atoms
+
+
+class HasCurrency(Protocol):
+    """A price list."""
+
+    @property
+    def currency(self) -> str: ...
+
+
+class Money(Answer):
+    """An amount of money. `amount` is decimal text with up to 12 decimals, and `currency` a code such as `USD`."""
+
+    amount: str
+    currency: str
+
+    @classmethod
+    def of(cls, atoms: int, currency: str) -> Self:
+        """Makes an amount from 10⁻¹² of the currency."""
+        return cls(amount=amount_text(from_atoms(atoms)), currency=currency)
+
+    @classmethod
+    def of_prices(cls, atoms: int, prices: HasCurrency | None) -> Self | None:
+        """Makes an amount in the currency of a price list; None without a list."""
+        return None if prices is None else cls.of(atoms, prices.currency)
+
+    @property
+    def decimal(self) -> Decimal:
+        """The amount as an exact number."""
+        return Decimal(self.amount)
 
 
 class PromptTokensDetails(Answer):
@@ -49,6 +84,17 @@ class Usage(Answer):
         return cached / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
+class TurnUsage(Usage):
+    """The token counts of one turn, what it took of the engine's memory, and what it costs."""
+
+    kv_byte_seconds: int
+    """Bytes of KV cache that the turn held in device memory, times the seconds for which it held them."""
+    adapter_bytes: int
+    """Bytes of adapters that the engine loaded to the device for this turn. It is 0 if they were there."""
+    cost: Money | None
+    """Null if the turn has no price."""
+
+
 class CacheReport(PromptTokensDetails):
     """The number of a turn's prompt tokens by source, and the reason why some of them were not in the KV cache."""
 
@@ -58,16 +104,102 @@ class CacheReport(PromptTokensDetails):
     """
 
 
-class UsageRow(Answer):
-    """The token counts of one group of requests, such as all requests of one day.
+class UsageTotals(Answer):
+    """What several requests used together, and what they cost."""
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    device_tokens: int
+    """Cached tokens whose KV was in device memory; the next two: in host memory, and on disk."""
+    host_tokens: int
+    disk_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    kv_byte_seconds: int
+    """Bytes of KV cache that the requests held in device memory, times the seconds for which they held them."""
+    adapter_bytes: int
+    """Bytes of adapters that the engine loaded to the device for these requests."""
+    costs: tuple[Money, ...]
+    """One amount for each currency. It is empty if no request has a price."""
+
+
+class UsageRow(UsageTotals):
+    """The usage and the cost of one group of requests, such as all requests of one day.
 
     `group` names the group. If the groups are adapters, requests without an adapter have the base model's name as their
     group. If the groups are sessions, null is all requests without a session.
     """
 
     group: str | None
+
+
+class Rates(Answer):
+    """Prices as decimal text: per million tokens, per GB-hour of KV cache, and per GB of adapters. A GB is 10⁹ bytes."""
+
+    input: str
+    """Per million prompt tokens that are computed."""
+    output: str
+    """Per million generated tokens."""
+    input_device: str
+    """Per million prompt tokens whose KV was cached in device memory; the next two: in host memory, and on disk."""
+    input_host: str
+    input_disk: str
+    kv_gb_hour: str
+    """Per GB of KV cache that a request holds in device memory for an hour."""
+    adapter_gb: str
+    """Per GB of adapters that are loaded to the device."""
+
+
+class PriceList(Answer):
+    """The prices of requests that begin at `valid_from` or later, until a newer list of the same tenant and tier begins.
+
+    A list without a tenant is for all tenants that have none of their own, and a list without a service tier for all
+    tiers that have none of their own.
+    """
+
+    id: str
+    object: Literal["price_list"] = "price_list"
+    tenant_id: str | None
+    service_tier: str | None
+    currency: str
+    rates: Rates
+    valid_from: float
+    """In unix seconds."""
+    created_at: float
+    in_force: bool
+    """Whether requests that begin now may have this list: it has begun, and no newer one has replaced it."""
+
+
+class InvoiceLine(Answer):
+    """What was used at one rate of one price list, and the amount of money for it."""
+
+    price_list: str
+    item: str
+    """The name of the rate, such as `input_host`."""
+    quantity: int
+    unit: Literal["token", "byte-second", "byte"]
+    rate: str
+    """The price per million tokens, per GB-hour, or per GB."""
+    amount: str
+    currency: str
+
+
+class Invoice(Answer):
+    """What a tenant owes for one month in UTC. The totals are the sums of the lines, which are the sums of the requests'
+    costs. Nothing is rounded but the parts of each request's cost, to 12 decimals.
+    """
+
+    object: Literal["invoice"] = "invoice"
+    tenant_id: str
+    month: str
+    start: float
+    """The month is the time from `start` up to `end`, in unix seconds."""
+    end: float
+    is_final: bool
+    """Whether the month is over."""
+    lines: tuple[InvoiceLine, ...]
+    totals: tuple[Money, ...]
     requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    unpriced: UsageTotals
+    """The requests that had no price. They are in no line."""

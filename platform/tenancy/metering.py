@@ -7,7 +7,7 @@
 Owns the ledger's rows. A row is added once and never deleted, not even when its tenant is deleted. It changes only when
 its tenant is erased: then its adapter loses its name. Also owns the journal's files in one folder: one for each gateway
 process that uses the folder, locked while the process lives. The files are mapped into memory, so a counter costs no
-system call, and the kernel keeps it when the process dies. It does not outlive the machine. Knows no prices.
+system call, and the kernel keeps it when the process dies. It does not outlive the machine.
 Invariant: if the same request id is recorded twice, the second call changes nothing.
 """
 
@@ -17,14 +17,15 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
-from graftwork.platform.ids import RequestId, TenantId, new_id
+from graftwork.platform.ids import RequestId, SessionId, TenantId, new_id
+from graftwork.platform.prices.price_list import PriceBook
 from graftwork.platform.tenancy import repository
 from graftwork.platform.tenancy.tenants import UsageEvent, UsageGroup, UsageOutcome, UsageSummary
 
@@ -40,11 +41,23 @@ _SLOTS = 256
 """Slots of one file: 2 MiB. A process that runs more requests at once makes more files."""
 _WORD: Final = "q"
 """The format of one number of a slot's header: 8 bytes, written at once."""
-_HEADER = struct.Struct(4 * _WORD)
-"""A slot's header: the length of its record in bytes (0 in a free slot), and its prompt, cached and answer tokens."""
-_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
-_RECORDED = tuple(field.name for field in fields(UsageEvent) if field.name not in _COUNTS)
-"""The fields of a slot's record; the counts are in its header."""
+_COUNTS = (
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "host_tokens",
+    "disk_tokens",
+    "kv_byte_seconds",
+    "adapter_bytes",
+)
+_HEADER = struct.Struct((1 + len(_COUNTS)) * _WORD)
+"""A slot's header: the length of its record in bytes (0 in a free slot) with `_LONG`, and then its counts."""
+_OLD_HEADER = struct.Struct(4 * _WORD)
+"""The header that versions before 0.4 wrote: the length without `_LONG`, and the first three counts."""
+_LONG = 1 << 32
+"""A bit of the length, which says that the header has all counts."""
+_RECORDED = tuple(field.name for field in fields(UsageEvent) if field.name not in (*_COUNTS, "cost"))
+"""The fields of a slot's record; the counts are in its header, and the cost follows from them."""
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -59,14 +72,23 @@ class JournalEntry:
         self._words = file.words
         self._prompt_at = at // file.words.itemsize + 1
 
-    def admit(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Adds the tokens of a prompt that the engine has admitted, and how many of them were cached."""
+    def admit(self, prompt_tokens: int, cached_tokens: int, *, host_tokens: int = 0, disk_tokens: int = 0) -> None:
+        """Adds the tokens of a prompt that the engine has admitted, and how many of them were cached: on any tier, in
+        host memory, and on disk.
+        """
         self._words[self._prompt_at] += prompt_tokens
         self._words[self._prompt_at + 1] += cached_tokens
+        self._words[self._prompt_at + 3] += host_tokens
+        self._words[self._prompt_at + 4] += disk_tokens
 
-    def add(self, completion_tokens: int) -> None:
-        """Adds tokens of the answer. Call it before they are delivered."""
+    def add(self, completion_tokens: int, kv_byte_seconds: int = 0) -> None:
+        """Adds tokens of the answer, and KV that was held. Call it before the tokens are delivered."""
         self._words[self._prompt_at + 2] += completion_tokens
+        self._words[self._prompt_at + 5] += kv_byte_seconds
+
+    def add_adapters(self, adapter_bytes: int) -> None:
+        """Adds bytes of adapters that the engine has loaded for the request."""
+        self._words[self._prompt_at + 6] += adapter_bytes
 
     def replace(self, event: UsageEvent) -> None:
         """Replaces the whole record, for a request that has ended and whose record the database could not store."""
@@ -185,10 +207,10 @@ class _JournalFile:
         _HEADER.pack_into(self.memory, at, 0, *counts)
         start = at + _HEADER.size
         self.memory[start : start + len(text)] = text
-        _HEADER.pack_into(self.memory, at, len(text), *counts)
+        _HEADER.pack_into(self.memory, at, len(text) | _LONG, *counts)
 
     def free(self, at: int) -> None:
-        _HEADER.pack_into(self.memory, at, 0, 0, 0, 0)
+        _HEADER.pack_into(self.memory, at, *[0] * (1 + len(_COUNTS)))
         self._free.append(at)
 
     def close(self) -> None:
@@ -205,21 +227,21 @@ def _read(content: bytes) -> tuple[list[UsageEvent], list[str]]:
     events: list[UsageEvent] = []
     errors: list[str] = []
     for at in range(0, len(content) - _SLOT_BYTES + 1, _SLOT_BYTES):
-        length, *counts = _HEADER.unpack_from(content, at)
+        header = _HEADER if _HEADER.unpack_from(content, at)[0] & _LONG else _OLD_HEADER
+        length, *counts = header.unpack_from(content, at)
         if length and counts[0]:
+            start = at + header.size
             try:
-                events.append(_event(content[at + _HEADER.size : at + _HEADER.size + length], *counts))
+                events.append(_event(content[start : start + (length & ~_LONG)], counts))
             except (ValueError, TypeError, KeyError) as error:
                 errors.append(f"slot at {at}: {error}")
     return events, errors
 
 
-def _event(text: bytes, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> UsageEvent:
-    fields = json.loads(text)
+def _event(text: bytes, counts: Sequence[int]) -> UsageEvent:
+    fields = json.loads(text) | dict(zip(_COUNTS, counts, strict=False))  # an old header has fewer
     fields["outcome"] = UsageOutcome(fields["outcome"])
-    return UsageEvent(
-        **fields, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, completion_tokens=completion_tokens
-    )
+    return UsageEvent(**fields)
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -259,6 +281,15 @@ class UsageMeter:
             summaries = await repository.sum_usage(session, tenant_id, start, end, group_by)
         return sorted(summaries, key=lambda summary: (summary.group is None, summary.group or ""))
 
+    async def of_sessions(
+        self, tenant_id: TenantId, session_ids: Collection[SessionId]
+    ) -> dict[SessionId, UsageSummary]:
+        """Returns all usage of each of these sessions. A session without usage is left out."""
+        if not session_ids:
+            return {}
+        async with self._database.read() as session:
+            return await repository.sum_sessions(session, tenant_id, session_ids)
+
     async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
         """Returns how many prompt and completion tokens the tenant has used in requests that were recorded at `start`
         or later.
@@ -276,8 +307,10 @@ class UsageBacklog:
     same data folder stores them (see `recover`). Call `flush` every second, and once more before the process ends.
     """
 
-    def __init__(self, meter: UsageMeter, journal: UsageJournal) -> None:
+    def __init__(self, meter: UsageMeter, journal: UsageJournal, book: PriceBook | None = None) -> None:
+        """`book` has the prices of requests that another process has left; None if they have none."""
         self.journal = journal
+        self._book = book or PriceBook()
         self._meter = meter
         self._waiting: dict[RequestId, _Waiting] = {}
         """By request, oldest first."""
@@ -306,7 +339,7 @@ class UsageBacklog:
         num_found = 0
         for events in self.journal.recover():
             for event in events:
-                await self.record(event, lambda: None)
+                await self.record(event.priced(self._book.find(event.price_id)), lambda: None)
             num_found += len(events)
         if num_found:
             _log.warning("usage_recovered", extra={"requests": num_found})

@@ -3,18 +3,21 @@
 Owns the conversion between rows and the platform's own types. Never commits: the caller that opened the session does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import ColumnElement, Select, and_, case, delete, exists, func, not_, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
+from sqlalchemy.orm import InstrumentedAttribute
 
 from graftwork.platform.database import Base, ReadSession, WriteSession
 from graftwork.platform.gateways import repository as gateways
 from graftwork.platform.gateways.lease import GatewayLease
-from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.ids import KeyId, SessionId, TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
+from graftwork.platform.prices.rates import Cost, Quantities
+from graftwork.platform.prices.tables import PriceListRow
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.tables import ApiKeyRow, AuditRow, IdempotencyRow, QuotaRow, TenantRow, UsageRow
 from graftwork.platform.tenancy.tenants import (
@@ -38,7 +41,23 @@ _GROUP_COLUMNS = {
     UsageGroup.SESSION: UsageRow.session_id,
     UsageGroup.KEY: UsageRow.key_id,
     UsageGroup.TENANT: UsageRow.tenant_id,
+    UsageGroup.TIER: UsageRow.service_tier,
+    UsageGroup.PRICE: UsageRow.price_id,
 }
+_LEDGER_FIELDS = tuple(name for name in UsageRow.__table__.columns.keys() if not name.endswith("_atoms"))  # noqa: SIM118
+_SUMMED = (
+    UsageRow.prompt_tokens,
+    UsageRow.cached_tokens,
+    UsageRow.host_tokens,
+    UsageRow.disk_tokens,
+    UsageRow.completion_tokens,
+    UsageRow.adapter_bytes,
+)
+_WIDELY_SUMMED = (UsageRow.kv_byte_seconds, UsageRow.cost_atoms, UsageRow.kv_cost_atoms)
+"""Columns whose sums may have more than the 64 bits of SQLite's sums. So their halves are added up: what is above
+`_HALF`, and the rest.
+"""
+_HALF = 10**9
 
 
 # Tenants
@@ -155,7 +174,8 @@ async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
 
     Returns True. If the request was recorded before, changes nothing and returns False.
     """
-    values = {name: getattr(event, name) for name in UsageRow.__table__.columns.keys()}  # noqa: SIM118
+    values = {name: getattr(event, name) for name in _LEDGER_FIELDS}
+    values |= {"cost_atoms": event.cost.atoms, "kv_cost_atoms": event.cost.kv_atoms}
     if event.adapter is not None:
         values |= adapter_names(event.tenant_id, {"model": event.model, "adapter": event.adapter})
     return await _insert_once(session, UsageRow, values)
@@ -164,22 +184,43 @@ async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
 async def sum_usage(
     session: ReadSession, tenant_id: TenantId | None, start: float, end: float, group_by: UsageGroup
 ) -> list[UsageSummary]:
-    group = _GROUP_COLUMNS[group_by]
-    statement = (
-        select(
-            group,
-            func.count(),
-            func.sum(UsageRow.prompt_tokens),
-            func.sum(UsageRow.cached_tokens),
-            func.sum(UsageRow.completion_tokens),
-        )
-        .where(UsageRow.at >= start, UsageRow.at < end)
-        .group_by(group)
-    )
+    """Adds up the usage of each group of requests that were recorded in the time [start, end)."""
+    conditions = [UsageRow.at >= start, UsageRow.at < end]
     if tenant_id is not None:
-        statement = statement.where(UsageRow.tenant_id == tenant_id)
-    rows = (await session.execute(statement)).all()
-    return [UsageSummary(key, *(int(figure) for figure in figures)) for key, *figures in rows]
+        conditions.append(UsageRow.tenant_id == tenant_id)
+    return await _sums(session, _GROUP_COLUMNS[group_by], conditions)
+
+
+async def sum_sessions(
+    session: ReadSession, tenant_id: TenantId, session_ids: Collection[SessionId]
+) -> dict[SessionId, UsageSummary]:
+    """Adds up all usage of each of these sessions. A session without usage is left out."""
+    mine = [UsageRow.tenant_id == tenant_id, UsageRow.session_id.in_(list(session_ids))]
+    return {SessionId(one.group or ""): one for one in await _sums(session, UsageRow.session_id, mine)}
+
+
+async def _sums(
+    session: ReadSession, group: InstrumentedAttribute[Any], conditions: Sequence[ColumnElement[bool]]
+) -> list[UsageSummary]:
+    sums = [func.sum(column) for column in _SUMMED]
+    halves = [func.sum(half) for column in _WIDELY_SUMMED for half in (column // _HALF, column % _HALF)]
+    currency = PriceListRow.currency
+    priced = select(group, currency, func.count(), *sums, *halves).outerjoin(
+        PriceListRow, PriceListRow.id == UsageRow.price_id
+    )
+    statement = priced.where(*conditions).group_by(group, currency)
+    summaries: dict[str | None, UsageSummary] = {}
+    for key, code, requests, *found in await session.execute(statement):
+        summary = _summary(key, code, requests, [int(figure) for figure in found])
+        summaries[key] = summaries.get(key, UsageSummary(key)) + summary
+    return list(summaries.values())
+
+
+def _summary(group: str | None, currency: str | None, requests: int, sums: Sequence[int]) -> UsageSummary:
+    prompt, cached, host, disk, completion, adapter_bytes, *halves = sums
+    kv, atoms, kv_atoms = (high * _HALF + low for high, low in zip(halves[::2], halves[1::2], strict=True))
+    used = Quantities(prompt - cached, cached - host - disk, host, disk, completion, kv, adapter_bytes)
+    return UsageSummary(group, requests, used, {} if currency is None else {currency: Cost(atoms, kv_atoms)})
 
 
 async def sum_tokens(session: ReadSession, tenant_id: TenantId, start: float) -> int:

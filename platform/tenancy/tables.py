@@ -5,10 +5,12 @@ All times are seconds since the Unix epoch. Ids are text with a prefix, and sort
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, String
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from graftwork.platform.database import Base
+
+_HAS_SESSION = text("session_id IS NOT NULL")
 
 
 class TenantRow(Base):
@@ -69,7 +71,10 @@ class UsageRow(Base):
     """
 
     __tablename__ = "usage_events"
-    __table_args__ = (Index(None, "tenant_id", "at"),)
+    __table_args__ = (
+        Index(None, "tenant_id", "at"),
+        Index("ix_usage_events_session_id", "session_id", postgresql_where=_HAS_SESSION, sqlite_where=_HAS_SESSION),
+    )
 
     tenant_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     request_id: Mapped[str] = mapped_column(String(200), primary_key=True)
@@ -84,6 +89,18 @@ class UsageRow(Base):
     at: Mapped[float] = mapped_column(Float)
     day: Mapped[str] = mapped_column(String(10))
     """The date of `at` in UTC. The date is stored, because the two databases round times differently."""
+    host_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    disk_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    kv_byte_seconds: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    adapter_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    service_tier: Mapped[str | None] = mapped_column(String(16))
+    price_id: Mapped[str | None] = mapped_column(String(64))
+    cost_atoms: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """The cost in atoms: 10⁻¹² of the price list's currency. It is a whole number, because both databases add whole
+    numbers exactly.
+    """
+    kv_cost_atoms: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """The part of the cost for KV."""
 
 
 class AuditRow(Base):

@@ -1,12 +1,15 @@
 """Defines the data types for tenants, their API keys, entries of the audit log, and usage records."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TenantId
+from graftwork.platform.prices.price_list import PriceList
+from graftwork.platform.prices.rates import NO_COST, NO_USE, Cost, Quantities
 from graftwork.platform.tenancy.keys import redacted
 
 
@@ -118,6 +121,10 @@ class UsageGroup(StrEnum):
     """Groups by session id. The group None is all requests without a session."""
     KEY = "key"
     TENANT = "tenant"
+    TIER = "tier"
+    """Groups by service tier."""
+    PRICE = "price"
+    """Groups by price list. The group None is all requests without a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,37 @@ class UsageEvent:
     completion_tokens: int
     at: float
     outcome: UsageOutcome = UsageOutcome.COMPLETED
+    host_tokens: int = 0
+    """The part of `cached_tokens` that was in host memory; the next field: on disk. The rest was on the device."""
+    disk_tokens: int = 0
+    kv_byte_seconds: int = 0
+    """Bytes of KV that the request held on the device, times the seconds for which it held them."""
+    adapter_bytes: int = 0
+    """Bytes of adapters that were loaded to the device for the request."""
+    service_tier: str | None = None
+    """The tier that served the request; None for a row of an older version."""
+    price_id: str | None = None
+    """The price list of the request; None if it has no price."""
+    cost: Cost = NO_COST
+
+    @property
+    def quantities(self) -> Quantities:
+        """What the request used, as far as it can have a price."""
+        return Quantities(
+            uncached_tokens=self.prompt_tokens - self.cached_tokens,
+            device_tokens=self.cached_tokens - self.host_tokens - self.disk_tokens,
+            host_tokens=self.host_tokens,
+            disk_tokens=self.disk_tokens,
+            output_tokens=self.completion_tokens,
+            kv_byte_seconds=self.kv_byte_seconds,
+            adapter_bytes=self.adapter_bytes,
+        )
+
+    def priced(self, prices: PriceList | None) -> "UsageEvent":
+        """Returns the record with a price list, and with the cost of what the request used so far."""
+        if prices is None:
+            return self
+        return replace(self, price_id=prices.price_id, cost=prices.rates.cost(self.quantities))
 
     @property
     def day(self) -> str:
@@ -150,11 +188,25 @@ class UsageSummary:
     """The total usage of one group of requests, such as the requests of one day."""
 
     group: str | None
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
+    requests: int = 0
+    used: Quantities = NO_USE
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    """The sum of the costs by currency. Requests without a price are not in it."""
 
     @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
+    def prompt_tokens(self) -> int:
+        return self.used.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.used.cached_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.used.output_tokens
+
+    def __add__(self, other: "UsageSummary") -> "UsageSummary":
+        costs = dict(self.costs)
+        for currency, cost in other.costs.items():
+            costs[currency] = costs.get(currency, NO_COST) + cost
+        return UsageSummary(self.group, self.requests + other.requests, self.used + other.used, costs)

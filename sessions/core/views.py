@@ -16,12 +16,15 @@ from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.session import AgentSession, ToolOutput, Turn, TurnStatus
 
 
-def session_answer(session: AgentSession, base_name: str) -> answers.SessionState:
+def session_answer(
+    session: AgentSession, base_name: str, usage: figures.UsageTotals | None = None
+) -> answers.SessionState:
     """Returns the JSON body that describes a session to clients.
 
-    `base_name` is the name of the base model. The body shows it if the session uses no adapter.
+    `base_name` is the name of the base model. The body shows it if the session uses no adapter. `usage` is what the
+    session has used; None leaves it out.
     """
-    return answers.SessionState(**_session_fields(session, base_name))
+    return answers.SessionState(**_session_fields(session, base_name), usage=usage)
 
 
 def session_change_answer(
@@ -79,7 +82,7 @@ def turn_answer(turn: Turn) -> answers.Turn:
         tool_calls=tuple(_pending_call(item) for item in awaited_calls(turn)),
         checkpoint_id=turn.checkpoint_id,
         finish_reason=turn.finish_reason,
-        usage=None if turn.usage is None else figures.Usage.read(turn.usage),
+        usage=None if turn.usage is None else figures.TurnUsage.read(turn.usage),
         cache=None if turn.cache is None else figures.CacheReport.read(turn.cache),
         error=cast(ErrorFields | None, turn.error),
         made_with=None if turn.made_with is None else dict(turn.made_with),
@@ -141,6 +144,14 @@ def usage_body(cache: CacheReport, completion_tokens: int, drafts: DraftReport) 
         prompt_tokens_details=figures.PromptTokensDetails(**_prompt_tokens(cache)),
         completion_tokens_details=completion_details(drafts),
     ).body()
+
+
+def turn_usage_body(
+    tokens: Mapping[str, Any], kv_byte_seconds: int, adapter_bytes: int, cost: figures.Money | None
+) -> dict[str, Any]:
+    """Returns the JSON object `usage` of a turn: `tokens` as of any request, its memory, and its cost if it has a price."""
+    memory = {"kv_byte_seconds": kv_byte_seconds, "adapter_bytes": adapter_bytes}
+    return {**tokens, **memory, "cost": None if cost is None else cost.body()}
 
 
 def _prompt_tokens(cache: CacheReport) -> dict[str, int]:

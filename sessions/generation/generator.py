@@ -49,7 +49,7 @@ from graftwork.sessions.generation.events import (
 from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
 from graftwork.sessions.generation.tracer import GenerationTracer
-from graftwork.sessions.generation.usage import Usage
+from graftwork.sessions.generation.usage import MemoryUse, Usage
 from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
@@ -186,6 +186,8 @@ class Generation:
 
         After the end, tokens after a stop string do not count.
         """
+        self.memory = MemoryUse()
+        """What the engine has reported so far."""
         self.drafts = DraftReport()
         """The counts of draft tokens, reported when the engine finishes; empty for a cancelled generation."""
         self.prompt_computed = asyncio.Event()
@@ -203,7 +205,7 @@ class Generation:
     @property
     def usage(self) -> Usage | None:
         """The token counts of the request so far. They are None while the prompt waits in the engine's queue."""
-        return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts)
+        return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts, self.memory)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Sends the request to the engine, and yields the events of the answer.
@@ -228,7 +230,7 @@ class Generation:
                         prompt, reported = None, PromptReported(tokens)
                         yield reported
                     if isinstance(event, TokensGenerated):
-                        self._count_tokens(len(event.token_ids))
+                        self._count_tokens(len(event.token_ids), event.kv_byte_seconds)
                         for output in push(event.token_ids, event.logprobs):
                             yield output
                         if parser.is_over:
@@ -265,12 +267,15 @@ class Generation:
 
     def _count_prompt(self, event: PromptAdmitted) -> None:
         self.cache = event.cache
+        self.memory = MemoryUse(adapter_bytes=event.adapter_bytes)
         self._tracer.admitted(event.cache)
         self._telemetry.queue.observe(self._now() - self._started_at)
         if self._watch is not None:
             self._watch.admitted(Usage(event.cache, 0, self.drafts).prompt_tokens_by_tier, event.cache.miss_reason)
 
-    def _count_tokens(self, num_tokens: int) -> None:
+    def _count_tokens(self, num_tokens: int, kv_byte_seconds: int) -> None:
+        if kv_byte_seconds:
+            self.memory += MemoryUse(kv_byte_seconds)
         if not num_tokens:
             return
         now = self._now()
@@ -302,6 +307,7 @@ class Generation:
 
     def _count_end(self, event: RequestFinished) -> None:
         self.drafts = event.drafts
+        self.memory += MemoryUse(event.kv_byte_seconds)
         self._telemetry.e2e.observe(self._now() - self._started_at)
 
     def _prompt_collector(self) -> PromptLogprobCollector | None:

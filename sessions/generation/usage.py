@@ -1,7 +1,7 @@
 """Accounts for the tokens of a request: the quota reservation, the usage row and the metrics.
 
 Owns the order of the steps: reserve quota, record the usage, settle the reservation.
-Never generates anything, and never computes a price.
+Never generates anything.
 Invariant: the usage row is written before the reservation is settled. So at any time, the tokens of a request are in
 the reservation, in the usage row, or in both.
 """
@@ -15,9 +15,11 @@ from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.events import CacheReport, DraftReport
 from graftwork.engine.core.requests import KvLimits
 from graftwork.platform.activity.meter import ActivityMeter
+from graftwork.platform.answers.usage import Money
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.errors import CapacityContended, GraftworkError, LimitExceeded
 from graftwork.platform.ids import RequestId, SessionId, TenantId
+from graftwork.platform.prices.price_list import PriceBook
 from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
@@ -25,13 +27,26 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import JournalEntry, UsageBacklog, UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tracing.request_trace import Stage
-from graftwork.sessions.core.views import usage_body
+from graftwork.sessions.core.views import turn_usage_body, usage_body
 from graftwork.sessions.text.encoding import Prompt, PromptEncoding
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What one request took of the engine's memory."""
+
+    kv_byte_seconds: int = 0
+    """Bytes of KV that it held on the device, times the seconds for which it held them."""
+    adapter_bytes: int = 0
+    """Bytes of adapters that were loaded to the device for it."""
+
+    def __add__(self, other: "MemoryUse") -> "MemoryUse":
+        return MemoryUse(self.kv_byte_seconds + other.kv_byte_seconds, self.adapter_bytes + other.adapter_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """The token counts of one request: its prompt by cache tier, its answer, and its draft tokens.
+    """The token counts of one request: its prompt by cache tier, its answer, and its draft tokens; and its memory.
 
     The cached tokens of the prompt are those from the device, the host and the disk. All other prompt tokens were
     computed again.
@@ -40,6 +55,7 @@ class Usage:
     cache: CacheReport
     completion_tokens: int
     drafts: DraftReport
+    memory: MemoryUse = MemoryUse()
 
     @property
     def prompt_tokens(self) -> int:
@@ -70,6 +86,10 @@ class Usage:
         """Returns the token counts of this request as the JSON object `usage` of an API answer."""
         return usage_body(self.cache, self.completion_tokens, self.drafts)
 
+    def turn_body(self, cost: Money | None) -> dict[str, Any]:
+        """Returns the same object for a turn, with its memory and its cost."""
+        return turn_usage_body(self.as_body(), self.memory.kv_byte_seconds, self.memory.adapter_bytes, cost)
+
 
 @dataclass(frozen=True, slots=True)
 class Charge:
@@ -80,6 +100,7 @@ class Charge:
     model: ResolvedModel
     session_id: SessionId | None = None
     """The session that is charged; None for a request outside sessions."""
+    service_tier: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +115,8 @@ class Accounting:
     in_flight: InFlightBound
     activity: ActivityMeter = field(default_factory=lambda: ActivityMeter(SystemClock()))
     """Counts what tenants do, with the requests that are refused here."""
+    book: PriceBook = field(default_factory=PriceBook)
+    """The price lists. A request has the list that is in force when its account is opened."""
 
     def take_places(self, principal: Principal, answers: int = 1) -> HeldPlaces:
         """Takes a place for each answer of a request, the one that the request already has among them. Call it before
@@ -203,6 +226,7 @@ class RequestAccount:
         self.reservation = reservation
         self._accounting = accounting
         self._charge = charge
+        self._prices = accounting.book.in_force(charge.principal.tenant_id, charge.service_tier, accounting.clock.now())
         self._is_recorded = False
         self._entry: JournalEntry | None = None
 
@@ -224,21 +248,33 @@ class RequestAccount:
         """
         return None if usage is None else self._event(usage, outcome)
 
+    def cost(self, usage: Usage) -> Money | None:
+        """Returns what the request costs if it is billed with this usage; None if it has no price."""
+        return Money.of_prices(self._event(usage, UsageOutcome.COMPLETED).cost.atoms, self._prices)
+
     def _event(self, usage: Usage, outcome: UsageOutcome) -> UsageEvent:
-        charge, is_billed = self._charge, outcome.is_billed
-        return UsageEvent(
+        charge = self._charge
+        if not outcome.is_billed:
+            usage = Usage(CacheReport(), 0, DraftReport())
+        event = UsageEvent(
             request_id=charge.request_id,
             tenant_id=charge.principal.tenant_id,
             key_id=charge.principal.key_id,
             model=charge.model.requested,
             adapter=charge.model.adapter_label,
             session_id=charge.session_id,
-            prompt_tokens=usage.prompt_tokens if is_billed else 0,
-            cached_tokens=usage.cached_tokens if is_billed else 0,
-            completion_tokens=usage.completion_tokens if is_billed else 0,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
             at=self._accounting.clock.now(),
             outcome=outcome,
+            host_tokens=usage.cache.host_tokens,
+            disk_tokens=usage.cache.disk_tokens,
+            kv_byte_seconds=usage.memory.kv_byte_seconds,
+            adapter_bytes=usage.memory.adapter_bytes,
+            service_tier=charge.service_tier,
         )
+        return event.priced(self._prices)
 
     def count(self, usage: Usage | None, outcome: UsageOutcome) -> None:
         """Adds the usage of the request to the metrics. Call this method after the usage row is stored."""

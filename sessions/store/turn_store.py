@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graftwork.engine.core.events import CacheReport, DraftReport
+from graftwork.platform.answers.usage import Money
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TurnId
+from graftwork.platform.prices.price_list import PriceBook
 from graftwork.platform.tenancy.metering import UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, TenantScope, scope_of_tenant
 from graftwork.platform.tenancy.repository import add_usage
@@ -22,7 +24,7 @@ from graftwork.sessions.core.items import Item, open_calls
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
 from graftwork.sessions.core.session import AgentSession, LedgerCall, SessionStatus, Turn, TurnStatus
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Checkpoint, Opening, Transcript, join_chain
-from graftwork.sessions.core.views import usage_body
+from graftwork.sessions.core.views import turn_usage_body, usage_body
 from graftwork.sessions.store import session_rows, turn_rows
 from graftwork.sessions.store import turn_rows as history_rows
 from graftwork.sessions.store.event_log import EventBatch
@@ -84,9 +86,15 @@ class TurnStore:
     """Stores the turns and events of all tenants. Each method is one transaction."""
 
     def __init__(
-        self, database: Database, clock: Clock, owner: str, lease_s: float, lease_clock: Clock | None = None
+        self,
+        database: Database,
+        clock: Clock,
+        owner: str,
+        lease_s: float,
+        lease_clock: Clock | None = None,
+        book: PriceBook | None = None,
     ) -> None:
-        """`owner` names this process, and `lease_s` is the length of a lease in seconds. Leases are measured by the
+        """`book` has the prices of turns whose process has stopped; None if they have none. `owner` names this process, and `lease_s` is the length of a lease in seconds. Leases are measured by the
         database's own time, so the clocks of gateways do not matter; in tests, `lease_clock` replaces it.
 
         If the process has the same name after a restart, its interrupted turns are found at once. Otherwise they are
@@ -97,6 +105,7 @@ class TurnStore:
         self._owner = owner
         self._lease_s = lease_s
         self._lease_clock = lease_clock
+        self._book = book or PriceBook()
 
     async def transcript(self, scope: TenantScope, session: AgentSession, opening: Opening) -> Transcript:
         """Reads the history that the next turn of a session continues.
@@ -271,9 +280,11 @@ class TurnStore:
             assert turn is not None
             delivered = await turn_rows.find_delivered(database, scope, turn)
             if delivered is not None and turn.key_id is not None:
-                row = _usage_row(session, turn, turn.key_id, delivered, self._clock.now())
+                prices = self._book.in_force(session.tenant_id, turn.service_tier or "default", turn.created_at)
+                row = _usage_row(session, turn, turn.key_id, delivered, self._clock.now()).priced(prices)
                 is_billed = await add_usage(database, row)  # else its process has already found that it costs nothing
-                outcome = replace(outcome, cache=delivered.cache, usage=_usage_of(delivered) if is_billed else None)
+                used = turn_usage_body(_usage_of(delivered), 0, 0, Money.of_prices(row.cost.atoms, prices))
+                outcome = replace(outcome, cache=delivered.cache, usage=used if is_billed else None)
             await self._end(database, scope, replace(session, epoch=session.epoch + 1), turn_id, outcome)
 
     async def find_turn(self, scope: TenantScope, turn_id: TurnId) -> Turn | None:
@@ -368,6 +379,9 @@ def _usage_row(session: AgentSession, turn: Turn, key_id: KeyId, delivered: Deli
         completion_tokens=delivered.answer_tokens,
         at=now,
         outcome=UsageOutcome.INTERRUPTED,
+        host_tokens=delivered.cache["host_tokens"],
+        disk_tokens=delivered.cache["disk_tokens"],
+        service_tier=turn.service_tier,
     )
 
 

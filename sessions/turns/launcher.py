@@ -256,7 +256,8 @@ class _TurnPrompt:
 
 def _charge(plan: TurnPlan) -> Charge:
     """Returns the fields of a turn's usage row that are known before the turn."""
-    return Charge(plan.request.request_id, plan.principal, plan.session.model, plan.session.charged_id)
+    request, session = plan.request, plan.session
+    return Charge(request.request_id, plan.principal, session.model, session.charged_id, request.tier.value)
 
 
 def _made_with(request: GenerationRequest, encoder: TurnEncoder, description: EngineDescription) -> Mapping[str, Any]:

@@ -254,7 +254,8 @@ class TurnRunner:
     ) -> TurnOutcome:
         answer_items = _answer_items(answer, self.turn.turn_id, self.plan.call_forms)
         checkpoint = self._checkpoint(answer, answer_items)
-        usage = Usage(answer.cache, generation.completion_tokens, generation.drafts).as_body()
+        used = Usage(answer.cache, generation.completion_tokens, generation.drafts, generation.memory)
+        usage = used.turn_body(self.account.cost(used))
         if checkpoint.awaits_tools:
             status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL
             call_ids: list[str] = [call.call_id for call in answer.tool_calls]
@@ -296,7 +297,7 @@ class TurnRunner:
         return TurnOutcome(
             status=TurnStatus.CANCELLED if error is None else TurnStatus.FAILED,
             drafts=[terminal],
-            usage=None if usage is None else usage.as_body(),
+            usage=None if usage is None else usage.turn_body(self.account.cost(usage)),
             cache=None if usage is None else cache_body(usage.cache),
             error=None if error is None else error.body()["error"],
         )

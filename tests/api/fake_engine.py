@@ -71,6 +71,11 @@ class FakeEngine:
     probe_refusal: GraftworkError | None = None
     """Raised for every adapter that is tried."""
     cached_tokens: int = 0
+    host_tokens: int = 0
+    """The part of `cached_tokens` that is in host memory."""
+    adapter_bytes: int = 0
+    kv_byte_seconds: int = 0
+    """What each token, and the end of an answer, reports."""
     drafts: DraftReport = field(default_factory=DraftReport)
     """What every answer's end tells of its guesses."""
     session_commands: list[SessionCommand] = field(default_factory=list)
@@ -103,8 +108,10 @@ class FakeEngine:
 
     async def _events(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         cached = min(self.cached_tokens, len(request.prompt_token_ids))
+        host = min(self.host_tokens, cached)
         recomputed = len(request.prompt_token_ids) - cached
-        yield PromptAdmitted(CacheReport(device_tokens=cached, recomputed_tokens=recomputed))
+        cache = CacheReport(device_tokens=cached - host, host_tokens=host, recomputed_tokens=recomputed)
+        yield PromptAdmitted(cache, self.adapter_bytes)
         if (num_top := request.sampling.prompt_logprobs) is not None:
             yield PromptScored(
                 tuple(
@@ -119,9 +126,9 @@ class FakeEngine:
                 raise self.breakage
             if made == self.holds_after:
                 await self.hold()
-            yield TokensGenerated((token,), logprobs_of([token], request.sampling.logprobs))
+            yield TokensGenerated((token,), logprobs_of([token], request.sampling.logprobs), self.kv_byte_seconds)
         reason = FinishReason.STOP if tokens == answer else FinishReason.LENGTH
-        yield RequestFinished(reason, len(tokens), self.drafts)
+        yield RequestFinished(reason, len(tokens), self.drafts, self.kv_byte_seconds)
 
     async def hold(self) -> None:
         self.held.set()

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, inspect, text
 import graftwork.adapters.registry.tables
 import graftwork.platform.gateways.tables
 import graftwork.platform.modes.tables
+import graftwork.platform.prices.tables
 import graftwork.platform.replicas.tables
 import graftwork.platform.tenancy.tables
 import graftwork.sessions.store.tables  # noqa: F401
@@ -44,7 +45,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
     """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
     await empty_database.upgrade_to_head()
 
-    assert await empty_database.current_revision() == empty_database.head_revision() == "0015_engine_demands"
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0016_prices"
     assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
     async with empty_database.read() as session:
         connection = await session.connection()
@@ -97,6 +98,30 @@ async def test_an_upgrade_keeps_the_rows(empty_database: Database) -> None:
 
     async with empty_database.read() as session:
         assert await session.scalar(text("SELECT name FROM tenants")) == "acme"
+
+
+async def test_older_usage_has_no_price(empty_database: Database) -> None:
+    """A usage row that was stored before prices existed keeps its counts, costs nothing, and survives a downgrade."""
+    await empty_database.upgrade_to_head()
+    await empty_database.downgrade("0014_generations")
+    async with empty_database.write() as session:
+        await session.execute(
+            text(
+                "INSERT INTO usage_events (tenant_id, request_id, key_id, model, outcome, prompt_tokens, cached_tokens,"
+                " completion_tokens, at, day) VALUES ('ten_1', 'req_1', 'key_1', 'base', 'completed', 7, 3, 2, 0,"
+                " '1970-01-01')"
+            )
+        )
+
+    await empty_database.upgrade_to_head()
+    async with empty_database.read() as session:
+        columns = "prompt_tokens, cached_tokens, host_tokens, kv_byte_seconds, cost_atoms, price_id"
+        row = (await session.execute(text(f"SELECT {columns} FROM usage_events"))).one()
+    await empty_database.downgrade("0014_generations")
+
+    assert tuple(row) == (7, 3, 0, 0, 0, None)
+    async with empty_database.read() as session:
+        assert await session.scalar(text("SELECT prompt_tokens FROM usage_events")) == 7
 
 
 async def test_older_sessions_are_sessions(empty_database: Database) -> None:

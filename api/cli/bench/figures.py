@@ -6,6 +6,7 @@ Owns the definitions: percentiles, throughput, and Jain's index. Never sends any
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 from graftwork.api.cli.bench.load import Sent
 
@@ -42,6 +43,8 @@ class TenantFigures:
     ttft_p99: float | None
     itl_p99: float | None
     tokens_per_s: float
+    latency_mean: float | None = None
+    """The mean time of a chat to its end. A chat that the end of the phase cuts off does not count."""
 
 
 def tenant_figures(sent: Sequence[Sent], start: float, end: float) -> list[TenantFigures]:
@@ -65,6 +68,7 @@ def _of_tenant(name: str, sent: Sequence[Sent], start: float, end: float) -> Ten
         ttft_p99=percentile(ttft, 0.99),
         itl_p99=percentile(gaps, 0.99),
         tokens_per_s=sum(one.num_tokens for one in sent) / (end - start),
+        latency_mean=fmean(times) if (times := [at - one.sent_at for one in ended if (at := one.ended_at)]) else None,
     )
 
 

@@ -1,37 +1,162 @@
-"""Defines `graftwork usage`, which shows a tenant's tokens, and `graftwork audit`, which shows who changed what."""
+"""Defines `graftwork usage`, which shows what a tenant used and what that costs, and `graftwork audit`, which shows who
+changed what.
+"""
 
-from typing import Annotated
+import csv
+import sys
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graftwork.api.cli.console.bars import show_bars
 from graftwork.api.cli.console.connect import connect, tenant_id_of
-from graftwork.api.cli.console.output import JsonFlag, moment, show_json, show_table
+from graftwork.api.cli.console.output import JsonFlag, moment, show_json, show_table, size
+
+if TYPE_CHECKING:
+    from graftwork.api.cli.bench.page import Bars
+    from graftwork.platform.answers.base import Page
+    from graftwork.platform.answers.usage import Invoice, Money, UsageRow
+
+app = typer.Typer()
+
+OtherTenant = Annotated[str | None, typer.Option(help="Another tenant's, with the admin key.")]
+_GB_HOUR = 10**9 * 3600
+_INVOICE_COLUMNS = ("price_list", "item", "quantity", "unit", "rate", "amount", "currency")
 
 
+class ExportFormat(StrEnum):
+    CSV = "csv"
+    JSON = "json"
+
+
+@app.callback(invoke_without_command=True)
 def usage(
+    context: typer.Context,
     start: Annotated[str | None, typer.Option("--from", help="First moment, ISO 8601 or unix seconds.")] = None,
     end: Annotated[
         str | None, typer.Option("--to", help="Last moment, ISO 8601 or unix seconds (default: now).")
     ] = None,
-    group_by: Annotated[str, typer.Option(help="day, adapter, session or key.")] = "day",
-    tenant: Annotated[str | None, typer.Option(help="Another tenant's usage, with the admin key.")] = None,
+    group_by: Annotated[
+        str, typer.Option("--by", "--group-by", help="day, adapter, session, key, tier or price.")
+    ] = "day",
+    tenant: OtherTenant = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw bars instead of a table.")] = False,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Also write the bars; needs graftwork[plot].")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the tokens that your tenant used.
+    """Show the tokens, the memory and the costs of your tenant.
 
-    Example: graftwork usage --group-by adapter
+    Example: graftwork usage --by adapter
     """
+    if context.invoked_subcommand is not None:
+        return None
+    if png is not None:
+        from graftwork.api.cli.bench.plot import require_plots
+
+        require_plots()
     with connect() as client:
         if tenant is None:
             rows = client.usage.list(start=start, end=end, group_by=group_by)
         else:
             tenant_id = tenant_id_of(client, tenant)
             rows = client.admin.usage(tenant_id=tenant_id, start=start, end=end, group_by=group_by)
+    if png is not None:
+        from graftwork.api.cli.bench.plot import write_png
+
+        write_png(png, "Usage", _charts(rows, group_by))
     if as_json:
         return show_json(rows.raw)
-    table = [(row.group, row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens) for row in rows]
-    columns = (group_by, "requests", "prompt", "of it cached", "completion")
-    return show_table(columns, table, "Nothing was used in this time.")
+    if plot:
+        return _show_bars(rows, group_by)
+    return _show_rows(rows, group_by)
+
+
+@app.command()
+def export(
+    month: Annotated[str, typer.Option(help="A month in UTC, such as 2026-11.")],
+    form: Annotated[ExportFormat, typer.Option("--format", help="csv or json.")] = ExportFormat.CSV,
+    tenant: OtherTenant = None,
+) -> None:
+    """Print the invoice of a month: a line for each price list and rate. Its sums are exact.
+
+    Example: graftwork usage export --month 2026-11 --format csv > invoice.csv
+    """
+    with connect() as client:
+        if tenant is None:
+            invoice = client.usage.invoice(month)
+        else:
+            invoice = client.admin.invoice(tenant_id_of(client, tenant), month)
+    if form is ExportFormat.JSON:
+        return show_json(invoice.raw)
+    return _write_csv(invoice)
+
+
+def _write_csv(invoice: "Invoice") -> None:
+    """Writes one line for each line of the invoice. Notes about the invoice go to standard error."""
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(("tenant", "month", *_INVOICE_COLUMNS))
+    for line in invoice.lines:
+        out.writerow((invoice.tenant_id, invoice.month, *(getattr(line, name) for name in _INVOICE_COLUMNS)))
+    if not invoice.is_final:
+        typer.echo(f"{invoice.month} is not over: the invoice will change.", err=True)
+    if invoice.unpriced.requests:
+        typer.echo(f"{invoice.unpriced.requests} requests had no price, and are not in the invoice.", err=True)
+
+
+def _show_rows(rows: "Page[UsageRow]", group_by: str) -> None:
+    table = [
+        (
+            row.group,
+            row.requests,
+            row.prompt_tokens,
+            row.cached_tokens,
+            row.completion_tokens,
+            round(row.kv_byte_seconds / _GB_HOUR, 6),
+            size(row.adapter_bytes),
+            _costs(row.costs),
+        )
+        for row in rows
+    ]
+    columns = (group_by, "requests", "prompt", "of it cached", "completion", "KV GB-hours", "adapters loaded", "cost")
+    show_table(columns, table, "Nothing was used in this time.")
+
+
+def _costs(costs: "tuple[Money, ...]") -> str:
+    return " + ".join(f"{one.amount} {one.currency}" for one in costs) or "no price"
+
+
+def _show_bars(rows: "Page[UsageRow]", group_by: str) -> None:
+    if not len(rows):
+        return typer.echo("Nothing was used in this time.")
+    for chart in _charts(rows, group_by):
+        show_bars(f"{chart.title} ({chart.unit})", chart.values)
+    return None
+
+
+def _charts(rows: "Page[UsageRow]", group_by: str) -> "list[Bars]":
+    """Returns the tokens of each group, and its cost in each currency."""
+    from graftwork.api.cli.bench.page import Bars
+
+    names = [row.group or "–" for row in rows]
+    charts = [
+        Bars(
+            f"Tokens by {group_by}",
+            "tokens",
+            [(name, float(row.total_tokens)) for name, row in zip(names, rows, strict=True)],
+        )
+    ]
+    currencies = sorted({cost.currency for row in rows for cost in row.costs})
+    for currency in currencies:
+        amounts = [
+            float(sum((one.decimal for one in row.costs if one.currency == currency), Decimal(0))) for row in rows
+        ]
+        charts.append(Bars(f"Cost by {group_by}", currency, list(zip(names, amounts, strict=True))))
+    return charts
 
 
 def audit(limit: Annotated[int, typer.Option(help="How many entries.", min=1)] = 50, as_json: JsonFlag = False) -> None:

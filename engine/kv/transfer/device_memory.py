@@ -158,4 +158,4 @@ class KvCache:
 
 def bytes_per_page(config: ModelConfig, page_tokens: int, dtype: torch.dtype) -> int:
     """Returns the size in bytes of one KV page: the keys and values of `page_tokens` tokens in all layers."""
-    return 2 * config.num_layers * page_tokens * config.kv_width * dtype.itemsize
+    return config.kv_page_bytes(page_tokens, dtype.itemsize)

@@ -102,6 +102,8 @@ class RequestState:
     """The number of prompt tokens whose log probabilities have been reported, for a request that asks for them."""
     history: TokenHistory | None = None
     """Token counts for penalties; None without penalties. The last tokens may be missing: call `updated_history`."""
+    kv_byte_seconds: float = 0.0
+    """Bytes of pages that the request held, times seconds, which no event has reported yet."""
     slices_in_flight: list[RequestSlice] = field(default_factory=list)
     """The slices of this request in the steps in flight, the oldest first. StepsInFlight changes them.
 
@@ -281,6 +283,12 @@ class RequestState:
         if self.history is not None:
             self.history.extend(self.token_ids[self.num_prompt + self.history.num_generated_tokens :])
         return self.history
+
+    def take_kv_byte_seconds(self) -> int:
+        """Returns the KV that the request held and that no event has reported. The caller reports it."""
+        taken = int(self.kv_byte_seconds)
+        self.kv_byte_seconds -= taken
+        return taken
 
     def outputs_if_over(self, page_tokens: int) -> list[RequestOutput]:
         """Returns all outputs of a request whose answer has ended with its earlier run; [] if the answer goes on.

@@ -1,9 +1,11 @@
 """Tests of the client commands against a listening gateway."""
 
+import csv
 import json
 import signal
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +344,47 @@ def test_the_wrong_kind_of_key(graftwork: Graftwork, live: LiveGateway, monkeypa
 
     assert (forbidden.exit_code, unknown.exit_code) == (1, 1)
     assert "GRAFTWORK_API_KEY" in unknown.stderr
+
+
+def test_prices_are_set_and_shown(graftwork: Graftwork) -> None:
+    """A price list is set for a tenant and tier, and shown; a rate that does not exist names those that do."""
+    made = answer(graftwork, "tenants", "create", "priced")
+    prices = answer(graftwork, "prices", "set", "input=0.5", "output=1.5", "--tenant", "priced", "--tier", "flex")
+    replaced = answer(graftwork, "prices", "set", "input=0.25", "output=1", "--tenant", "priced", "--tier", "flex")
+    listed = answer(graftwork, "prices", "show", "--tenant", "priced")["data"]
+    table = graftwork("prices", "show", "--tenant", "priced").stdout
+    wrong = graftwork("prices", "set", "thinking=1")
+
+    assert (prices["tenant_id"], prices["service_tier"], prices["rates"]["input_disk"]) == (made["id"], "flex", "0.5")
+    assert [(one["id"], one["in_force"]) for one in listed] == [(replaced["id"], True), (prices["id"], False)]
+    assert replaced["id"] in table
+    assert prices["id"] not in table
+    assert prices["id"] in graftwork("prices", "show", "--tenant", "priced", "--all").stdout
+    assert wrong.exit_code == 2
+    assert "kv_gb_hour" in wrong.output
+
+
+def test_an_invoice_as_csv_is_that_of_json(graftwork: Graftwork, live: LiveGateway) -> None:
+    """The lines of both exports are the same, and their amounts add up to the totals and to the costs of the ledger."""
+    answer(graftwork, "prices", "set", "input=0.5", "output=1.5")
+    with Client(base_url=live.url, api_key=live.key) as client:
+        client.sessions.create(model="tiny").turn("Hello")
+    by_day = answer(graftwork, "usage", "--from", "0")["data"]
+    month = by_day[-1]["group"][:7]
+
+    invoice = json.loads(graftwork("usage", "export", "--month", month, "--format", "json").stdout)
+    lines = list(csv.DictReader(graftwork("usage", "export", "--month", month).stdout.splitlines()))
+    bars = graftwork("usage", "--plot", "--from", "0").stdout
+
+    assert [(line["item"], line["amount"]) for line in lines] == [
+        (line["item"], line["amount"]) for line in invoice["lines"]
+    ]
+    owed = sum(Decimal(line["amount"]) for line in lines)
+    assert (
+        owed
+        == Decimal(invoice["totals"][0]["amount"])
+        == sum(Decimal(cost["amount"]) for row in by_day for cost in row["costs"])
+    )
+    assert owed > 0
+    assert "Tokens by day" in bars
+    assert "█" in bars

@@ -11,9 +11,9 @@ from graftwork.api.cli.main import build_app
 from tests.api.cli.conftest import Graftwork
 
 COMMANDS = """serve|gateway|engine|probe|demo|top|fleet start|fleet status|fleet scale|fleet upgrade|fleet stop|
-bench throughput|bench fairness|bench sessions|bench soak|bench chaos|usage|audit|db upgrade|db downgrade|db current|
+bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|usage|usage export|audit|db upgrade|db downgrade|db current|
 tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants delete|tenants erasure|
-keys create|keys list|keys rotate|keys revoke|quotas show|quotas set|modes show|modes set|modes clear|replicas list|
+keys create|keys list|keys rotate|keys revoke|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|
 replicas drain|adapters push|adapters list|adapters show|adapters promote|adapters rollback|adapters delete|adapters verify|
 sessions list|sessions show|sessions chat|sessions close""".replace("\n", "").split("|")
 
@@ -24,6 +24,8 @@ def commands_of(group: Any, path: str = "") -> dict[str, Any]:
     for name, command in group.commands.items():
         full = f"{path} {name}".strip()
         found |= commands_of(command, full) if hasattr(command, "commands") else {full: command}
+        if getattr(command, "invoke_without_command", False):
+            found[full] = command  # a group that is a command too
     return found
 
 
@@ -52,8 +54,8 @@ def test_every_option_is_explained(command: str) -> None:
     assert silent == []
 
 
-DATA = [name for name in COMMANDS if name.split()[0] in ("tenants", "keys", "quotas", "adapters", "usage", "audit")]
-DATA += ["sessions list", "sessions show", "sessions close", "db current", "demo"]
+DATA = [name for name in COMMANDS if name.split()[0] in ("tenants", "keys", "quotas", "prices", "adapters", "audit")]
+DATA += ["usage", "plan", "sessions list", "sessions show", "sessions close", "db current", "demo"]
 
 
 @pytest.mark.parametrize("command", DATA)

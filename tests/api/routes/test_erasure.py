@@ -21,7 +21,7 @@ from tests.api.in_process_gateway import Gateway, TestTenant, chat, gateway_sett
 
 TENANTS = "/v1/admin/tenants"
 SECRET = "the tenant's own words"
-KEPT = {"tenants", "usage_events", "audit_entries"}
+KEPT = {"tenants", "usage_events", "audit_entries", "price_lists"}
 """The tables in which a deleted tenant may have rows."""
 
 
@@ -161,6 +161,8 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     await client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
     await client.post("/v1/chat/completions", json=chat(SECRET) | {"model": "pirate"})
     await gateway.admin.put(f"{TENANTS}/{tenant.id}/quota", json={"max_sessions": 100})
+    prices = {"currency": "USD", "rates": {"input": "1", "output": "1"}, "tenant_id": tenant.id}
+    await gateway.admin.post("/v1/admin/prices", json=prices)
     session = (await client.post("/v1/sessions", json={"model": "tiny", "tools": tools})).json()["id"]
     headers = {"idempotency-key": "once"}
     gateway.engine.text = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'

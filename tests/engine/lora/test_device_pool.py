@@ -165,3 +165,19 @@ def test_the_smallest_device_for_an_adapter_is_found_exactly() -> None:
                 KvSizes(2, 100, count, 0, 4, reserve_share, floor_share).max_lora_pages for count in (pages, pages - 1)
             ]
             assert most[0] >= frames > most[1]
+
+
+def test_each_load_is_taken_once() -> None:
+    """The bytes of a loaded adapter are given to one caller; after an eviction and another load, to one more."""
+    cache = TaggedKvCache(device=14, host=20, reserve_share=0.0)
+    digest, size = adapter_of(FIVE).digest, adapter_of(FIVE).num_bytes
+    place(cache, FIVE)
+    taken = [cache.adapters.take_loaded_bytes(digest) for _ in range(2)]
+
+    cache.adapters.evict(digest)
+    gone = cache.adapters.take_loaded_bytes(digest)
+    place(cache, FIVE)
+
+    assert taken == [size, 0]
+    assert gone == 0
+    assert cache.adapters.take_loaded_bytes(digest) == size

@@ -32,6 +32,8 @@ class ManualAdapterProvider:
         self.ready: set[str] = set()
         self.placed: list[tuple[str, int]] = []
         self.pins: dict[str, int] = {}
+        self.loaded_bytes: dict[str, int] = {}
+        """Bytes of adapters that were loaded, and that no request has reported."""
 
     def want(self, groups: list[tuple[str, ...]], *, may_place: bool) -> bool:
         """Does nothing: the test makes adapters ready."""
@@ -52,6 +54,9 @@ class ManualAdapterProvider:
 
     def unpin(self, digest: str) -> None:
         self.pins[digest] -= 1
+
+    def take_loaded_bytes(self, digest: str) -> int:
+        return self.loaded_bytes.pop(digest, 0)
 
 
 class SchedulerDriver:

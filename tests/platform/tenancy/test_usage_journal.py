@@ -1,11 +1,14 @@
 """Tests of the usage journal: what a killed process has counted is found by the next one, once."""
 
 import fcntl
+import json
 import math
 import os
+import struct
 import subprocess
 import sys
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,14 @@ import pytest
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import RequestId
+from graftwork.platform.prices.price_list import PriceBook, PriceList
+from graftwork.platform.prices.rates import Rates, from_atoms
+from graftwork.platform.prices.repository import add_price_list
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter, UsageOutcome
 from graftwork.platform.tenancy.tenants import UsageEvent
 from tests.platform.tenancy.test_metering import EVENT
 
+OLD_FIELDS = ("request_id", "tenant_id", "key_id", "model", "adapter", "session_id", "at", "outcome")
 STARTED = replace(EVENT, prompt_tokens=0, cached_tokens=0, completion_tokens=0, outcome=UsageOutcome.INTERRUPTED)
 
 KILLED = """
@@ -171,6 +178,62 @@ class AwayMeter(UsageMeter):
         if self.is_away:
             raise Unavailable("away")
         return await super().record(event)
+
+
+def test_counts_of_memory_and_tiers_survive(tmp_path: Path) -> None:
+    """Tokens by tier, KV and adapters that were counted before the process died are in the record that is found."""
+    journal = UsageJournal(tmp_path)
+    entry = journal.begin(STARTED)
+    entry.admit(100, 64, host_tokens=16, disk_tokens=8)
+    entry.add_adapters(5000)
+    for _ in range(3):
+        entry.add(1, 2**40)
+    journal.close()
+
+    (found,) = recovered(tmp_path)
+
+    assert found == replace(
+        STARTED,
+        prompt_tokens=100,
+        cached_tokens=64,
+        completion_tokens=3,
+        host_tokens=16,
+        disk_tokens=8,
+        kv_byte_seconds=3 * 2**40,
+        adapter_bytes=5000,
+    )
+
+
+def test_a_journal_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """A record in the form that versions before prices wrote is found with its three counts."""
+    old = {name: getattr(STARTED, name) for name in OLD_FIELDS}
+    text = json.dumps(old).encode()
+    content = struct.pack("4q", len(text), 100, 64, 7) + text
+    (tmp_path / "usage_old.journal").write_bytes(content.ljust(8192, b"\0"))
+
+    (found,) = recovered(tmp_path)
+
+    assert found == replace(STARTED, prompt_tokens=100, cached_tokens=64, completion_tokens=7)
+
+
+async def test_a_dead_process_s_requests_have_the_price_that_they_began_with(
+    sqlite_database: Database, tmp_path: Path
+) -> None:
+    """The record names its price list, and the process that finds it computes the cost of what was counted."""
+    prices = PriceList("prc_1", None, None, "USD", Rates.read({"input": "1", "output": "3"}), 0.0, 0.0)
+    journal = UsageJournal(tmp_path)
+    entry = journal.begin(STARTED.priced(prices))
+    entry.admit(100, 0)
+    entry.add(10)
+    journal.close()
+    async with sqlite_database.write() as session:
+        await add_price_list(session, prices)
+
+    meter = UsageMeter(sqlite_database)
+    await UsageBacklog(meter, UsageJournal(tmp_path), PriceBook([prices])).recover()
+
+    (summary,) = await meter.summarise(EVENT.tenant_id, 0, math.inf)
+    assert from_atoms(summary.costs["USD"].atoms) == Decimal("0.000130")
 
 
 async def test_rows_that_wait_outlive_their_process(sqlite_database: Database, tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""Computes the bytes of a model, of its KV and of its adapters from config.json alone.
+
+Owns no formula of the KV cache: `ModelConfig.kv_page_bytes` is the engine's own. Never reads weights, never imports
+torch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from graftwork.engine.model.config import ModelConfig, read_model_config
+from graftwork.platform.errors import InvalidRequest
+
+PAGE_TOKENS = 16
+"""The engine's default."""
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """The sizes of one model as it is served in one dtype."""
+
+    model: ModelConfig
+    dtype: str
+
+    @classmethod
+    def read(cls, folder: Path, dtype: str | None = None) -> "ModelSizes":
+        """Reads config.json. `dtype` of None is the dtype of the model's files. Raises InvalidRequest."""
+        model = read_model_config(folder)
+        chosen = dtype or model.dtype
+        if chosen not in _ITEM_BYTES:
+            raise InvalidRequest(
+                f"dtype {chosen!r} is not served: choose one of {', '.join(_ITEM_BYTES)}.", param="dtype"
+            )
+        return cls(model, chosen)
+
+    @property
+    def item_bytes(self) -> int:
+        return _ITEM_BYTES[self.dtype]
+
+    @property
+    def parameters(self) -> int:
+        """All weights: embeddings, output head, projections, biases and norms."""
+        model = self.model
+        shapes = model.target_shapes
+        layer = sum(out * width for out, width in shapes.values()) + 2 * model.hidden_size
+        layer += sum(shapes[name][0] for name in model.biased_targets)
+        layer += 2 * model.head_dim if model.has_qk_norm else 0
+        tables = 1 if model.tie_word_embeddings else 2
+        return model.num_layers * layer + tables * model.vocab_size * model.hidden_size + model.hidden_size
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.parameters * self.item_bytes
+
+    @property
+    def token_flops(self) -> int:
+        """Floating point operations for one token, without attention: two for each weight that multiplies."""
+        model = self.model
+        products = model.num_layers * sum(out * width for out, width in model.target_shapes.values())
+        return 2 * (products + model.vocab_size * model.hidden_size)
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Returns the bytes of whole KV pages for one request's tokens."""
+        return -(-tokens // PAGE_TOKENS) * self.model.kv_page_bytes(PAGE_TOKENS, self.item_bytes)
+
+    def adapter_bytes(self, rank: int) -> int:
+        """Returns the bytes of an adapter of all seven targets."""
+        shapes = self.model.target_shapes.values()
+        return self.model.num_layers * sum(rank * (out + width) for out, width in shapes) * self.item_bytes
