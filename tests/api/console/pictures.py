@@ -42,6 +42,7 @@ def make_traffic(server: ConsoleServer) -> tuple[ConsoleTenant, str]:
     session = str(first.client.post("/v1/sessions", json=new).json()["id"])
     path = f"/v1/sessions/{session}"
     call = first.client.post(f"{path}/turns", json={"input": "Where is my order 4711?"}).json()["tool_calls"][0]
+    server.model.cached_tokens = 210
     given = {"outputs": [{"call_id": call["call_id"], "output": '{"state": "left Rotterdam", "eta": "Thursday"}'}]}
     first.client.post(f"{path}/tool_outputs", json=given).raise_for_status()
     fork = first.client.post(f"{path}/fork", json={}).json()["data"][0]["id"]

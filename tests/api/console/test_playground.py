@@ -89,3 +89,20 @@ def test_a_session_goes_on_in_the_playground(browser: Browser, server: ConsoleSe
     open_playground(browser, server, tenant, f"?session={session}")
     browser.wait(lambda: len(browser.all(".said")) == 4 or None)
     say(browser, "And then?", 2)
+
+
+def test_the_life_of_an_answer(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
+    """An answer leads to its timeline, which shows each stage; the operator finds it by the request's id."""
+    open_playground(browser, server, tenant)
+    say(browser, "Hello", 1)
+    browser.press("Timeline")
+    browser.heading("Request req_")
+    stages = [one.text for one in browser.all(".timeline bdi")]
+    request = browser.driver.current_url.partition("requests/")[2]
+    browser.sign_in(server.url, server.admin_key, "requests")
+    browser.fill("Id of a request or a turn", request)
+    browser.press("Show its timeline")
+    browser.heading(request)
+
+    assert {"authenticate", "queue", "decode"} <= set(stages)
+    assert tenant.id in browser.text()

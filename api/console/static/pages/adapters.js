@@ -2,7 +2,7 @@
 
 import { foreign, h, plain, put, say } from "../dom.js";
 import { ago, bytes, count, moment, percent } from "../format.js";
-import { api, at, query, upload } from "../http.js";
+import { api, at, client, query, upload } from "../http.js";
 import { identity } from "../identity.js";
 import { card, chip, confirm, dialog, field, form, pageHead, select } from "../parts.js";
 import { snapshot } from "../snapshots.js";
@@ -185,13 +185,23 @@ export function showUpload({ query: given, signal }) {
       note.textContent = share < 1 ? `${percent(share)} of ${bytes(weights.files[0].size)} sent` : "The server checks the tensors…";
     };
     try {
-      return await upload(known === null ? "v1/adapters" : at`v1/adapters/${known}/versions`, body, { signal, onProgress });
-    } catch (error) {
-      if (error.status === 401) throw Object.assign(error, { message: "Your sign-in ended while the files were sent. Sign in, and press the button again." }, await api.get("v1/adapters?limit=1").then(() => ({}), () => ({})));
-      throw error;
+      return await sent(body, onProgress);
     } finally {
       bar.hidden = true;
       note.textContent = "";
+    }
+  }
+
+  /** Sends the files, and once more after a new sign-in if the old one has ended. */
+  async function sent(files, onProgress) {
+    const path = known === null ? "v1/adapters" : at`v1/adapters/${known}/versions`;
+    for (;;) {
+      try {
+        return await upload(path, files, { signal, onProgress });
+      } catch (error) {
+        if (error.status !== 401) throw error;
+        await client.onSignedOut(error);
+      }
     }
   }
 

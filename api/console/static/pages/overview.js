@@ -12,6 +12,7 @@ import { table } from "../table.js";
 const WORST_EVERY_S = 5;
 const WORST = 12;
 const ROWS = 100;
+export const WELL = "All is well: nothing was refused, failed, slow or short of its share.";
 const SORTS = [["activity", "Most active"], ["burn", "Worst latency"], ["refusals", "Most refused"], ["waiting", "Longest queue"], ["tokens", "Most tokens"], ["name", "Name"]];
 const history = new History();
 
@@ -61,7 +62,7 @@ function operatorsView(signal) {
     pageHead("Overview", { chips: [parts.note] }), problem, parts.tiles,
     card("Who suffers, and why", parts.worst, { flush: true }),
     card("Engines", parts.engines, { flush: true }),
-    h("div", { class: "halves" }, card("Share of the engines", parts.shares), card("Latency budget spent", parts.burn), card("Tokens each second", parts.speed)),
+    h("div", { class: "halves" }, card("Share of the engines", parts.shares), h("div", { class: "stack" }, card("Latency budget spent", parts.burn), card("Tokens each second", parts.speed))),
     card("Tenants", tenants.element, { flush: true, actions: [sort] }));
 }
 
@@ -80,7 +81,7 @@ function tenantsView(signal) {
       put(tiles, tile("Running", count(own?.running ?? 0)), tile("Waiting", count(own?.waiting ?? 0)),
         tile("First token", own?.ttft_ms ? span(own.ttft_ms.p50 / 1000) : "–", { note: own?.ttft_ms ? `1 in 100 above ${span(own.ttft_ms.p99 / 1000)}` : "" }),
         tile("Refused", count(total(own?.refusals)), { tone: total(own?.refusals) ? "warn" : "" }));
-      put(why, own ? worst([own]) : h("p", { class: "empty" }, "No request came in the last minutes. Try the playground."));
+      put(why, own ? worst([own], WELL) : h("p", { class: "empty" }, "No request came in the last minutes. Try the playground."));
       put(speed, speedChart());
       sessions.show(found.sessions);
     },
@@ -109,10 +110,11 @@ function remember({ at, totals, tenants }) {
   for (const tenant of tenants.slice(0, 40)) history.add(`burn ${tenant.id}`, at, tenant.slo_burn ?? 0);
 }
 
-function worst(tenants) {
+/** The tenants that suffer, worst first, each with its reasons. */
+export function worst(tenants, calm = "Nobody. No tenant was refused, failed, slow or short of its share.") {
   const found = tenants.map((tenant) => ({ tenant, why: complaints(tenant) })).filter(({ why }) => why.some(({ tone }) => tone === "bad" || tone === "warn"))
     .sort((a, b) => b.why[0].weight - a.why[0].weight).slice(0, WORST);
-  if (!found.length) return h("p", { class: "empty" }, "Nobody. No tenant was refused, failed, slow or short of its share.");
+  if (!found.length) return h("p", { class: "empty" }, calm);
   return h("ul", { class: "worst" }, found.map(({ tenant, why }) => h("li", {},
     nameOf(tenant),
     h("span", { class: "row" }, why.slice(0, 3).map(({ tone, text }) => chip(text, tone))),

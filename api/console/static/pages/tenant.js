@@ -3,8 +3,11 @@
 import { foreign, h, plain, put, say } from "../dom.js";
 import { ago, count, moment } from "../format.js";
 import { api, at, query } from "../http.js";
-import { card, chip, check, confirm, dialog, facts, field, form, pageHead, select, showSecret } from "../parts.js";
+import { card, chip, check, confirm, dialog, errorBox, facts, field, form, pageHead, select, showSecret } from "../parts.js";
+import { follow } from "../live.js";
+import { streamPath } from "../snapshots.js";
 import { pagedTable } from "../table.js";
+import { sessionTable, WELL, worst } from "./overview.js";
 import { TIERS } from "./tenants.js";
 import { usageCard } from "./usage.js";
 
@@ -29,11 +32,27 @@ export async function showTenant({ params: [id], signal, refresh }) {
       ],
     }),
     h("div", { class: "split" },
-      h("div", { class: "stack" }, keysCard(base, signal), usageCard({ signal, tenantId: tenant.id }), quotaCard(base, quota)),
+      h("div", { class: "stack" }, nowCard(tenant.id, signal), keysCard(base, signal), usageCard({ signal, tenantId: tenant.id }), quotaCard(base, quota)),
       card("About", facts([
         ["Id", h("code", {}, tenant.id)], ["Weight", count(tenant.weight)], ["Highest tier", tenant.service_tier_ceiling],
         ["Created", moment(tenant.created_at)],
       ]))));
+}
+
+/** How the tenant's requests do at this moment, and its live sessions. */
+function nowCard(id, signal) {
+  const figures = h("div", {}, h("p", { class: "empty" }, "Loading…"));
+  const sessions = sessionTable();
+  follow({
+    signal, path: streamPath({ tenant_id: id, rows: 10 }), name: "overview",
+    show: (found) => {
+      put(figures, found.tenants.length ? worst(found.tenants, WELL) : h("p", { class: "empty" }, "No request came in the last minutes."));
+      sessions.element.hidden = found.sessions.length === 0;
+      sessions.show(found.sessions);
+    },
+    failed: (error) => put(figures, errorBox(error)),
+  });
+  return card("Now", [figures, sessions.element], { flush: true });
 }
 
 function suspendButton(base, tenant, refresh) {
