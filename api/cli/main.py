@@ -96,7 +96,7 @@ def build_app() -> typer.Typer:
 def main() -> None:
     """Runs the command line. The installed program starts here."""
     if COMPLETE_VARIABLE in os.environ:  # a shell asks what could follow
-        from typer.completion import completion_init
+        from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
     build_app()(prog_name="graftwork")
