@@ -90,6 +90,7 @@ ROOMS = (
     "api/cli/chaos",
     "api/cli/top",
     "api/cli/doctor",
+    "api/cli/admin",
     "api/cli/commands",
     "api/cli",
 )

@@ -11,19 +11,8 @@ from typing import Annotated
 import typer
 
 import graftwork
-from graftwork.api.cli.commands import (
-    adapters,
-    bench,
-    fleet,
-    keys,
-    modes,
-    prices,
-    quotas,
-    replicas,
-    sessions,
-    tenants,
-    usage,
-)
+from graftwork.api.cli.admin import keys, modes, prices, quotas, replicas, tenants
+from graftwork.api.cli.commands import adapters, bench, fleet, sessions, usage
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.ask import ask, models
 from graftwork.api.cli.commands.completion import COMPLETE_VARIABLE, completion

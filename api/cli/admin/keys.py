@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.api.cli.commands.tenants import TenantArgument
+from graftwork.api.cli.admin.tenants import TenantArgument
 from graftwork.api.cli.console.connect import connect, tenant_id_of
 from graftwork.api.cli.console.output import JsonFlag, YesFlag, confirm, moment, show_json, show_table
 

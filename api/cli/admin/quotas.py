@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from graftwork.api.cli.commands.tenants import TenantArgument
+from graftwork.api.cli.admin.tenants import TenantArgument
 from graftwork.api.cli.console.connect import connect, tenant_id_of
 from graftwork.api.cli.console.output import JsonFlag, show_facts, show_json, size
 from graftwork.platform.setting_values import parse_bytes
