@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.scheduler.order.batch_shares import BatchShares
+from graftwork.engine.scheduler.order.prompt_turns import RunningPrompts
 from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.engine.scheduler.order.waiting_order import ServiceUse, WaitingDomain, WaitingOrder
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider
@@ -54,10 +55,10 @@ class Candidates:
             self._waiting.charge(first, ServiceUse(adapter_bytes=num_bytes))
 
     def choose(
-        self, domains: list[WaitingDomain], shares: BatchShares, places: int, tokens: int
+        self, domains: list[WaitingDomain], shares: BatchShares, places: int, prompts: RunningPrompts
     ) -> Iterable[RequestState]:
         """Returns the requests that may start, in the order in which they should. `domains` are those with waiting requests,
-        `places` is the number of free places, and `tokens` how many prompt tokens more may start. Sets `refused`.
+        and `places` is the number of free places. Sets `refused`.
         """
         self.refused = []
         chosen: dict[RequestState, None] = {}
@@ -66,7 +67,7 @@ class Candidates:
             if num_lacking and domain.is_due and domain.tier is domains[0].tier:
                 self._add(chosen, self._waiting.best_of(domain), num_lacking)
         if places > 0:
-            self._add(chosen, self._waiting.candidates(), places, tokens)
+            self._add(chosen, self._waiting.candidates(), places, prompts.room)
         for domain in domains:
             is_free = len(chosen) < places and shares.num_lacking(domain) > 0
             if is_free or shares.victims_for(domain.oldest, self._waiting.priority(domain.oldest)):
