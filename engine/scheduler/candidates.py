@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.scheduler.order.batch_shares import BatchShares
+from graftwork.engine.scheduler.order.prompt_turns import RunningPrompts
 from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.engine.scheduler.order.waiting_order import ServiceUse, WaitingDomain, WaitingOrder
 from graftwork.engine.scheduler.resources import AdapterProvider, GrammarProvider
@@ -20,7 +21,9 @@ from graftwork.engine.step_recorder import StepRecorder
 from graftwork.platform.errors import GraftworkError
 
 _LOOKAHEAD = 16
-"""At most so many requests that lack an adapter or a grammar are passed over in each of the three groups."""
+"""At most so many requests that lack an adapter or a grammar are passed over. After these, free places go to the others as
+they came, so that no place stays empty.
+"""
 
 
 class Candidates:
@@ -58,10 +61,10 @@ class Candidates:
             self._waiting.charge(first, ServiceUse(adapter_bytes=num_bytes))
 
     def choose(
-        self, domains: list[WaitingDomain], shares: BatchShares, places: int, tokens: int
+        self, domains: list[WaitingDomain], shares: BatchShares, places: int, prompts: RunningPrompts
     ) -> Iterable[RequestState]:
         """Returns the requests that may start, in the order in which they should. `domains` are those with waiting requests,
-        `places` is the number of free places, and `tokens` how many prompt tokens more may start. Sets `refused`.
+        and `places` is the number of free places. Sets `refused`.
         """
         self.refused = []
         chosen: dict[RequestState, None] = {}
@@ -70,7 +73,10 @@ class Candidates:
             if num_lacking and domain.is_due and domain.tier is domains[0].tier:
                 self._add(chosen, self._waiting.best_of(domain), num_lacking)
         if places > 0:
-            self._add(chosen, self._waiting.candidates(), places, tokens)
+            self._add(chosen, self._waiting.candidates(), places, prompts.room)
+            left = prompts.room - sum(map(self._waiting.uncached_tokens, chosen))
+            others = (state for state in self._waiting if state not in chosen)
+            self._add(chosen, others, places - len(chosen), left, lookahead=len(self._waiting))
         for domain in domains:
             is_free = len(chosen) < places and shares.num_lacking(domain) > 0
             if is_free or shares.victims_for(domain.oldest, self._waiting.priority(domain.oldest)):
@@ -83,8 +89,14 @@ class Candidates:
         candidates: Iterator[RequestState],
         most: int,
         tokens: float = float("inf"),
+        *,
+        lookahead: int = _LOOKAHEAD,
     ) -> None:
-        """Adds at most `most` requests that can start, until they have so many prompt `tokens`."""
+        """Adds requests that can start, until the chosen ones of `candidates` are `most` or have so many prompt `tokens`. Gives
+        up after `lookahead` requests that cannot start.
+        """
+        if most <= 0 or tokens <= 0:
+            return
         passed = 0
         for state in candidates:
             if state in chosen:
@@ -94,7 +106,7 @@ class Candidates:
                 most, tokens = most - 1, tokens - self._waiting.uncached_tokens(state)
             else:
                 passed += 1
-            if most <= 0 or tokens <= 0 or passed >= _LOOKAHEAD:
+            if most <= 0 or tokens <= 0 or passed >= lookahead:
                 return
 
     def _is_ready(self, state: RequestState) -> bool:

@@ -6,8 +6,8 @@ A request needs another page whenever its last page is full. If no page is free,
 may be the request itself. While copies to the host run, the request waits for the pages that they will free.
 
 The victim is the request of the lowest priority; then of the isolation domain (usually one tenant) with the most places
-above its fair number; then with the most pages of its own, in powers of two; then with the fewest pages to bring back;
-then the latest. A page that another request uses is not its own, and a page in the prefix tree need not be brought back.
+above its fair number; then with the most pages of its own, in powers of two; then with the fewest tokens to compute again;
+then with the fewest pages to bring back; then the latest. A page that another request uses is not its own, and a page in the prefix tree need not be brought back.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -114,9 +114,10 @@ class PageGrower:
     def first_victim(self, candidates: Iterable[RequestState], shares: BatchShares) -> RequestState | None:
         """Returns the request that is preempted first of running requests; None if there are none."""
 
-        def order(state: RequestState) -> tuple[int, int, int, int, float]:
+        def order(state: RequestState) -> tuple[int, int, int, int, int, float]:
             own, uncached = self._pages_of(state)
-            return *shares.preemption_order(state), own.bit_length(), -uncached, state.arrived_at
+            recomputed = state.num_computed % self._page_tokens  # only whole pages are kept
+            return *shares.preemption_order(state), own.bit_length(), -recomputed, -uncached, state.arrived_at
 
         return max(candidates, key=order, default=None)
 

@@ -171,9 +171,8 @@ class Scheduler:
             return outputs
         settled_since = self.counters.steps - max(self._limits.min_run_steps, 1)  # who starts here runs a step
         shares = BatchShares(self._limits.max_running, running, waiting, settled_since, self._waiting.service)
-        rows = sum(state.num_uncomputed == 1 for state in running)
-        prompts = RunningPrompts(running, self._waiting, self.step_times.prompt_tokens_beside(rows))
-        chosen = self._candidates.choose(waiting, shares, self._limits.max_running - len(running), prompts.room)
+        prompts = RunningPrompts(running, self._waiting, self.step_times.prompt_tokens_beside)
+        chosen = self._candidates.choose(waiting, shares, self._limits.max_running - len(running), prompts)
         outputs += [
             output for state, error in self._candidates.refused for output in self.fail([state.request_id], error)
         ]

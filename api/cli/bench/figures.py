@@ -84,6 +84,22 @@ def tokens_within(sent: Sequence[Sent], start: float, end: float) -> int:
     return sum(start <= at < end for one in sent for at in one.token_times)
 
 
+def computed_within(sent: Sequence[Sent], start: float, end: float) -> float:
+    """Returns how many tokens the server computed in [start, end): the pieces of answers, and the prompts whose first token
+    came then. A chat that was cut off, so that the server did not count its prompt, has the mean prompt of its tenant.
+    """
+    counted: dict[str, list[int]] = {}
+    for one in sent:
+        if one.computed_tokens is not None:
+            counted.setdefault(one.tenant, []).append(one.computed_tokens)
+    prompts = 0.0
+    for one in sent:
+        if one.token_times and start <= one.token_times[0] < end:
+            known = counted.get(one.tenant, [0]) if one.computed_tokens is None else [one.computed_tokens]
+            prompts += sum(known) / len(known)
+    return tokens_within(sent, start, end) + prompts
+
+
 def contended_jain(sent: Sequence[Sent], start: float, end: float) -> float | None:
     """Returns the mean Jain's index of the weighted service of tenants that had a chat without a token all through a window.
 

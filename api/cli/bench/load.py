@@ -82,6 +82,8 @@ class Sent:
     """As the server counts them; None if it did not say."""
     weight: float = 1.0
     """Of the tenant."""
+    computed_tokens: int | None = None
+    """The tokens of the prompt that were not cached, as the server counts them; None if it did not say."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -197,6 +199,8 @@ class Load:
             one.status = 500
         if usage := chunk.get("usage"):
             one.completion_tokens = usage["completion_tokens"]
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            one.computed_tokens = usage.get("prompt_tokens", 0) - cached
         for choice in chunk.get("choices", ()):
             text = choice["delta"].get("content")
             if text:

@@ -8,7 +8,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graftwork.api.cli.bench.figures import TenantFigures, contended_jain, tenant_figures, tokens_within
+from graftwork.api.cli.bench.figures import (
+    TenantFigures,
+    computed_within,
+    contended_jain,
+    tenant_figures,
+    tokens_within,
+)
 from graftwork.api.cli.bench.load import ChatShape, Load, Target, arrivals, tls_context
 from graftwork.api.cli.bench.page import Claim
 from graftwork.platform.clock import Clock
@@ -52,6 +58,8 @@ class Phase:
     tenants: tuple[TenantFigures, ...]
     tokens_per_s: float
     """Pieces of answers that arrived, of all tenants."""
+    computed_per_s: float
+    """The same with the tokens of prompts that were computed."""
     chats_per_s: float
     """The arrived pieces, in answers of the mean length of those that ended: unlike a count of ended answers, this does not
     depend on how many the end of the phase cuts off. 0 if no answer ended.
@@ -90,6 +98,7 @@ async def run_phase(
         seconds=seconds,
         tenants=tuple(tenant_figures(load.sent, began, ends_at)),
         tokens_per_s=tokens_per_s,
+        computed_per_s=computed_within(load.sent, began, ends_at) / seconds,
         chats_per_s=tokens_per_s * len(lengths) / sum(lengths) if lengths else 0.0,
         jain=contended_jain(load.sent, began, ends_at),
     )
@@ -204,8 +213,10 @@ def claims(found: Fairness) -> list[Claim]:
     waiting = "no two tenants waited all through a window" if jain is None else f"{jain:.3f}"
     results.append(Claim(text, None if jain is None else jain >= 0.95, waiting))
     if found.baseline is not None:
-        ratio = found.flood.tokens_per_s / max(found.baseline.tokens_per_s, 1e-9)
-        results.append(Claim("throughput is at least 0.97 x first come first served", ratio >= 0.97, f"{ratio:.3f}"))
+        ratio = found.flood.computed_per_s / max(found.baseline.computed_per_s, 1e-9)
+        answers = found.flood.tokens_per_s / max(found.baseline.tokens_per_s, 1e-9)
+        text = "throughput, of prompts and answers, is at least 0.97 x first come first served"
+        results.append(Claim(text, ratio >= 0.97, f"{ratio:.3f}; of answers alone {answers:.3f}"))
     return results
 
 

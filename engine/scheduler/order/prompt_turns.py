@@ -11,8 +11,9 @@ Invariant: no place stays empty because of a rule here, unless a step is full of
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 from graftwork.engine.core.step import PromptWork
@@ -107,13 +108,24 @@ class RunningPrompts:
     it than one step computes. Requests that have run before, and so have a part of their answer, are never held back.
     """
 
-    def __init__(self, running: Collection[RequestState], waiting: WaitingOrder, max_tokens: int) -> None:
-        """`running` may change later: call `started` then. `max_tokens` is the most tokens of a step."""
+    def __init__(
+        self, running: Collection[RequestState], waiting: WaitingOrder, tokens_beside: Callable[[int], int]
+    ) -> None:
+        """`running` may change later: call `started` then. `tokens_beside` returns how many prompt tokens a step computes
+        beside so many decoding rows.
+        """
         self._running = running
         self._waiting = waiting
-        self._max_tokens = max_tokens
-        self._total = sum(_work_left(state).tokens for state in running)
+        self._tokens_beside = tokens_beside
         self._turns: PromptTurns | None = None
+
+    @cached_property
+    def _max_tokens(self) -> int:
+        return self._tokens_beside(sum(state.num_uncomputed == 1 for state in self._running))
+
+    @cached_property
+    def _total(self) -> int:
+        return sum(_work_left(state).tokens for state in self._running)
 
     @property
     def room(self) -> int:
@@ -122,7 +134,8 @@ class RunningPrompts:
 
     def started(self, state: RequestState) -> None:
         """Records that a request has got a place."""
-        self._total += _work_left(state).tokens
+        if "_total" in self.__dict__:
+            self._total += _work_left(state).tokens
         self._turns = None
 
     def hold(self, state: RequestState, shares: BatchShares) -> bool:

@@ -47,3 +47,15 @@ def test_what_was_placed_for_requests_that_are_gone_is_charged_to_nobody() -> No
     driver.step()
 
     assert service(driver) == [0.0, 0.0]
+
+
+def test_a_place_stays_empty_for_no_request_that_lacks_its_adapter() -> None:
+    """Behind forty requests whose adapters are not loaded, one that needs none starts at once."""
+    driver = SchedulerDriver(max_waiting=100)
+    for number in range(40):
+        driver.submit(f"waits {number}", 3, domain=FLOOD, adapters=(AdapterUse(f"sha256:{number}"),))
+    driver.submit("ready", 3, domain=FLOOD)
+
+    driver.step()
+
+    assert set(driver.scheduler.running_ids) == {"ready"}

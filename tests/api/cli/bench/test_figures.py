@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from graftwork.api.cli.bench.figures import WINDOW_S, contended_jain, jain, percentile, tenant_figures
+from graftwork.api.cli.bench.figures import WINDOW_S, computed_within, contended_jain, jain, percentile, tenant_figures
 from graftwork.api.cli.bench.load import Sent, arrivals
 
 
@@ -58,6 +58,17 @@ def test_the_servers_count_of_tokens_goes_before_the_pieces() -> None:
     (figures,) = tenant_figures([one], 0.0, 2.0)
 
     assert figures.tokens_per_s == 4.0
+
+
+def test_prompts_count_where_their_first_token_came() -> None:
+    """A chat's uncached prompt counts in the phase of its first token; one that was cut off has its tenant's mean prompt."""
+    early, late, cut, other = (
+        chat(*one) for one in (("a", 0.0, 0.5, 1.5), ("a", 0.0, 2.5), ("a", 0.0, 1.0), ("b", 0.0, 1.0))
+    )
+    early.computed_tokens, late.computed_tokens = 30, 50
+
+    assert computed_within([early, late, cut, other], 0.0, 2.0) == 4 + 30 + 40
+    assert computed_within([early, late, cut, other], 2.0, 3.0) == 1 + 50
 
 
 def test_only_tenants_that_wait_all_through_a_window_are_compared() -> None:

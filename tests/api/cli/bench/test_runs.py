@@ -79,7 +79,7 @@ def phase(
     tenants = tuple(
         TenantFigures(light, sent, sent - refused, refused, 0, ttft_p99, ttft_p99, 0.1, 5.0) for light in LIGHT
     )
-    return Phase(name, 10.0, tenants, tokens_per_s, 1.0, jain)
+    return Phase(name, 10.0, tenants, tokens_per_s, 3 * tokens_per_s, 1.0, jain)
 
 
 def test_each_promise_is_judged_at_its_limit() -> None:
