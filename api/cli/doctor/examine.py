@@ -3,7 +3,7 @@
 Owns the order of the checks. Never changes anything that it looks at, apart from a file that it writes and removes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from graftwork.api.cli.doctor import machine, services
@@ -15,7 +15,7 @@ from graftwork.platform.settings import Settings
 
 def all_checks(settings: Settings) -> list[Check]:
     """Returns the checks for the settings, the cheapest first."""
-    checks = {
+    checks: dict[str, Callable[[], str]] = {
         "python": machine.check_python,
         "libraries": machine.check_libraries,
         "clock": machine.check_clock,
