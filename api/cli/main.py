@@ -85,7 +85,7 @@ def build_app() -> typer.Typer:
 def main() -> None:
     """Runs the command line. The installed program starts here."""
     if COMPLETE_VARIABLE in os.environ:  # a shell asks what could follow
-        from typer.completion import completion_init  # type: ignore[attr-defined]
+        from typer.completion import completion_init  # type: ignore[attr-defined]  # Typer re-exports it
 
         completion_init()
     build_app()(prog_name="graftwork")

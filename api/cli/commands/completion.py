@@ -17,6 +17,6 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(h
 
     Example: graftwork completion bash
     """
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # Typer re-exports it
 
     typer.echo(get_completion_script(prog_name="graftwork", complete_var=COMPLETE_VARIABLE, shell=shell))
