@@ -17,7 +17,7 @@ Source: admission by estimated time to first token, as in "early rejection" of M
 
 import math
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -108,6 +108,8 @@ class QueueSnapshot:
     """The prompts of running requests."""
     excess: Mapping[IsolationDomain, int] = field(default_factory=dict)
     """Of each domain (usually one tenant), its places above its fair number."""
+    with_few_places: Collection[IsolationDomain] = ()
+    """The domains with at most half their fair number of places: they get one by preemption."""
     new_excess: int = 0
     """The same of a domain that has nothing here yet."""
     worst_priority: int = 0
@@ -176,7 +178,8 @@ def backlog_of(snapshot: QueueSnapshot, arrival: Arrival, added: Sequence[Arriva
     num_prompts = prompts + num_ahead + len(before)
     ahead = snapshot.totals[num_ahead].work + snapshot.prompts.work[prompts]
     ends_needed = _ends_needed(snapshot, num_ahead, before, arrival)
-    if (excess < 0 and any(more > 0 for more in snapshot.excess.values())) or snapshot.worst_priority > priority:
+    has_few = arrival.domain in snapshot.with_few_places or arrival.domain not in snapshot.excess
+    if (has_few and any(more > 0 for more in snapshot.excess.values())) or snapshot.worst_priority > priority:
         ends_needed = 0  # it gets a place by preemption
     return Backlog(
         own=arrival.work,

@@ -262,6 +262,7 @@ class DeadlineAdmission:
             totals=tuple(accumulate(map(self._total_of, in_order), _sum, initial=QueueTotal())),
             prompts=PromptTurns.of(running, self._waiting, shares, self._times.prompt_tokens_beside(rows)),
             excess=shares.excess_by_domain(),
+            with_few_places=shares.with_few_places(),
             new_excess=shares.excess_of_new(1.0),
             worst_priority=max((one.priority for one in running), default=0),
             max_running=self._limits.max_running,

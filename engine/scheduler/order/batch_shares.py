@@ -56,6 +56,10 @@ class BatchShares:
         """Returns the `excess` of each domain (usually one tenant) with running or waiting requests."""
         return {domain: self._held[domain] - fair for domain, fair in self._fair.items()}
 
+    def with_few_places(self) -> frozenset[IsolationDomain]:
+        """Returns the domains (usually, one domain is one tenant) with at most half their fair number of places."""
+        return frozenset(domain for domain, fair in self._fair.items() if 2 * self._held[domain] <= fair)
+
     def excess_of_new(self, weight: float) -> int:
         """Returns what `excess` would be of a domain with this weight that has neither running nor waiting requests."""
         return -self._places_of(weight, self._weight + weight)

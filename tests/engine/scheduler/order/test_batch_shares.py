@@ -1,7 +1,8 @@
 """The places in the batch that one domain may take while others wait, in a scheduler without torch."""
 
 from graftwork.engine.core.requests import ServiceTier
-from graftwork.platform.ids import IsolationDomain
+from graftwork.engine.scheduler.order.waiting_order import ServiceUse
+from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.scheduler.scheduler_driver import CONTEXT, FLOOD, LIGHT, PAGE, SchedulerDriver, crowd
 
 
@@ -107,3 +108,39 @@ def test_pages_for_a_flood_are_taken_from_the_flood() -> None:
         driver.step()
 
     assert driver.scheduler.counters.preemptions > 0
+
+
+def test_a_domain_with_few_places_gets_the_free_place_before_older_requests() -> None:
+    """When a request of the flood ends, the light domain's request starts at once, and nothing is preempted for it."""
+    driver = SchedulerDriver(budget=32, host=40, min_run_steps=100)
+    crowd(driver, 20, max_tokens=30)
+    driver.step()
+    driver.submit("light", 3, domain=LIGHT)
+    driver.step()
+    before = running(driver, LIGHT)
+
+    driver.scheduler.cancel(RequestId("flood 0"))
+    driver.step()
+
+    assert (before, running(driver, LIGHT)) == (0, 1)
+    assert driver.scheduler.counters.preemptions == 0
+
+
+def test_a_domain_with_more_than_half_its_places_preempts_only_what_has_had_more_service() -> None:
+    """With three of four places, the light domain takes the fourth from the flood only once the flood's counter is larger."""
+    for light_service, preemptions in ((1000, 0), (0, 1)):
+        driver = SchedulerDriver(budget=32, host=40, min_run_steps=1)
+        crowd(driver, 5, max_tokens=30)
+        crowd(driver, 3, LIGHT, max_tokens=30)
+        driver.step()
+        flood, light = (
+            next(one for one in driver.scheduler.requests.running.values() if one.domain == domain)
+            for domain in (FLOOD, LIGHT)
+        )
+        driver.submit("light more", 3, domain=LIGHT)
+        driver.scheduler.requests.waiting.charge(light, ServiceUse(input_tokens=light_service))
+        driver.scheduler.requests.waiting.charge(flood, ServiceUse(input_tokens=500))
+
+        driver.step()
+
+        assert (running(driver, FLOOD), driver.scheduler.counters.preemptions) == (5 - preemptions, preemptions)
