@@ -65,7 +65,14 @@ def test_sign_ins_have_tokens_of_their_own(ticket: ConsoleTicket) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "gwc_", KEY.plaintext, "gwc_gw_a_b_1_2_c", "gwc_gw_é_" + "0" * 32 + "_1_2_" + "0" * 64]
+    "text",
+    [
+        "",
+        "gwc_",
+        pytest.param(KEY.plaintext, id="a key"),
+        "gwc_gw_a_b_1_2_c",
+        "gwc_gw_é_" + "0" * 32 + "_1_2_" + "0" * 64,
+    ],
 )
 def test_other_texts_are_no_tickets(text: str) -> None:
     """Keys and broken texts are no tickets."""
