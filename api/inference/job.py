@@ -356,7 +356,7 @@ class InferenceJob:
             take: Take | None = None
             async for event in events:
                 if (num_tokens := generation.completion_tokens) > num_journaled:
-                    held = generation.memory.kv_byte_seconds
+                    held = generation.kv_byte_seconds
                     journal.add(num_tokens - num_journaled, held - kv_journaled)
                     num_journaled, kv_journaled = num_tokens, held
                 elif isinstance(event, PromptAdmitted):

@@ -20,6 +20,8 @@ from graftwork.platform.ids import SessionId, TenantId
 from graftwork.platform.objectives import Objective
 
 MAX_OWNERS = 5000
+_TOKENS_EACH_S = 0.5
+"""The tokens of a stream are added to its tenant's counts so seldom, because that costs more than to sum them up."""
 TIERS = ("device", "host", "disk", "recomputed")
 """Where the KV of prompt tokens came from."""
 
@@ -202,7 +204,17 @@ class ActivityMeter:
 class RequestWatch:
     """Tells the meter what becomes of one request. Call `end` once, whatever happens."""
 
-    __slots__ = ("_is_admitted", "_is_over", "_meter", "_parties", "_session", "_tier")
+    __slots__ = (
+        "_counted_until",
+        "_is_admitted",
+        "_is_over",
+        "_itl",
+        "_meter",
+        "_num_tokens",
+        "_parties",
+        "_session",
+        "_tier",
+    )
 
     def __init__(
         self, meter: ActivityMeter, parties: list[Activity], session: SessionActivity | None, tier: str
@@ -212,6 +224,11 @@ class RequestWatch:
         self._session = session
         self._tier = tier
         self._is_admitted = self._is_over = False
+        self._num_tokens = 0
+        """Tokens that the counts of the tenant do not have yet."""
+        self._itl: dict[int, int] = {}
+        """The same by bucket of the time between tokens, without the first tokens."""
+        self._counted_until = 0.0
         for party in parties:
             party.waiting += 1
         if session is not None:
@@ -238,13 +255,17 @@ class RequestWatch:
         for party in self._parties:
             party.counts.add(("ttft", bucket_of(seconds)), now)
         self._meter.judge(self._parties[0], self._tier, "ttft", seconds, now)
-        self._add_tokens(num_tokens, now)
+        self._num_tokens += num_tokens
+        self._count_tokens(now)
 
     def tokens(self, num_tokens: int, seconds: float) -> None:
-        """Records further tokens, which took `seconds` each."""
+        """Records further tokens, which took `seconds` each. They are counted at most `_TOKENS_EACH_S` later."""
+        bucket = bucket_of(seconds)
+        self._itl[bucket] = self._itl.get(bucket, 0) + num_tokens
+        self._num_tokens += num_tokens
         now = self._meter.clock.monotonic()
-        self._parties[0].counts.add(("itl", bucket_of(seconds)), now, num_tokens)
-        self._add_tokens(num_tokens, now)
+        if now - self._counted_until >= _TOKENS_EACH_S:
+            self._count_tokens(now)
 
     def ended_well(self, mean_between_s: float | None) -> None:
         """Records that the answer is whole, and the mean seconds between its tokens; None for a single token."""
@@ -267,6 +288,8 @@ class RequestWatch:
             return
         self._is_over = True
         now, unix = self._meter.clock.monotonic(), self._meter.clock.now()
+        if self._num_tokens:
+            self._count_tokens(now)
         for party in self._parties:
             party.counts.add("requests", now)
             party.counts.add(("tier_requests", self._tier), now)
@@ -281,7 +304,12 @@ class RequestWatch:
         else:
             party.waiting -= 1
 
-    def _add_tokens(self, num_tokens: int, now: float) -> None:
-        self._parties[0].counts.add("generated", now, num_tokens)
+    def _count_tokens(self, now: float) -> None:
+        counts = self._parties[0].counts
+        counts.add("generated", now, self._num_tokens)
+        for bucket, num_tokens in self._itl.items():
+            counts.add(("itl", bucket), now, num_tokens)
         if self._session is not None:
-            self._session.context_tokens += num_tokens
+            self._session.context_tokens += self._num_tokens
+        self._num_tokens, self._counted_until = 0, now
+        self._itl.clear()

@@ -53,7 +53,7 @@ _COUNTS = (
 _HEADER = struct.Struct((1 + len(_COUNTS)) * _WORD)
 """A slot's header: the length of its record in bytes (0 in a free slot) with `_LONG`, and then its counts."""
 _OLD_HEADER = struct.Struct(4 * _WORD)
-"""The header that versions before 0.4 wrote: the length without `_LONG`, and the first three counts."""
+"""The header that earlier versions wrote: the length without `_LONG`, and the first three counts."""
 _LONG = 1 << 32
 """A bit of the length, which says that the header has all counts."""
 _RECORDED = tuple(field.name for field in fields(UsageEvent) if field.name not in (*_COUNTS, "cost"))

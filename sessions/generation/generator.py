@@ -186,8 +186,9 @@ class Generation:
 
         After the end, tokens after a stop string do not count.
         """
-        self.memory = MemoryUse()
-        """What the engine has reported so far."""
+        self.kv_byte_seconds = 0
+        """The bytes of KV on the device that the engine has reported so far, times seconds."""
+        self._adapter_bytes = 0
         self.drafts = DraftReport()
         """The counts of draft tokens, reported when the engine finishes; empty for a cancelled generation."""
         self.prompt_computed = asyncio.Event()
@@ -206,6 +207,11 @@ class Generation:
     def usage(self) -> Usage | None:
         """The token counts of the request so far. They are None while the prompt waits in the engine's queue."""
         return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts, self.memory)
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What the engine has reported so far."""
+        return MemoryUse(self.kv_byte_seconds, self._adapter_bytes)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Sends the request to the engine, and yields the events of the answer.
@@ -268,15 +274,14 @@ class Generation:
 
     def _count_prompt(self, event: PromptAdmitted) -> None:
         self.cache = event.cache
-        self.memory = MemoryUse(adapter_bytes=event.adapter_bytes)
+        self._adapter_bytes = event.adapter_bytes
         self._tracer.admitted(event.cache)
         self._telemetry.queue.observe(self._now() - self._started_at)
         if self._watch is not None:
             self._watch.admitted(Usage(event.cache, 0, self.drafts).prompt_tokens_by_tier, event.cache.miss_reason)
 
     def _count_tokens(self, num_tokens: int, kv_byte_seconds: int) -> None:
-        if kv_byte_seconds:
-            self.memory += MemoryUse(kv_byte_seconds)
+        self.kv_byte_seconds += kv_byte_seconds
         if not num_tokens:
             return
         now = self._now()
@@ -308,7 +313,7 @@ class Generation:
 
     def _count_end(self, event: RequestFinished) -> None:
         self.drafts = event.drafts
-        self.memory += MemoryUse(event.kv_byte_seconds)
+        self.kv_byte_seconds += event.kv_byte_seconds
         self._telemetry.e2e.observe(self._now() - self._started_at)
 
     def _prompt_collector(self) -> PromptLogprobCollector | None:
