@@ -25,6 +25,8 @@ TOKEN_LOGGER = "graftwork.token_ids"
 """The logger of token ids. It writes nowhere until `configure_token_log` is called."""
 
 _TOKEN_LOG_BYTES = 16 * 2**20
+_NOISY = ("alembic.runtime.plugins",)
+"""The loggers of libraries whose lines below a warning tell an operator nothing."""
 _KEY = re.compile(r"\b((?:gwc_)?gwa?_[0-9A-Za-z]+)_[0-9A-Za-z]{16,}(?:_[0-9]+_[0-9]+_[0-9a-f]+)?")
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
@@ -111,6 +113,8 @@ def configure_logging(level: str, stream: TextIO | None = None, form: str = "jso
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
 
 def configure_token_log(path: Path) -> None:

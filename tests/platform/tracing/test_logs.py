@@ -147,6 +147,18 @@ def test_colours_are_for_terminals(root: logging.Logger, monkeypatch: pytest.Mon
     assert "\x1b[" not in pipe.getvalue() + plain.getvalue()
 
 
+def test_the_plugins_of_migrations_are_silent(root: logging.Logger) -> None:
+    """A start of the server logs no line for each plugin that Alembic sets up; a warning passes."""
+    stream = io.StringIO()
+    configure_logging("info", stream)
+    logger = logging.getLogger("alembic.runtime.plugins")
+    logger.info("setup plugin")
+    logger.warning("no such plugin")
+    root.info("hello")
+
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["no such plugin", "hello"]
+
+
 def test_token_ids_have_a_file_of_their_own(tmp_path: Path, root: logging.Logger) -> None:
     """Token ids go to their file alone, which only its owner can read, and which is not there before the first line."""
     path, stream = tmp_path / "token-ids.log", io.StringIO()
