@@ -1,13 +1,24 @@
 """The command line run in this process, without a server's address or key in the environment."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from graftwork.api.cli.main import build_app
+from tests.api.cli.live_gateway import LiveGateway, listening_gateway
+from tests.api.in_process_gateway import write_model_folder
 
 Graftwork = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[LiveGateway]:
+    """A gateway that listens, over a scripted engine: one for all tests of a file."""
+    model = write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
+    with listening_gateway(tmp_path_factory.mktemp("data"), model, sqlite_template) as gateway:
+        yield gateway
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,10 @@ import pytest
 import graftwork as package
 from graftwork.api.cli.commands.ask import CUT
 from tests.api.cli.conftest import Graftwork
-from tests.api.cli.live_gateway import LiveGateway, listening_gateway
-from tests.api.in_process_gateway import write_model_folder
+from tests.api.cli.live_gateway import LiveGateway
 from tests.sessions.tokenizer_and_templates import text_tokenizer
 
 ANSWER = "The weather in Paris is sunny."
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[LiveGateway]:
-    model = write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
-    with listening_gateway(tmp_path_factory.mktemp("data"), model, sqlite_template) as gateway:
-        yield gateway
 
 
 @pytest.fixture

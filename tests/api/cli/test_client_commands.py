@@ -15,19 +15,11 @@ from graftwork import Graftwork as Client
 from graftwork.platform.errors import CapacityContended
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.cli.conftest import Graftwork
-from tests.api.cli.live_gateway import LiveGateway, listening_gateway
-from tests.api.in_process_gateway import write_model_folder
+from tests.api.cli.live_gateway import LiveGateway
 from tests.sessions.tokenizer_and_templates import text_tokenizer
 
 LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"id": "Q-1"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[LiveGateway]:
-    model = write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
-    with listening_gateway(tmp_path_factory.mktemp("data"), model, sqlite_template) as gateway:
-        yield gateway
 
 
 @pytest.fixture

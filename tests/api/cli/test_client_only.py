@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
@@ -15,8 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.api.cli.live_gateway import LiveGateway, listening_gateway
-from tests.api.in_process_gateway import write_model_folder
+from tests.api.cli.live_gateway import LiveGateway
 
 ROOT = Path(__file__).parents[3]
 WITHOUT = """
@@ -86,13 +84,6 @@ def run_client(*arguments: str, **environment: str) -> subprocess.CompletedProce
         timeout=60,
         input="Hello?\n/quit\n",
     )
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[LiveGateway]:
-    model = write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
-    with listening_gateway(tmp_path_factory.mktemp("data"), model, sqlite_template) as gateway:
-        yield gateway
 
 
 def test_the_client_requires_all_that_it_imports() -> None:

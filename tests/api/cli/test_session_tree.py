@@ -1,8 +1,6 @@
 """Tests of a session drawn as a tree."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,15 +9,7 @@ from graftwork.api.cli.console.session_tree import Branch, TurnLine, tree_lines
 from graftwork.platform.answers.sessions import SessionState
 from graftwork.platform.answers.usage import PromptTokensDetails
 from tests.api.cli.conftest import Graftwork
-from tests.api.cli.live_gateway import LiveGateway, listening_gateway
-from tests.api.in_process_gateway import write_model_folder
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[LiveGateway]:
-    model = write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
-    with listening_gateway(tmp_path_factory.mktemp("data"), model, sqlite_template) as gateway:
-        yield gateway
+from tests.api.cli.live_gateway import LiveGateway
 
 
 @pytest.fixture

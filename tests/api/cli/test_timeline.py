@@ -1,7 +1,6 @@
 """Tests of `graftwork trace`: the drawing, the Chrome trace, and the switches."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -12,17 +11,10 @@ from graftwork.api.cli.console.timeline_chart import Bar, bars, draw, show_timel
 from graftwork.api.openapi.example_objects import TIMELINE
 from graftwork.platform.answers.timelines import Timeline
 from tests.api.cli.conftest import Graftwork
-from tests.api.cli.live_gateway import LiveGateway, listening_gateway
-from tests.api.in_process_gateway import chat, write_model_folder
+from tests.api.cli.live_gateway import LiveGateway
+from tests.api.in_process_gateway import chat
 
 EXAMPLE = Timeline.read(TIMELINE)
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[LiveGateway]:
-    model = write_model_folder(tmp_path_factory.mktemp("model") / "tiny")
-    with listening_gateway(tmp_path_factory.mktemp("data"), model, sqlite_template) as gateway:
-        yield gateway
 
 
 @pytest.fixture
