@@ -41,7 +41,7 @@ function setMenu(isOpen) {
 function drawTheme() {
   const button = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const isDark = () => document.documentElement.dataset.theme === "dark";
   const draw = () => {
     put(button, icon(isDark() ? "sun" : "moon"));
     button.setAttribute("aria-label", isDark() ? "Use light colours" : "Use dark colours");
