@@ -131,7 +131,13 @@ class RunnerParts:
         return _StepParts(
             Decoder(self.model, self.weights, rows, self.on_layer),
             build_attention(self.config, self.model, storage, self.dtype),
-            BatchBuilder(storage.sizes.page_tokens, memory.null_frame, memory.device, rules),
+            BatchBuilder(
+                storage.sizes.page_tokens,
+                memory.null_frame,
+                memory.device,
+                rules,
+                usual_sizes=self.weights.layers[0].qkv.is_packed,
+            ),
             self.lora,
         )
 

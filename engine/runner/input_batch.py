@@ -19,7 +19,7 @@ from graftwork.engine.attention.backend import AttentionBatch, PlacedSlice
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.lora.torch_backend import padded_rows
-from graftwork.engine.model.layers import BatchInvariance
+from graftwork.engine.model.layers import BatchInvariance, usual_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,24 @@ class BatchTensors:
 class BatchBuilder:
     """Turns the plan of a step into the input tensors of its forward pass, on one device."""
 
-    def __init__(self, page_tokens: int, null_page: int, device: torch.device, rules: BatchInvariance) -> None:
-        """`null_page` is a page of zeros that pads page tables. The page after it takes the KV of padding rows."""
+    def __init__(
+        self,
+        page_tokens: int,
+        null_page: int,
+        device: torch.device,
+        rules: BatchInvariance,
+        *,
+        usual_sizes: bool = False,
+    ) -> None:
+        """`null_page` is a page of zeros that pads page tables. The page after it takes the KV of padding rows.
+
+        With `usual_sizes`, steps are padded to one of few sizes: for weights in blocks (see usual_rows).
+        """
         self._page_tokens = page_tokens
         self._null_page = null_page
         self.device = device
         self.rules = rules
+        self._usual_sizes = usual_sizes
 
     def build(self, plan: StepPlan) -> BatchTensors:
         return self.tensors(self.arrange(plan))
@@ -112,9 +124,9 @@ class BatchBuilder:
         *starts, num_tokens = accumulate((piece.num_tokens for piece in slices), initial=0)
         placed = tuple(PlacedSlice(start, piece) for start, piece in zip(starts, slices, strict=True))
         adapted = any(piece.adapters for piece in slices)
-        padding = [0] * (padded_rows(num_tokens, self.rules.min_rows, with_adapters=adapted) - num_tokens)
+        padding = [0] * (self._padded_rows(num_tokens, with_adapters=adapted) - num_tokens)
         sampled = [row for one in placed for row in _sampled_rows(one)]
-        repeated = sampled[-1:] * (padded_rows(len(sampled), self.rules.min_rows, with_adapters=adapted) - len(sampled))
+        repeated = sampled[-1:] * (self._padded_rows(len(sampled), with_adapters=adapted) - len(sampled))
         positions = [position for piece in slices for position in range(piece.start, piece.end)] + padding
         return BatchRows(
             slices=slices,
@@ -140,6 +152,10 @@ class BatchBuilder:
             row_pages=rows.row_pages + [self._null_page + 1] * len(more),
             row_offsets=rows.row_offsets + more,
         )
+
+    def _padded_rows(self, num_rows: int, *, with_adapters: bool) -> int:
+        rows = usual_rows(num_rows) if self._usual_sizes else num_rows
+        return padded_rows(rows, self.rules.min_rows, with_adapters=with_adapters)
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -174,11 +174,11 @@ def backlog_of(snapshot: QueueSnapshot, arrival: Arrival, added: Sequence[Arriva
     num_ahead = bisect_right(queue.starts, start)
     excess = snapshot.excess.get(arrival.domain, snapshot.new_excess)
     priority = start[0]
-    prompts = snapshot.prompts.before(arrival.domain, priority, excess, arrival.uncached_tokens)
+    has_few = arrival.domain in snapshot.with_few_places or arrival.domain not in snapshot.excess
+    prompts = snapshot.prompts.before(arrival.domain, priority, excess, arrival.uncached_tokens, has_few_places=has_few)
     num_prompts = prompts + num_ahead + len(before)
     ahead = snapshot.totals[num_ahead].work + snapshot.prompts.work[prompts]
     ends_needed = _ends_needed(snapshot, num_ahead, before, arrival)
-    has_few = arrival.domain in snapshot.with_few_places or arrival.domain not in snapshot.excess
     if (has_few and any(more > 0 for more in snapshot.excess.values())) or snapshot.worst_priority > priority:
         ends_needed = 0  # it gets a place by preemption
     return Backlog(

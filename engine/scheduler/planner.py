@@ -69,13 +69,13 @@ class StepPlanner:
     def plan(self) -> StepPlan | None:
         """Returns the next step: one token of each decoding request, then chunks of prompts. None if nothing can run.
 
-        The step also verifies draft tokens, but only as many as the token budget still allows, so that no prompt waits
-        for them.
+        The step also verifies draft tokens, but only as many as the token budget still allows. If a prompt got fewer tokens
+        than it lacks, only nearly certain ones: these save the time that they take, so no prompt waits for drafts.
         """
-        chunks = self._chunks()
+        chunks, prompts_wait = self._chunks()
         sampling = [state for state, num_tokens in chunks if num_tokens == state.num_uncomputed and state.generates]
         spare_rows = self._limits.max_batch_tokens - sum(num_tokens for _, num_tokens in chunks)
-        drafts = self._speculator.draft(sampling, spare_rows)
+        drafts = self._speculator.draft(sampling, spare_rows, only_certain=prompts_wait)
         slices = [
             self._step_builder.slice(
                 state, num_tokens, self._page_grower.fit_draft(state, drafts.get(state.request_id, ()))
@@ -98,14 +98,16 @@ class StepPlanner:
         self._speculator.step_ended()
         return self._step_times.end()
 
-    def _chunks(self) -> list[tuple[RequestState, int]]:
-        """Returns how many tokens of each request the next step computes, without drafts. All of them have pages.
+    def _chunks(self) -> tuple[list[tuple[RequestState, int]], bool]:
+        """Returns how many tokens of each request the next step computes, without drafts, and whether a prompt got fewer than
+        it lacks. All of the tokens have pages.
 
         Prompts get what the token budget leaves, and beside decoding requests only what their inter-token time allows.
         """
         budget = self._limits.max_batch_tokens
         chunks: list[tuple[RequestState, int]] = []
         planned: set[RequestId] = set()
+        prompts_wait = False
         running = self._prefill_first.choose(self._running.values())
         rows = sum(state.num_uncomputed == 1 for state in running)
         room = self._step_times.room(rows)
@@ -113,6 +115,7 @@ class StepPlanner:
         sizes = self._limits.max_running, self._step_times.prompt_tokens_beside(rows)
         for state in in_step_order(running, self._waiting, *sizes):
             if budget == 0:
+                prompts_wait = True
                 break
             num_tokens = min(state.num_uncomputed, budget)
             if state.num_uncomputed > 1 and not state.pending_loads:
@@ -120,13 +123,14 @@ class StepPlanner:
                     num_tokens = flex_room.take(state.num_scheduled, num_tokens)
                 if room is not None and num_tokens:
                     num_tokens = room.take(state.num_scheduled, num_tokens)
+            prompts_wait |= num_tokens < state.num_uncomputed
             if num_tokens == 0 or state.request_id not in self._running:
                 continue
             if self._page_grower.grow(state, num_tokens, planned):
                 chunks.append((state, num_tokens))
                 planned.add(state.request_id)
                 budget -= num_tokens
-        return chunks
+        return chunks, prompts_wait
 
 
 class StepBuilder:

@@ -75,8 +75,11 @@ class Speculator:
         """Bytes of the earlier answers from which tokens are drafted."""
         return self._cache.num_bytes
 
-    def draft(self, states: list[RequestState], spare_rows: int) -> dict[RequestId, TokenIds]:
-        """Returns the draft tokens that the next step verifies for each request, at most `spare_rows` tokens in all.
+    def draft(
+        self, states: list[RequestState], spare_rows: int, *, only_certain: bool = False
+    ) -> dict[RequestId, TokenIds]:
+        """Returns the draft tokens that the next step verifies for each request, at most `spare_rows` tokens in all. With
+        `only_certain`, only those that are nearly certain to be accepted.
 
         `states` are the requests that generate a token in this step. The result leaves out requests without a draft.
         Nothing is drafted after a token in flight, because drafts are chosen by the tokens before them.
@@ -92,7 +95,7 @@ class Speculator:
         asked = [(state, self._drafts_of(state)) for state in known]
         most = self._limits.max_draft_tokens
         survivals = [drafts.propose(min(most, state.max_draft_tokens())) for state, drafts in asked]
-        budget = budget_drafts(survivals, self.cost.seconds, spare_rows)
+        budget = budget_drafts(survivals, self.cost.seconds, spare_rows, only_certain=only_certain)
         took = self._clock.monotonic() - began_at
         self._backoff.record(len(states), budget.gain, took / self.cost.seconds(len(states)))
         return {

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+_CERTAIN = 0.95
+"""The least probability at which a draft token is nearly certain to be accepted."""
 _LEAST_GAIN = 0.1
 """The least gain in tokens per second, as a fraction, for which drafts are verified. The estimates are not more exact
 than that.
@@ -32,15 +34,24 @@ class DraftBudget:
 
 
 def budget_drafts(
-    survivals: Sequence[Sequence[float]], seconds: Callable[[int], float], spare_rows: int
+    survivals: Sequence[Sequence[float]],
+    seconds: Callable[[int], float],
+    spare_rows: int,
+    *,
+    only_certain: bool = False,
 ) -> DraftBudget:
     """Returns how many draft tokens of each request the step should verify, at most `spare_rows` in all.
 
     `survivals` has one list for each request that generates a token in this step: the probability that each of its
     draft tokens is accepted. The probabilities in a list never rise. `seconds` returns the duration of a step from its
-    number of rows (the tokens that it computes). Prompt chunks in the same step are ignored.
+    number of rows (the tokens that it computes). Prompt chunks in the same step are ignored; with `only_certain`, draft tokens
+    take no time from them, because only those are verified that would have to be computed soon anyway.
     """
-    ranked = sorted(((chance, index) for index, chances in enumerate(survivals) for chance in chances), reverse=True)
+    least = _CERTAIN if only_certain else 0.0
+    ranked = sorted(
+        ((chance, index) for index, chances in enumerate(survivals) for chance in chances if chance >= least),
+        reverse=True,
+    )
     num_rows = len(survivals)
     expected_tokens = float(num_rows)
     best = without_drafts = expected_tokens / seconds(num_rows)

@@ -37,7 +37,7 @@ FLOOD, CROWD, AGENTS = "flood", "crowd", "agents"
 TENANTS = {FLOOD: 1.0, CROWD: 2.0, **dict.fromkeys(LIGHT, 1.0), AGENTS: 1.0}
 """The weight of each tenant. Flood and crowd send more than their shares, so their service can be compared."""
 
-SETTINGS = {"max_running": "16", "target_itl_ms": "15"}
+SETTINGS = {"max_running": "16", "target_itl_ms": "25"}
 """The settings of the demo server under the flood, and of the one that serves first come first served.
 
 A light request waits for the step that runs when it comes, and for its own. A CPU computes a step of 64 requests in

@@ -29,10 +29,11 @@ def in_step_order(
     """Returns the running requests in the order in which they get tokens of the next step.
 
     Decoding requests come first; among them, the request that would be preempted first is the last. Then come requests
-    whose prompts are not computed, by their current priority, which rises with time. At equal priority, the domains
-    (usually, one domain is one tenant) take turns. Those with places above their fair number come last. A prompt of more
-    tokens than `max_tokens`, those of a step, lets shorter ones of other domains pass: its own domain has been charged for
-    all of it. Among equals, the request that started first begins.
+    whose prompts are not computed, by their current priority, which rises with time. At equal priority, domains (usually,
+    one domain is one tenant) with at most half their fair number of places go first with prompts of a few steps; the
+    others take turns. Those with places above their fair number come last. A prompt of more tokens than `max_tokens`,
+    those of a step, lets shorter ones of other domains pass: its own domain has been charged for all of it. Among equals,
+    the request that started first begins.
     """
     shares = BatchShares(max_running, running)
     decoding = [one for one in running if one.num_uncomputed <= 1]
@@ -40,10 +41,16 @@ def in_step_order(
     return decoding + [state for _, state in _prompts_in_turn(running, waiting, shares, max_tokens)]
 
 
-PromptTurn = tuple[int, int, int, float, float]
-"""A sort key of prompts: the priority, the turn of the domain, whether the prompt lets others pass, the step of the start,
-and the time of arrival.
+PromptTurn = tuple[int, bool, int, int, float, float]
+"""A sort key of prompts: the priority, whether the domain takes turns or goes first, its turn, whether the prompt lets
+others pass, the step of the start, and the time of arrival.
 """
+_FEW_STEPS = 4
+"""The longest prompt of a domain with few places that goes before those of others, in steps. A longer one takes its turn."""
+
+
+def _takes_turns(tokens: int, max_tokens: int, *, has_few_places: bool) -> bool:
+    return not has_few_places or tokens > _FEW_STEPS * max_tokens
 
 
 def _lets_pass(excess: int, tokens: int, max_tokens: int) -> int:
@@ -61,7 +68,8 @@ def _prompts_in_turn(
         priority = waiting.priority(state)
         turn = turns[state.domain, priority]
         passed = _lets_pass(shares.excess(state), state.num_uncomputed, max_tokens)
-        found.append(((priority, turn, passed, state.started_at_step, state.arrived_at), state))
+        queues = _takes_turns(state.num_uncomputed, max_tokens, has_few_places=shares.has_few_places(state))
+        found.append(((priority, queues, turn, passed, state.started_at_step, state.arrived_at), state))
         turns[state.domain, priority] += 1
     found.sort(key=lambda entry: entry[0])
     return found
@@ -92,12 +100,15 @@ class PromptTurns:
             max_tokens=max_tokens,
         )
 
-    def before(self, domain: IsolationDomain, priority: int, excess: int, tokens: int) -> int:
+    def before(
+        self, domain: IsolationDomain, priority: int, excess: int, tokens: int, *, has_few_places: bool = False
+    ) -> int:
         """Returns how many of the prompts would be computed before one of `tokens` tokens of a new request of `domain`, which
-        has `excess` places above its fair number without it.
+        has `excess` places above its fair number without it, and perhaps at most half that number.
         """
-        turn = self.domain_turns.get((domain, priority), 0)
-        return bisect_left(self.turns, (priority, turn, _lets_pass(excess + 1, tokens, self.max_tokens), math.inf, 0.0))
+        queues = _takes_turns(tokens, self.max_tokens, has_few_places=has_few_places)
+        turn, passed = self.domain_turns.get((domain, priority), 0), _lets_pass(excess + 1, tokens, self.max_tokens)
+        return bisect_left(self.turns, (priority, queues, turn, passed, math.inf, 0.0))
 
 
 class RunningPrompts:
@@ -144,8 +155,13 @@ class RunningPrompts:
             return False
         if self._turns is None:
             self._turns = PromptTurns.of(self._running, self._waiting, shares, self._max_tokens)
-        priority, excess = self._waiting.priority(state), shares.excess(state)
-        before = self._turns.before(state.domain, priority, excess, self._waiting.uncached_tokens(state))
+        before = self._turns.before(
+            state.domain,
+            self._waiting.priority(state),
+            shares.excess(state),
+            self._waiting.uncached_tokens(state),
+            has_few_places=shares.has_few_places(state),
+        )
         return self._turns.work[before].tokens >= self._max_tokens
 
 

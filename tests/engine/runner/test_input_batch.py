@@ -5,7 +5,7 @@ import torch
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
-from graftwork.engine.model.layers import BatchInvariance
+from graftwork.engine.model.layers import BatchInvariance, usual_rows
 from graftwork.engine.runner.input_batch import AdapterRun, BatchBuilder
 from graftwork.platform.ids import RequestId
 
@@ -67,3 +67,21 @@ def test_a_small_batch_is_padded_with_unused_rows() -> None:
     assert batch.row_pages.tolist() == [1, 1, NULL_PAGE + 1, NULL_PAGE + 1]
     assert batch.row_offsets.tolist() == [0, 1, 0, 0]
     assert batch.num_sampled == 0
+
+
+def test_steps_have_few_sizes_for_weights_in_blocks() -> None:
+    """Every number of rows is padded by at most an eighth, and all up to 2,048 to 164 sizes."""
+    sizes = [usual_rows(rows) for rows in range(1, 2049)]
+    own_sizes = [
+        len(
+            BatchBuilder(4, NULL_PAGE, torch.device("cpu"), FREE, usual_sizes=usual)
+            .build(StepPlan((piece("a", 0, 37, list(range(10))),)))
+            .token_ids
+        )
+        for usual in (False, True)
+    ]
+
+    assert all(rows <= size <= max(rows + 1, rows * 9 / 8) for rows, size in enumerate(sizes, start=1))
+    assert all(usual_rows(size) == size for size in sizes)
+    assert len(set(sizes)) <= 164
+    assert own_sizes == [37, 40]

@@ -8,6 +8,7 @@ from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import StepPlan, StepResult
 from graftwork.engine.kv.index.cache_scope import CacheScopes
+from graftwork.engine.kv.index.cost_model import PrefillCost
 from graftwork.engine.kv.session_cache import SessionCache
 from graftwork.engine.scheduler.scheduler import Scheduler
 from graftwork.engine.scheduler.speculator import DraftLimits, Speculator, accepted_prefix
@@ -38,10 +39,10 @@ def answer_of(prompt: list[int], max_tokens: int) -> list[int]:
 class SpeculatorDriver:
     """A scheduler with drafts and few pages, and all its outputs."""
 
-    def __init__(self, pages: int, budget: int) -> None:
+    def __init__(self, pages: int, budget: int, target_itl_s: float | None = None) -> None:
         self.cache = TaggedKvCache(device=pages, host=pages, page_tokens=PAGE, context=CONTEXT // PAGE)
         clock = self.cache.clock
-        limits = SchedulerLimits(PAGE, budget, 4, 100, CONTEXT, 100, frozenset({EOS}))
+        limits = SchedulerLimits(PAGE, budget, 4, 100, CONTEXT, 100, frozenset({EOS}), target_itl_s=target_itl_s)
         self.pool = self.cache.kv_cache.page_store.device
         scopes = CacheScopes("sha256:model", "float32")
         self.speculator = Speculator(DraftLimits(7, 1 << 16), clock)
@@ -179,6 +180,24 @@ def test_a_repetitive_answer_takes_fewer_steps_than_tokens() -> None:
     report = driver.finished["round"].drafts
     assert len(plans) == made - report.accepted_tokens
     assert report.accepted_tokens >= made // 3
+
+
+def test_no_prompt_waits_for_drafts() -> None:
+    """While a prompt gets a page a step, because decoding takes the time that the target allows, nothing is drafted."""
+    driver = SpeculatorDriver(pages=60, budget=24, target_itl_s=0.001)
+    driver.scheduler.step_times.costs.start_from(PrefillCost(token_s=1.0, attended_s=0.0, fixed_s=1.0))
+    driver.submit("round", [10, 11], 30, [])
+    while not driver.speculator.counts.drafted:
+        assert driver.step() is not None
+
+    driver.submit("long", list(range(10, 16)) * 5, 1, [])
+    plans = [driver.step() for _ in range(30 // PAGE - 1)]
+    while driver.step() is not None:
+        pass
+
+    assert all(plan is not None and len(plan.slices) == 2 for plan in plans)
+    assert not any(piece.draft_token_ids for plan in plans if plan is not None for piece in plan.slices)
+    assert driver.made["round"] == answer_of([10, 11], 30)
 
 
 def test_only_an_accepted_draft_is_followed() -> None:

@@ -57,6 +57,17 @@ def test_the_likeliest_drafts_of_the_batch_come_first() -> None:
     assert chosen.lengths == (0, 2, 1)
 
 
+@given(drafts, st.integers(0, 12))
+def test_only_certain_drafts_are_verified_if_prompts_wait(survivals: list[list[float]], spare: int) -> None:
+    """Likely drafts that a step would verify are left out, and certain ones are not."""
+    certain = [[0.99, 0.96, *chances] for chances in survivals]
+    chosen = budget_drafts(certain, linear(1.0, 0.001), spare, only_certain=True)
+    allowed = [sum(chance >= 0.95 for chance in chances) for chances in certain]
+
+    assert all(length <= most for length, most in zip(chosen.lengths, allowed, strict=True))
+    assert sum(chosen.lengths) == min(spare, sum(allowed))
+
+
 def test_the_cost_of_rows_is_learned_and_learned_anew() -> None:
     """The fixed cost and the cost per row are told apart, and a later rise of the cost per row is followed."""
     cost = StepCost()

@@ -84,3 +84,17 @@ def test_a_prompt_that_has_started_is_passed_by_no_equal_one() -> None:
 
     assert with_room[3:] == [early, late]
     assert crowded[3:] == [late, early]
+
+
+def test_a_short_prompt_of_a_domain_with_few_places_goes_before_one_that_has_started() -> None:
+    """A light domain does not wait for the prompt of a heavy one, unless its own would take many steps."""
+    decoding = [waiting_request(f"decoding {index}", "flood", 3) for index in range(7)]
+    for state in decoding:
+        state.num_computed = 2
+    started = waiting_request("started", "flood", 150, at=0.0)
+    short, long = waiting_request("short", "light", 60, at=1.0), waiting_request("long", "light", 150, at=1.0)
+    started.started_at_step, short.started_at_step, long.started_at_step = 3, 4, 4
+    order = VirtualTokenCounter(ManualClock())
+
+    assert in_step_order([*decoding, started, short], order, 16, 25)[7:] == [short, started]
+    assert in_step_order([*decoding, started, long], order, 16, 25)[7:] == [started, long]
