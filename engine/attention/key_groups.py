@@ -73,6 +73,10 @@ class KeyGroups:
     chunks: tuple[ChunkRows, ...]
     positions: torch.Tensor  # [num_rows]
 
+    def is_one_decode(self, num_rows: int) -> bool:
+        """Returns whether all of `num_rows` rows are decoding rows of one group, in their order."""
+        return not self.chunks and len(self.decodes) == 1 and len(self.decodes[0]) == num_rows
+
     def visible(self, window: int | None) -> VisibleKeys:
         """Returns masks of the keys that each query may see, in layers with the sliding window `window`, in tokens.
 

@@ -38,6 +38,8 @@ class TorchStepAttention:
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]
         visible = self._visible_by_window[self._config.windows[layer]]
+        if self._groups.is_one_decode(len(query)):
+            return self._decode(query, keys, values, self._groups.decodes[0], visible.decodes[0]).flatten(1)
         mixed = torch.zeros_like(query)
         for decode, mask in zip(self._groups.decodes, visible.decodes, strict=True):
             mixed[decode.rows] = self._decode(query[decode.rows], keys, values, decode, mask)

@@ -22,6 +22,12 @@ _TYPICAL_ROWS = 32
 """The number of rows for which oneDNN chooses the blocks. A step may have any number of rows."""
 
 
+_packed_product: Callable[..., torch.Tensor] = (
+    torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else functional.linear
+)
+"""oneDNN's product with a weight in blocks, and without the search for it among its overloads that costs each call 2 µs."""
+
+
 class Linear:
     """Computes a linear layer: x @ weight.T + bias, for an input x of [num_rows, in_features].
 
@@ -71,7 +77,7 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [num_rows, out_features] for x [num_rows, in_features]."""
         if self._packed is not None:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+            product: torch.Tensor = _packed_product(x, self._packed, self.bias, "none", [], "")
             return product
         assert self._weight is not None
         return functional.linear(x, self._weight, self.bias)

@@ -102,18 +102,18 @@ class TorchStepRows:
         self._rotary = rotary
         self._cache = cache
         self._batch = batch
+        self._begins_pages = len(batch.begun_pages) > 0
         self._cos, self._sin = rotary.at(batch.positions)  # each [num_tokens, 1, head_dim]
 
     def rotate_and_store(self, qkv: torch.Tensor, layer: int, qk_norm: torch.Tensor | None) -> torch.Tensor:
         config = self._config
         heads = qkv.view(len(qkv), -1, config.head_dim)  # [num_tokens, heads + 2 * kv_heads, head_dim]
-        queries_and_keys, value = torch.split(
-            heads, [config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=1
-        )
+        num_rotated = config.num_heads + config.num_kv_heads
+        queries_and_keys, value = heads[:, :num_rotated], heads[:, num_rotated:]
         if qk_norm is not None:
             queries_and_keys = rms_norm(queries_and_keys, qk_norm, config.rms_norm_eps)
         rotated = self._rotary.rotate(queries_and_keys, self._cos, self._sin)
-        query, key = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
+        query, key = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
         self._cache.gates.wait(layer)
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]
         self._write(keys, key)
@@ -121,7 +121,8 @@ class TorchStepRows:
         return query
 
     def _write(self, pages: torch.Tensor, rows: torch.Tensor) -> None:
-        pages.index_fill_(0, self._batch.begun_pages, 0)
+        if self._begins_pages:
+            pages.index_fill_(0, self._batch.begun_pages, 0)
         pages.index_put_((self._batch.row_pages, self._batch.row_offsets), rows)
 
 

@@ -116,6 +116,7 @@ class KvCache:
         elements = torch.Size(self.page_shape).numel()
         frames = device_memory.frames.view(dtype)[:, :elements]
         self._pages = frames.view(-1, *self.page_shape)  # [frames, *page_shape]; a page's elements are contiguous
+        self._layers = [(self._pages[:, 0, layer], self._pages[:, 1, layer]) for layer in range(config.num_layers)]
         self.gates = LayerGates()
         """The gates that attention waits for before it reads a layer."""
 
@@ -153,7 +154,7 @@ class KvCache:
 
         Writing to these tensors changes the pages.
         """
-        return self._pages[:, 0, layer], self._pages[:, 1, layer]
+        return self._layers[layer]
 
 
 def bytes_per_page(config: ModelConfig, page_tokens: int, dtype: torch.dtype) -> int:
