@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help serve demo test test-slow test-clients test-browser test-gpu coverage check docs format proto lock demo-model evaluate bench-quick bench-peers clean
+.PHONY: help serve demo test test-slow test-clients test-browser test-gpu coverage check docs docs-images format proto lock demo-model evaluate bench-quick bench-peers clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ check: $(VENV)/.installed-dev ## ruff, mypy strict, spelling, and the docs site
 docs: $(VENV)/.installed-dev ## the docs site at http://127.0.0.1:8001, built again at each change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
+docs-images: $(VENV)/.installed-dev ## the pictures of the web console in docs/images, made again (needs chromium, as test-browser)
+	$(BIN)/python -m tests.api.console.pictures
+
 format: $(VENV)/.installed-dev ## let ruff format and mend what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -64,10 +67,10 @@ LOCK := $(BIN)/uv pip compile pyproject.toml -c constraints.txt --universal --py
 	--generate-hashes --custom-compile-command 'make lock' --quiet
 lock: $(VENV)/.installed-dev ## write requirements/*.lock: what a server installs, with hashes, in the versions of constraints.txt
 	$(LOCK) --extra gateway -o requirements/gateway.lock
-	$(LOCK) --extra server -o requirements/server.lock
-	$(LOCK) --extra server -o requirements/server-cpu.lock \
+	$(LOCK) --extra server --extra objects -o requirements/server.lock
+	$(LOCK) --extra server --extra objects -o requirements/server-cpu.lock \
 		$$(grep -oE '^(torch|cuda|nvidia)[a-z0-9-]*' requirements/server.lock | sed 's/^/--no-emit-package /')
-	$(LOCK) --extra server -o requirements/server-own-torch.lock \
+	$(LOCK) --extra server --extra objects -o requirements/server-own-torch.lock \
 		$$(grep -oE '^(torch|triton|cuda|nvidia)[a-z0-9-]*' requirements/server.lock | sed 's/^/--no-emit-package /')
 
 demo-model: $(VENV)/.installed-dev ## rebuild the demo model and its adapters from a seed (45 minutes of one core)

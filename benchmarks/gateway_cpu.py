@@ -1,7 +1,7 @@
 """What a streamed token costs a gateway: microseconds of CPU, user and system, of its whole process.
 
-    python benchmarks/gateway_cpu.py [--checkout DIR ...] [--engines N ...] [--parts N] [--kinds chat,turns] [--engine unix|tcp] [--rounds 5]
-        [--trace] [--json OUT]
+    python benchmarks/gateway_cpu.py [--checkout DIR ...] [--engines N ...] [--each] [--parts N] [--kinds chat,turns]
+        [--engine unix|tcp] [--rounds 5] [--trace] [--json OUT]
 
 Starts a real `graftwork gateway` of each checkout against a scripted engine in another process (`scripted_engine.py`),
 which answers 32 streams with one token each in every step. Clients are plain sockets in this process. While all streams
@@ -14,14 +14,19 @@ At `--engine unix`, as in `graftwork serve`, a gateway that knows the output soc
 with an engine on another machine, they come over gRPC.
 With `--trace`, the last checkout is measured a second time, with requests that ask for a trace (`x-graftwork-trace: 1`).
 `--engines 1 --engines 2` compares a gateway with one engine and one whose streams are spread over two. Two engines send
-twice as many messages for as many tokens; `--parts 2` also measures one engine that does the same.
+twice as many messages for as many tokens; `--parts 2` also measures one engine that does the same. With `--each`, every
+engine has all 32 streams, so its messages have as many tokens as those of one engine.
 `chat` is POST /v1/chat/completions with stream; `turns` is POST /v1/sessions/{id}/turns with stream, stored in SQLite.
+The ratio to the first checkout is taken within each round. Its median over all rounds has an interval in which it lies
+with 95 % probability (bootstrap over rounds), so many short rounds (`--rounds 60 --tokens 64`) can show a difference of
+one per cent.
 On a busy machine run it with real-time priority (`chrt -f 5`), or late readings of the engine's messages join steps.
 """
 
 import argparse
 import asyncio
 import json
+import random
 import socket
 import statistics
 import sys
@@ -44,6 +49,7 @@ _REST_STEPS = 40
 """Made after the second: several engines are not in step."""
 _POLL_S = 0.004
 _BURST_S = 0.25
+_RESAMPLED = 4000
 _ENGINE_LOOKS = 100
 _RECEIVE_BYTES = 4 << 20
 _PROMPT = "Tell me about the harbour."
@@ -65,8 +71,12 @@ class Sample:
 class Gateway:
     """One gateway under measurement."""
 
-    def __init__(self, checkout: Checkout, running: RunningGateway, name: str, *, traces: bool = False) -> None:
+    def __init__(
+        self, checkout: Checkout, running: RunningGateway, name: str, script: Script, *, traces: bool = False
+    ) -> None:
         self.name = name
+        self.streams = script.together
+        self._step_s = script.step_ms / 1000
         self._headers = "x-graftwork-trace: 1\r\n" if traces else ""
         self._steps = running.folder / "steps"
         self._process = psutil.Process(running.process_id)
@@ -92,9 +102,9 @@ class Gateway:
         times = self._process.cpu_times()
         return float(times.user + times.system)
 
-    async def run(self, kind: str, streams: int, steps: int) -> float:
-        """Seconds of CPU a token, over `steps` steps of `streams` answers at once."""
-        requests = [self._request(kind, _WARM_STEPS + steps + _REST_STEPS) for _ in range(streams)]
+    async def run(self, kind: str, steps: int) -> float:
+        """Seconds of CPU a token, over `steps` steps of all streams at once."""
+        requests = [self._request(kind, _WARM_STEPS + steps + _REST_STEPS) for _ in range(self.streams)]
         before = self._num_steps()
         answers = [asyncio.create_task(self._exchange(request)) for request in requests]
         first_step, first_s = await self._reading(before + _WARM_STEPS, answers)
@@ -102,18 +112,26 @@ class Gateway:
         for answer in await asyncio.gather(*answers):
             if _ENDS[kind] not in answer[-2000:]:
                 raise SystemExit(f"{self.name}: a stream of {kind} broke off:\n{answer[-500:]!r}")
-        return (last_s - first_s) / (streams * (last_step - first_step))
+        return (last_s - first_s) / (self.streams * (last_step - first_step))
 
     async def _reading(self, step: int, answers: Sequence[asyncio.Task[bytes]]) -> tuple[int, float]:
-        """The engine's step and the CPU time, once that step is made. No answer may end before."""
+        """The engine's step and the CPU time, once that step is made. No answer may end before.
+
+        Looks seldom while the step is far: each look takes the gateway's memory out of the caches that both use.
+        """
         while (found := self._num_steps()) < step:
             if ended := [answer.result() for answer in answers if answer.done()]:
                 raise SystemExit(f"{self.name}: a stream ended early:\n{ended[0][-500:]!r}")
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(max(_POLL_S, (step - found) * self._step_s / 2))
         return found, self.cpu_s()
 
     def _num_steps(self) -> int:
-        return int((self._steps.read_text() if self._steps.exists() else "") or 0)
+        """The engine's steps so far. While the engine writes the file, it is empty for a moment."""
+        if not self._steps.exists():
+            return 0
+        while not (found := self._steps.read_text()):
+            pass
+        return int(found)
 
     def _request(self, kind: str, tokens: int) -> bytes:
         """What is sent for one answer; a turn's session is made here, unmeasured."""
@@ -136,6 +154,7 @@ class Gateway:
         """Send a request and read its answer in bursts, so that nobody waits at the socket.
 
         A client on another machine costs a sender no wake-up; one that waits on this machine would, for every chunk.
+        All clients read at the same moments, so that they seldom take the gateway's memory out of the caches.
         """
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
@@ -144,7 +163,7 @@ class Gateway:
             connection.setblocking(False)
             answer = b""
             while True:
-                await asyncio.sleep(_BURST_S)
+                await asyncio.sleep(_BURST_S - time.monotonic() % _BURST_S)
                 with suppress(BlockingIOError):
                     while piece := connection.recv(1 << 20):
                         answer += piece
@@ -166,10 +185,13 @@ def running_gateway(
 ) -> Iterator[Gateway]:
     """A gateway and its scripted engines, over a data folder of their own. A step comes in `parts` messages."""
     name = f"{checkout.name}, {engines} engines" if engines > 1 else checkout.name
+    name += " with all streams each" if engines > 1 and arguments.each else ""
     name += f", {parts} messages a step" if parts > 1 else ""
-    script = Script(arguments.streams, arguments.step_ms, engines, parts, over_tcp=arguments.engine == "tcp")
+    streams = arguments.streams * engines if arguments.each else arguments.streams
+    script = Script(streams, arguments.step_ms, engines, parts, over_tcp=arguments.engine == "tcp")
     with gateway_over_script(checkout, script) as running:
-        yield Gateway(checkout, running, f"{name}, traced" if traces else name, traces=traces)
+        name = f"{name}, traced" if traces else name
+        yield Gateway(checkout, running, name, script, traces=traces)
 
 
 async def measure(gateways: Sequence[Gateway], arguments: argparse.Namespace) -> list[Sample]:
@@ -178,35 +200,48 @@ async def measure(gateways: Sequence[Gateway], arguments: argparse.Namespace) ->
     kinds = arguments.kinds.split(",")
     for kind in kinds:
         for gateway in gateways:
-            await gateway.run(kind, arguments.streams, _WARM_STEPS)  # imports, caches, connections
+            await gateway.run(kind, _WARM_STEPS)  # imports, caches, connections
     for round_number in range(arguments.rounds):
         first = round_number % len(gateways)
         for kind in kinds:
             for gateway in [*gateways[first:], *gateways[:first]]:
-                token_s = await gateway.run(kind, arguments.streams, arguments.tokens)
+                token_s = await gateway.run(kind, arguments.tokens)
                 samples.append(Sample(gateway.name, kind, round_number, token_s * 1e6))
     return samples
 
 
 def show(samples: Sequence[Sample], names: Sequence[str], kinds: Sequence[str]) -> None:
     """Figures by kind and checkout; ratios are to the first checkout, within a round."""
-    table = Table("kind", "checkout", "µs CPU a token: min", "median", "max", "ratio to first: median", "least", "most")
+    table = Table("kind", "checkout", "µs CPU a token: min", "median", "max", "ratio to first: median", "from", "to")
     for kind in kinds:
-        first = [sample.token_us for sample in samples if (sample.kind, sample.checkout) == (kind, names[0])]
         for name in names:
-            own = [sample for sample in samples if (sample.kind, sample.checkout) == (kind, name)]
-            token_us = [sample.token_us for sample in own]
-            ratios = [mine / theirs for mine, theirs in zip(token_us, first, strict=True)]
+            token_us = token_times(samples, kind, name)
             figures = (min(token_us), statistics.median(token_us), max(token_us))
-            spread = (statistics.median(ratios), min(ratios), max(ratios))
+            spread = ratio_to_first(samples, kind, name, names[0])
             table.add_row(kind, name, *(f"{figure:.1f}" for figure in figures), *(f"{one:.3f}" for one in spread))
     Console(width=120).print(table)
+
+
+def token_times(samples: Sequence[Sample], kind: str, name: str) -> list[float]:
+    """The microseconds of a checkout, by round."""
+    return [sample.token_us for sample in samples if (sample.kind, sample.checkout) == (kind, name)]
+
+
+def ratio_to_first(samples: Sequence[Sample], kind: str, name: str, first: str) -> tuple[float, float, float]:
+    """The median over the rounds of the ratio to the first checkout, and the ends of its interval."""
+    own, theirs = token_times(samples, kind, name), token_times(samples, kind, first)
+    ratios = [one / other for one, other in zip(own, theirs, strict=True)]
+    noise = random.Random(1)
+    medians = sorted(statistics.median(noise.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLED))
+    outside = round(_RESAMPLED * 0.025)
+    return statistics.median(ratios), medians[outside], medians[-1 - outside]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkout", type=Path, action="append", help="a tree to measure; may be repeated")
     parser.add_argument("--engines", type=int, action="append", help="engines of a gateway; may be repeated")
+    parser.add_argument("--each", action="store_true", help="all streams at every engine, in place of over all engines")
     parser.add_argument("--parts", type=int, default=1, help="also measure one engine with so many messages a step")
     parser.add_argument("--kinds", default="chat,turns", help="of chat and turns, comma-separated")
     parser.add_argument("--streams", type=int, default=32)
@@ -239,7 +274,21 @@ def main() -> None:
             "machine": describe_machine(),
             "step_ms": arguments.step_ms,
             "streams": arguments.streams,
+            "streams_at_every_engine": arguments.each,
             "engine": arguments.engine,
+            "ratio_to_first": {
+                kind: {
+                    gateway.name: dict(
+                        zip(
+                            ("median", "from", "to"),
+                            ratio_to_first(samples, kind, gateway.name, gateways[0].name),
+                            strict=True,
+                        )
+                    )
+                    for gateway in gateways
+                }
+                for kind in arguments.kinds.split(",")
+            },
         }
         arguments.json.write_text(json.dumps(record | {"samples": [asdict(sample) for sample in samples]}, indent=1))
 

@@ -108,7 +108,7 @@ def model() -> ModelConfig:
     """One layer of the sizes of Llama-3.1-8B."""
     return ModelConfig(
         vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_layers=1, num_heads=SHAPE.num_heads,
-        num_kv_heads=SHAPE.num_kv_heads, head_dim=SHAPE.head_dim, rms_norm_eps=1e-5, rope=RopeConfig(500_000.0),
+        num_kv_heads=SHAPE.num_kv_heads, head_dim=SHAPE.head_dim, rms_norm_eps=1e-5, ropes=(RopeConfig(500_000.0),),
         biased_targets=(), has_qk_norm=False, windows=(None,), tie_word_embeddings=False, context_tokens=131_072,
         eos_token_ids=(), dtype="bfloat16",
     )  # fmt: skip

@@ -181,7 +181,8 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         token_id = self._token_ids[stream.num_sent]
         stream.num_sent += 1
         outputs = [wire.RequestOutput(request_id=request_id, tokens=wire.Tokens(token_ids=[token_id]))]
-        if stream.is_traced and stream.num_sent - stream.num_reported >= max(16, stream.num_sent // 4):
+        unreported = stream.num_sent - stream.num_reported
+        if stream.is_traced and unreported >= max(16, stream.num_sent // 4, 0.5 / self._step_s):
             outputs.append(_report(stream))
         if stream.num_sent == stream.max_tokens:
             finished = wire.Finished(reason="length", completion_tokens=stream.num_sent)

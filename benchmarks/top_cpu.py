@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 from gateway_cpu import _process_clock
 from machine import describe_machine
-from server_processes import OWN_ROOT, Checkout, RunningGateway, gateway_over_script
+from server_processes import OWN_ROOT, Checkout, RunningGateway, Script, gateway_over_script
 from watchers import Watched
 
 _SETTLE_S = 5.0
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
-    with gateway_over_script(Checkout(OWN_ROOT), 1, 5.0) as running:
+    with gateway_over_script(Checkout(OWN_ROOT), Script(1, 5.0)) as running:
         found = asyncio.run(measure(running, arguments))
     print(
         f"graftwork top at 80x24 uses {found['core_share']:.2%} of a core, {found['drawn_bytes_a_second']:.0f} bytes/s"

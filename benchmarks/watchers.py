@@ -25,7 +25,7 @@ from pathlib import Path
 import httpx
 from gateway_cpu import _process_clock
 from machine import describe_machine
-from server_processes import OWN_ROOT, Checkout, RunningGateway, gateway_over_script, make_tenant
+from server_processes import OWN_ROOT, Checkout, RunningGateway, Script, gateway_over_script, make_tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,7 @@ class Watched:
         await asyncio.sleep(offset_s)
         reader, writer = await asyncio.open_connection("127.0.0.1", self._running.port, limit=1 << 22)
         head = f"GET /v1/admin/overview HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {self._running.admin_key}\r\n"
+        head += "accept-encoding: gzip\r\n"  # as browsers and the SDK ask
         etag, due = "", time.monotonic()
         while not end.is_set():
             condition = f"if-none-match: {etag}\r\n" if etag else ""
@@ -160,7 +161,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     machine = describe_machine()
-    with gateway_over_script(Checkout(OWN_ROOT), 1, 5.0) as running:
+    with gateway_over_script(Checkout(OWN_ROOT), Script(1, 5.0)) as running:
         samples = asyncio.run(measure(running, arguments))
     median = {
         kind: statistics.median(one.core_share for one in samples if one.kind == kind)

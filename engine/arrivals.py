@@ -19,6 +19,8 @@ from graftwork.platform.clock import Clock
 
 _WANTED_S = 60.0
 """For so many seconds after the last request with a deadline, the loop publishes snapshots."""
+_EVERY_S = 0.02
+"""While steps run, a snapshot is published no more often than this, because making one takes time in proportion to the queue."""
 
 
 class Arrivals:
@@ -27,7 +29,7 @@ class Arrivals:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._snapshot: QueueSnapshot | None = None
-        self._wanted_until = -math.inf
+        self._wanted_until = self._published_at = -math.inf
         self._num_received = 0
         self._added: deque[tuple[int, Arrival]] = deque()
         """The requests that the snapshot does not know, with their numbers; the oldest first."""
@@ -37,9 +39,15 @@ class Arrivals:
         """Whether requests with deadlines come."""
         return self._clock.monotonic() < self._wanted_until
 
+    @property
+    def is_old(self) -> bool:
+        """Whether the published snapshot should be replaced after this step. Only the loop's thread asks this."""
+        return self._clock.monotonic() - self._published_at >= _EVERY_S
+
     def publish(self, snapshot: QueueSnapshot | None) -> None:
         """Takes the state of the engine after a step; None if it is not wanted. Only the loop's thread calls this."""
         self._snapshot = snapshot
+        self._published_at = -math.inf if snapshot is None else self._clock.monotonic()
 
     def receive(self, request: EngineRequest) -> Received:
         """Returns what the engine loop must know of a request that has just come.

@@ -123,7 +123,7 @@ class EngineLoop:
         """
         if wait:
             self.progress.publish(self.load())
-            self._publish_snapshot()
+            self._publish_snapshot(rests=True)
             self.progress.rest()
             try:
                 self.take(self.inbox.get(timeout=self._scheduler.deadlines.seconds_to_next()))
@@ -211,9 +211,12 @@ class EngineLoop:
             if output.is_last:
                 self._sinks.pop(output.request_id, None)
 
-    def _publish_snapshot(self) -> None:
-        wanted = self.arrivals.wants_snapshot
-        self.arrivals.publish(self._scheduler.deadlines.snapshot(self._num_received) if wanted else None)
+    def _publish_snapshot(self, *, rests: bool = False) -> None:
+        """Publishes what the engine has to do, if requests with deadlines come. `rests`: no step will follow this one."""
+        if not self.arrivals.wants_snapshot:
+            self.arrivals.publish(None)
+        elif rests or self.arrivals.is_old:
+            self.arrivals.publish(self._scheduler.deadlines.snapshot(self._num_received))
 
     def load(self) -> EngineLoad:
         """Returns the figures by which gateways place requests."""
@@ -255,6 +258,12 @@ class EngineLoop:
             disk_corrupt_files=disk_counters.corrupt,
             disk_foreign_files=disk_counters.foreign,
             disk_failures=disk_counters.failed,
+            object_pages=disk.objects.num_pages,
+            object_bytes=disk.objects.num_bytes,
+            object_pages_written=disk_counters.object_written,
+            object_pages_read=disk_counters.object_read,
+            object_failures=disk_counters.object_failed,
+            object_dropped_pages=disk_counters.object_dropped,
             lora_pool_bytes=self._adapters.num_bytes,
             adapter_loads=self._adapters.num_loads,
             lora_kernel_rows=lora_rows.kernels,

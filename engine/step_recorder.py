@@ -13,9 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from graftwork.engine.core.events import EngineEvent, PromptAdmitted, RequestOutput, StepsTraced, TokensGenerated
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.step import RequestSlice, StepPlan
+from graftwork.engine.core.step import MaskRow, RequestSlice, StepPlan
 from graftwork.engine.core.step_spans import EngineSpan, SpanName
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError
@@ -23,6 +26,10 @@ from graftwork.platform.ids import RequestId
 
 _SHARE_OF_STEPS = 4
 """A span of steps has at most this part of all steps of its kind so far, so their number grows with the logarithm."""
+_REPORT_AFTER_S = 0.5
+"""A span of DECODE is reported so many seconds after the last report, or with the next other span: a report costs the
+gateway a third of a token.
+"""
 _LEAST_DECODE_STEPS = 16
 """The least steps of a span of DECODE that the request's next steps continue."""
 
@@ -46,6 +53,13 @@ class StepRecorder:
     def preempted(self, request_id: RequestId) -> None:
         """A running request has lost its place."""
 
+    def mask_of(self, request: EngineRequest, mask: MaskRow | None) -> MaskRow | None:
+        """Returns the mask with which the request's next token is sampled, or the same with its time measured."""
+        return mask
+
+    def drafted(self, request_id: RequestId, seconds: float) -> None:
+        """The drafts of a traced request for its next step were looked up, which took so long."""
+
     def launched(self, plan: StepPlan) -> None:
         """A step was launched."""
 
@@ -64,6 +78,22 @@ NO_RECORDER = StepRecorder()
 
 
 @dataclass(slots=True)
+class _TimedMask:
+    """A mask that knows how long it took to fill."""
+
+    mask: MaskRow
+    now: Callable[[], float]
+    seconds: float = 0.0
+
+    def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
+        began_at = self.now()
+        try:
+            return self.mask.fill(words)
+        finally:
+            self.seconds += self.now() - began_at
+
+
+@dataclass(slots=True)
 class _Steps:
     """The steps of one span that has not ended."""
 
@@ -77,6 +107,8 @@ class _Steps:
     drafted: int = 0
     accepted: int = 0
     masks: int = 0
+    mask_s: float = 0.0
+    draft_s: float = 0.0
 
     def add(self, piece: RequestSlice, plan: StepPlan, seconds: float) -> None:
         self.steps += 1
@@ -84,7 +116,9 @@ class _Steps:
         self.requests += len(plan.slices)
         self.batch_tokens += plan.num_tokens
         self.drafted += piece.num_drafts
-        self.masks += sum(sample.mask is not None for sample in piece.samples)
+        masks = [sample.mask for sample in piece.samples if sample.mask is not None]
+        self.masks += len(masks)
+        self.mask_s += sum(mask.seconds for mask in masks if isinstance(mask, _TimedMask))
         if self.name is SpanName.PREFILL:
             self.tokens += piece.num_known
 
@@ -101,6 +135,8 @@ class _Steps:
             drafted=self.drafted,
             accepted=self.accepted,
             masks=self.masks,
+            mask_s=self.mask_s,
+            draft_s=self.draft_s,
         )
 
 
@@ -120,9 +156,13 @@ class _Traced:
     open: _Steps | None = None
     last_step_s: float = 0.0
     """When the last step of `open` ended."""
+    draft_s: float = 0.0
+    """Spent on drafts of the step that is planned."""
     num_steps: dict[SpanName, int] = field(default_factory=dict)
     spans: list[EngineSpan] = field(default_factory=list)
     """Ended, and not reported."""
+    reported_s: float = float("-inf")
+    """When the last report was made."""
 
     def end_wait(self, now_s: float, next_wait: SpanName | None) -> None:
         """Ends the wait that goes on. A wait of no length leaves no span, except QUEUE."""
@@ -149,6 +189,8 @@ class _Traced:
             self.end_wait(max(now_s - seconds, self.tiled_s), None)
             self.open = _Steps(name, self.tiled_s)
         self.open.add(piece, plan, seconds)
+        self.open.draft_s += self.draft_s
+        self.draft_s = 0.0
         self.num_steps[name] = self.num_steps.get(name, 0) + 1
         self.last_step_s = now_s
 
@@ -171,7 +213,12 @@ class _Traced:
             self.end_steps()
             self.end_wait(now_s, None)
 
-    def report(self, now_s: float) -> StepsTraced:
+    def report(self, now_s: float, *, is_last: bool) -> StepsTraced | None:
+        """Returns the spans that have ended, if there are any and a report is due."""
+        is_due = is_last or now_s - self.reported_s >= _REPORT_AFTER_S
+        if not self.spans or not (is_due or any(span.name is not SpanName.DECODE for span in self.spans)):
+            return None
+        self.reported_s = now_s
         spans, self.spans = tuple(self.spans), []
         return StepsTraced(int(self.arrived_at * 1e6), now_s, spans)
 
@@ -214,6 +261,13 @@ class TraceRecorder(StepRecorder):
             traced.end_steps()
             traced.wait = SpanName.PREEMPTED
 
+    def mask_of(self, request: EngineRequest, mask: MaskRow | None) -> MaskRow | None:
+        return _TimedMask(mask, self._now) if mask is not None and request.traced else mask
+
+    def drafted(self, request_id: RequestId, seconds: float) -> None:
+        if (traced := self._traced.get(request_id)) is not None:
+            traced.draft_s += seconds
+
     def launched(self, plan: StepPlan) -> None:
         self._launched_at.append(self._now())
 
@@ -239,7 +293,8 @@ class TraceRecorder(StepRecorder):
                 continue
             now_s = now - traced.arrived_at
             traced.note(output.event, now_s, is_last=output.is_last)
-            report = [RequestOutput(output.request_id, traced.report(now_s))] if traced.spans else []
+            found = traced.report(now_s, is_last=output.is_last)
+            report = [] if found is None else [RequestOutput(output.request_id, found)]
             attached += [*report, output] if output.is_last else [output, *report]
             if output.is_last:
                 del self._traced[output.request_id]

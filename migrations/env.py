@@ -30,6 +30,7 @@ async def run_on_the_settings_database() -> None:
     import graftwork.adapters.registry.tables
     import graftwork.platform.modes.tables
     import graftwork.platform.tenancy.tables
+    import graftwork.platform.tracing.tables
     import graftwork.sessions.store.tables  # noqa: F401
 
     engine = create_async_engine(Settings.from_environment().resolved_database_url)

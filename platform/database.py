@@ -7,6 +7,8 @@ Invariant: a `write()` block is committed at its end, or changes nothing if it f
 
 import asyncio
 import logging
+import sqlite3
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
@@ -22,6 +24,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.util import await_only
 
 from graftwork.platform.database_address import split_address
 from graftwork.platform.errors import InvalidRequest, Unavailable
@@ -167,6 +170,22 @@ class Database:
             connection = await session.connection()
             return await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
 
+    async def check_schema(self) -> None:
+        """Checks that the schema is as new as this code needs.
+
+        Raises Unavailable if it is older, or was never created: a gateway that starts changes it. A schema that a newer
+        version has made is left to that version to judge.
+        """
+        current, script = await self.current_revision(), ScriptDirectory.from_config(_alembic_config())
+        older = {one.revision for one in script.walk_revisions()} - set(script.get_heads())
+        if current is None or current in older:
+            raise Unavailable(
+                f"The database {self._shown} has {current or 'no schema'}, and {script.get_current_head()} is needed: start "
+                "a gateway of this version, or run `graftwork db upgrade`.",
+                code="database_unavailable",
+                retry_after_s=1.0,
+            )
+
     async def check_writable(self) -> None:
         """Checks that the database can store changes: writes one row without changing its values, and commits.
 
@@ -259,7 +278,7 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
     def on_connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver begins nothing by itself; `on_begin` does
         cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode = WAL")
+        _use_write_ahead_log(cursor)
         # A killed process loses nothing; a power cut may lose the last commits.
         cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
@@ -269,6 +288,23 @@ def _prepare_sqlite(engine: AsyncEngine, foreign_keys: bool) -> None:
     @event.listens_for(engine.sync_engine, "begin")
     def on_begin(connection: Connection) -> None:
         connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+
+
+def _use_write_ahead_log(cursor: Any) -> None:
+    """Switches the file to a write-ahead log, if no connection has done so before.
+
+    SQLite's busy timeout does not count for this one statement: where two connections to a new file try at the same
+    time, one of them fails at once. So it tries again here, for as long as SQLite would wait for any other lock.
+    """
+    ends_at = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > ends_at:
+                raise
+        await_only(asyncio.sleep(0.005))
 
 
 def _prepare_postgres(engine: AsyncEngine, max_idle_s: float) -> None:

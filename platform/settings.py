@@ -106,12 +106,10 @@ class Settings:
     """The name in the certificates of all engines. None means the host in each engine's address."""
     engine_silence_s: float = 5.0
     """Seconds, 0.1 to 3600: if the engine's process answers no ping for so long, its requests end with a 503. The
-    engine that `serve` started is killed and started again after four times as long.
-    """
+    engine that `serve` started is killed and started again after four times as long."""
     step_timeout_s: float = 120.0
     """Seconds, 0.1 to 86400: if the engine works for so long without finishing one layer of the model, its requests end
-    with a 503. The engine that `serve` started is killed and started again.
-    """
+    with a 503. The engine that `serve` started is killed and started again."""
     request_timeout_s: float = 3600.0
     """The most seconds of one request or turn, with its time in the queue; then it ends with a 504."""
     device: str = "auto"
@@ -132,8 +130,7 @@ class Settings:
     """Bytes of host memory for adapters, from which they are copied to the device."""
     kernels: str = "auto"
     """What computes attention, row operations, adapters and sampling: `auto`, `triton` (CUDA), `torch`, or `native` (a
-    CPU's kernel for adapters). `auto` takes those of the device that work there.
-    """
+    CPU's kernel for adapters). `auto` takes those of the device that work there."""
     lora_kernels: str | None = None
     """The former setting for adapters alone: `auto`, `native`, `triton` or `torch`. None means `kernels`."""
     row_kernels: str | None = None
@@ -154,20 +151,21 @@ class Settings:
     """The folder of the KV files. Engines must not share one. None is `kv` in `data_dir`."""
     shared_kv_dir: Path | None = None
     """A folder of KV files that engines share, in place of `kv_dir`. Each engine reads what the others have written."""
+    kv_object_url: str | None = None
+    """A bucket in which engines share KV files, such as `s3://bucket/prefix`; each keeps its own on disk, too."""
+    kv_object_bytes: int = 64 * 2**30
+    """Bytes of KV that all engines together keep in the bucket."""
     max_batch_tokens: int | None = None
     """Tokens of one engine step, at least 1. More tokens give more throughput and longer steps. None is the engine's
-    default for the device.
-    """
+    default for the device."""
     max_running: int | None = None
     """The most requests in one step, at least 1. None is the engine's default for the device."""
     target_itl_ms: float | None = None
     """The inter-token latency that prompts may cost running streams, in milliseconds: how long a step with both may be. 0
-    sets no limit. None is the engine's default for the device.
-    """
+    sets no limit. None is the engine's default for the device."""
     max_waiting: int = 256
     """The most requests in the queue, at least 1. When it is full, the tenant with the most requests in it gets a status
-    429: for its new request, or for its last one in the queue if a tenant with fewer requests sends one.
-    """
+    429: for its new request, or for its last one in the queue if a tenant with fewer requests sends one."""
     max_waiting_tokens: int = 2**20
     """The most prompt tokens in the queue, at least 1."""
     waiting_share: float = 0.75
@@ -177,9 +175,8 @@ class Settings:
     `vtc` takes strict turns between tenants, `fcfs` serves first who comes first, which is unfair and for comparison.
     """
     fairness_quantum: int | None = None
-    """The most by which `dlpm` lets two tenants of weight 1 differ for the sake of cached prefixes, in prompt tokens.
-    None is four steps of prompt tokens; 0 means strict turns.
-    """
+    """The most by which `dlpm` lets two tenants of weight 1 differ for cached prefixes, in prompt tokens; 0 means strict
+    turns, and None is four steps of prompt tokens."""
     kv_price: float = 0.25
     """What holding all KV pages of the device for a second costs a tenant, as a part, from 0 to 1, of the prompt tokens
     that the device computes in a second.
@@ -200,14 +197,14 @@ class Settings:
     lease_s: float = 30.0
     """Seconds, 1 to 3600, after which others may have what a dead gateway held, such as places in limits."""
     max_uploads: int = 8
-    """Uploads of adapters that the gateway receives at the same time, at least 1. Each needs up to 512 MiB of disk."""
     max_tenant_uploads: int = 4
-    """Uploads of one tenant at the same time, at least 1."""
+    """Uploads that the gateway, or one tenant, has in flight at most, at least 1. Each needs up to 512 MiB of disk."""
     upload_timeout_s: float = 1800.0
     """Seconds, 1 to 86400, in which the body of an upload must arrive; then it ends with a 408."""
+    adapter_grace_s: float = 86_400.0
+    """Seconds, 0 to 31536000, for which an adapter that was deleted can be restored; 0 erases it at once."""
     max_draft_tokens: int = 16
-    """The most tokens drafted for one request in one step; 0 switches drafting off. Drafting does not change answers.
-    """
+    """The most tokens drafted for one request in one step; 0 switches drafting off. Answers stay the same."""
     renew_calibration: bool = False
     """Whether engines measure this machine again at their start, in place of what `data_dir` has from an earlier one."""
     tool_call_form: str = "auto"
@@ -348,6 +345,8 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "public_grammars": parse_path,
     "kv_dir": parse_path,
     "shared_kv_dir": parse_path,
+    "kv_object_url": parse_text,
+    "kv_object_bytes": parse_bytes,
     "max_batch_tokens": whole(1),
     "max_running": whole(1),
     "target_itl_ms": parse_milliseconds,
@@ -366,6 +365,7 @@ _PARSERS: Mapping[str, Callable[[object], object]] = {
     "max_uploads": whole(1),
     "max_tenant_uploads": whole(1),
     "upload_timeout_s": seconds(1, 86400),
+    "adapter_grace_s": seconds(0, 31_536_000),
     "max_draft_tokens": whole(0, 256),
     "renew_calibration": parse_flag,
     "tool_call_form": one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"),

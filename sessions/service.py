@@ -7,20 +7,20 @@ Invariant: if a method raises a `GraftworkError`, the session is unchanged, unle
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.engine.core.session_commands import SessionMemory
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotFound, ValidationFailed
 from graftwork.platform.ids import TurnId
 from graftwork.platform.pagination import Page, PageRequest
-from graftwork.platform.tenancy.principals import Principal, TenantScope
+from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.items import Item, parse_input
 from graftwork.sessions.core.session import (
     AgentSession,
+    ModelResolver,
     SessionKind,
     SessionSettings,
     SessionStatus,
@@ -34,7 +34,13 @@ from graftwork.sessions.sweeper import SessionSweeper
 from graftwork.sessions.turns.launcher import ToolOutputs, TurnLauncher
 from graftwork.sessions.turns.runner import NO_HINTS, ToolHints, TurnDependencies
 from graftwork.sessions.turns.running import RunningTurns, SessionLoader, TurnHandle, TurnReader, may_be_id
-from graftwork.sessions.turns.settings import NO_OVERRIDES, TurnOverrides, check_metadata, checked_settings
+from graftwork.sessions.turns.settings import (
+    NO_OVERRIDES,
+    TurnOverrides,
+    check_metadata,
+    checked_settings,
+    with_defaults,
+)
 
 MAX_FORKS = 64
 """The most sessions that one fork request may create."""
@@ -43,17 +49,6 @@ _POLL_S = 0.25
 """Seconds between two checks of a turn that runs in another process."""
 _ABANDONED_AFTER_S = 3600.0
 """An age in seconds. An internal session of the Responses API to which no response refers is deleted at this age."""
-
-
-class ModelResolver(Protocol):
-    """The interface of the adapter registry: it finds adapter versions by name. It has only what sessions use."""
-
-    async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
-        """Finds the adapter version to which the name `model` refers now. `base_name` is the name of the base model.
-
-        Raises NotFound if no model or adapter has this name.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +60,10 @@ class NewSession:
     metadata: Mapping[str, str] = field(default_factory=dict)
     retention_s: float | None = None
     kind: SessionKind = SessionKind.SESSION
+    end_user: str | None = None
+    """The user whose version of a canary the session gets; None gives the session a version of its own."""
+    names_tools: bool = False
+    """Whether the settings' tools are meant, also if there are none, instead of the adapter's own."""
     items: tuple[Item, ...] = ()
     """The history with which the session starts. Every tool call in it must have its output."""
 
@@ -91,9 +90,8 @@ class SessionChanged:
 
 
 class SessionService:
-    """Creates, reads, changes and deletes sessions and starts their turns, for all tenants, in one process.
-
-    Call `recover` when the process starts, and `close` before it stops.
+    """Creates, reads, changes and deletes sessions and starts their turns, for all tenants, in one process. Call `recover`
+    when the process starts, and `close` before it stops.
     """
 
     def __init__(
@@ -127,10 +125,7 @@ class SessionService:
         self.base_name = dependencies.generator.description.model_name
 
     async def recover(self) -> int:
-        """Marks turns as failed that a crashed process has left running. Returns the number of these turns.
-
-        You may call this method at start-up and at any later time.
-        """
+        """Marks turns as failed that a crashed process has left running. Returns their number. Call it at any time."""
         interrupted = await self._turns.find_interrupted(lambda: self._running.turn_ids)
         for scope, session_id, turn_id in interrupted:
             await self._turns.fail_interrupted(scope, session_id, turn_id)
@@ -161,13 +156,20 @@ class SessionService:
 
         Can raise ValidationFailed, InvalidRequest, NotFound or LimitExceeded.
         """
-        settings = checked_settings(new.settings)
-        await self.launcher.plan_output(principal, settings)
         check_metadata(new.metadata)
-        model = await self.resolve(principal, new.model)
-        now = self._clock.now()
+        session_id = new_session_id(new.kind)
+        if new.kind is not SessionKind.CONVERSATION:  # a conversation has no model of its own
+            principal.require_models([new.model])
+        own = None if new.end_user else session_id
+        caller = Caller.of(principal.key_id, user=new.end_user, session_id=own)
+        model, now = (
+            await self._registry.resolve(principal.scope(), new.model, self.base_name, caller),
+            self._clock.now(),
+        )
+        settings = checked_settings(with_defaults(new.settings, model.defaults, names_tools=new.names_tools))
+        await self.launcher.plan_output(principal, settings)
         session = AgentSession(
-            session_id=new_session_id(new.kind),
+            session_id=session_id,
             kind=new.kind,
             tenant_id=principal.tenant_id,
             status=SessionStatus.IDLE,
@@ -181,9 +183,12 @@ class SessionService:
         max_sessions = await self._max_sessions(principal, new.kind)
         return await self.store.create(principal.scope(), session, max_sessions, new.items)
 
-    async def resolve(self, principal: Principal, model: str) -> ResolvedModel:
-        """Finds the adapter version to which the name `model` refers now. Raises NotFound if nothing has this name."""
-        return await self._registry.resolve(principal.scope(), model, self.base_name)
+    async def resolve(
+        self, principal: Principal, model: str, caller: Caller, *, pinned: ResolvedModel | None = None
+    ) -> ResolvedModel:
+        """Finds the version to which `model` refers now. Raises NotFound, and NotPermitted if the key does not allow it."""
+        principal.require_models([model])
+        return await self._registry.resolve(principal.scope(), model, self.base_name, caller, pinned=pinned)
 
     async def list_sessions(self, principal: Principal, page: PageRequest) -> Page[AgentSession]:
         """Reads one page of a tenant's sessions, ordered by creation time."""
@@ -286,14 +291,14 @@ class SessionService:
     ) -> SessionChanged:
         """Changes the adapter version of a session, its metadata, or both. A value of None changes nothing.
 
-        Raises Conflict if the session is closed, or if the model is to change while a turn runs. Can also raise
-        NotFound or ValidationFailed.
+        Raises Conflict if the session is closed, or if the model is to change while a turn runs, NotFound, ValidationFailed.
         """
         scope = principal.scope()
         before = await self.loader.load(scope, session_id)
         if metadata is not None:
             check_metadata(metadata)
-        resolved = None if model is None else await self._registry.resolve(scope, model, self.base_name)
+        own = Caller.of(principal.key_id, session_id=before.session_id)
+        resolved = None if model is None else await self.resolve(principal, model, own)
         session = await self.store.change(scope, before.session_id, SessionChange(resolved, metadata))
         head = await self.store.head(scope, session)
         if session.model.digest == before.model.digest or head is None:

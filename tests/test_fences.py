@@ -15,6 +15,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "sqlalchemy": (
         "*/tables.py",
         "*/repository.py",
+        "adapters/registry/*_rows.py",
         "platform/tenancy/*_rows.py",
         "platform/database*.py",
         "platform/sqlite_reads.py",
@@ -26,6 +27,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("fastapi", "starlette"), ("api/*",)),
     "grpc": ("engine/rpc/*",),
     "ray": ("api/ray/actors.py",),
+    "obstore": ("engine/kv/disk/bucket.py",),
     "prometheus_client": ("platform/*",),
     "opentelemetry": ("platform/tracing/*",),
     **dict.fromkeys(("transformers", "peft", "pickle", "shelve", "multiprocessing"), ()),
@@ -35,6 +37,7 @@ FENCES: dict[str, tuple[str, ...]] = {
 CLOCK_READERS = (
     "tests/api/server/test_serve.py",  # slow
     "tests/chaos/*",  # slow
+    "tests/clients/test_s3_server.py",  # waits for a process
     "tests/end_to_end/*",  # waits for processes
     "tests/engine/grammar/schema/test_lint.py",  # a slow test of it
     "tests/engine/kv/test_isolation.py",  # a slow test of it

@@ -23,6 +23,7 @@ ROOMS = (
     "platform/gateways",
     "platform/replicas",
     "platform/tracing",
+    "platform/keys",
     "platform/tenancy",
     "platform/modes",
     "platform/monitoring",

@@ -5,13 +5,15 @@ of the three forms look the same, and none looks like a path. Never reads a file
 Invariant: a version never changes after it was created. An alias can be set to another version.
 """
 
-import random
+import hashlib
+import math
 import re
 from dataclasses import dataclass, field
 
+from graftwork.adapters.format.defaults import NO_DEFAULTS, AdapterDefaults
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.platform.errors import NotFound, ValidationFailed
-from graftwork.platform.ids import AdapterId, TenantId
+from graftwork.platform.ids import AdapterId, KeyId, SessionId, TenantId
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 
@@ -112,6 +114,23 @@ _MAX_WEIGHT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a version comes from, as whoever pushed it says. None is unknown."""
+
+    pushed_by: str | None = None
+    """The id of the API key that pushed it."""
+    run: str | None = None
+    """The training run, such as its id or its address."""
+    parent: str | None = None
+    """The version from which it was trained, such as `support@3`."""
+    data_digest: str | None = None
+    """`sha256:…` of the training data."""
+
+
+UNKNOWN_ORIGIN = Provenance()
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterVersion:
     """One version of an adapter, which never changes. The engine identifies the weights of the version by `digest`."""
 
@@ -129,6 +148,13 @@ class AdapterVersion:
     created_at: float
     """The time of the upload, in Unix seconds."""
     status: str = "ready"
+    """`ready`, or `deleted` while it can be restored."""
+    is_held: bool = False
+    """Whether the adapter's plain name passes this version over, because it was pushed without being promoted."""
+    deleted_at: float | None = None
+    base: str = ""
+    """The fingerprint of the base model for which the version was made."""
+    provenance: Provenance = UNKNOWN_ORIGIN
 
     @property
     def label(self) -> str:
@@ -148,6 +174,25 @@ class OwnedVersion:
     @property
     def label(self) -> str:
         return f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The sender of a request as a canary sees it: a session, else an end user, else an API key.
+
+    All requests of one caller to an alias use the same version.
+    """
+
+    kind: str
+    """`session`, `user` or `key`. So an end user whose name is a session's id is another caller."""
+    id: str
+
+    @classmethod
+    def of(cls, key_id: KeyId, *, user: str | None = None, session_id: SessionId | None = None) -> "Caller":
+        """Returns the caller of a request. `user` is the end user that the request names. An empty text names nobody."""
+        if session_id is not None:
+            return cls("session", session_id)
+        return cls("user", user) if user else cls("key", key_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +230,18 @@ class AliasTarget:
     def versions(self) -> tuple[int, ...]:
         return tuple(version for version, _ in self.weights)
 
-    def choose(self, generator: random.Random) -> int:
-        """Returns the version that one request uses. If there are several versions, draws one at random by their
-        weights.
+    def choose(self, alias: str, caller: Caller) -> int:
+        """Returns the version that a caller's requests use. `alias` is a text that identifies the alias, such as its
+        adapter's id and its name.
+
+        The choice is a hash of the alias, the version and the caller, so it is the same in every process. If the share
+        of one version grows, callers move only to this version, and none leaves it. Over many callers, each version gets
+        its share.
+        Source: weighted rendezvous hashing (Schindelhauer and Schomaker 2005).
         """
         if len(self.weights) == 1:
             return self.weights[0][0]
-        shares = [share for _, share in self.weights]
-        return generator.choices(self.versions, weights=shares)[0]
+        return min(self.weights, key=lambda part: -math.log(_uniform(alias, part[0], caller)) / part[1])[0]
 
     def to_json(self) -> dict[str, object]:
         """Returns the target in the JSON form that `from_json` reads: `{"version": 2}`, or `{"weights": {"2": 0.9, "3":
@@ -201,6 +250,13 @@ class AliasTarget:
         if len(self.weights) == 1:
             return {"version": self.weights[0][0]}
         return {"weights": {str(version): share for version, share in self.weights}}
+
+
+def _uniform(alias: str, version: int, caller: Caller) -> float:
+    """Returns a number between 0 and 1, both excluded, that depends on all arguments. Equal arguments give equal numbers."""
+    parts = "\0".join((alias, str(version), caller.kind, caller.id)).encode("utf-8", "surrogatepass")
+    top = int.from_bytes(hashlib.sha256(parts).digest()[:8]) >> 11  # as many bits as a float holds
+    return (top + 0.5) / 2.0**53
 
 
 def _read_weight(key: object, weight: object) -> tuple[int, float]:
@@ -223,10 +279,24 @@ class Adapter:
     versions: tuple[AdapterVersion, ...] = ()
     """The versions, sorted by number."""
     aliases: dict[str, AliasTarget] = field(default_factory=dict)
+    deleted_versions: tuple[AdapterVersion, ...] = ()
+    """The versions that were deleted and can be restored. No request gets them."""
+    deleted_at: float | None = None
+    """When the adapter was deleted, in Unix seconds; None if it was not."""
+    next_version: int = 1
+    tags: tuple[str, ...] = ()
+    """The tags, sorted."""
+    defaults: AdapterDefaults = NO_DEFAULTS
+    """What requests have unless they say otherwise."""
 
     @property
     def newest(self) -> AdapterVersion | None:
         return self.versions[-1] if self.versions else None
+
+    @property
+    def served(self) -> AdapterVersion | None:
+        """The version that the plain name stands for while no alias says another: the newest that is not held."""
+        return next((version for version in reversed(self.versions) if not version.is_held), None)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -251,6 +321,26 @@ class AliasChange:
 
 
 @dataclass(frozen=True, slots=True)
+class AliasEvent:
+    """One change in the history of an alias."""
+
+    number: int
+    """The number of the change among those of the alias, from 1."""
+    target: AliasTarget | None
+    """The new target; None if the alias was removed."""
+    returns_to: int | None
+    """The number of the change whose target a rollback restores; None if there is none."""
+    reason: str
+    """`set`, `removed` or `rollback`, or what a roll-out did."""
+    actor: str
+    at: float
+
+    @property
+    def id(self) -> str:
+        return str(self.number)
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedModel:
     """The weights that a request's `model` selects: the base model, one adapter version, or a mixture of versions."""
 
@@ -259,6 +349,8 @@ class ResolvedModel:
     """The adapter version; None for the base model and for a mixture of adapters."""
     mixture: tuple[tuple[AdapterVersion, float], ...] = ()
     """The adapter versions of a mixture with their weights. It is empty for the base model and for a single version."""
+    defaults: AdapterDefaults = field(default=NO_DEFAULTS, compare=False)
+    """What the adapter's requests have unless they say otherwise. A mixture has none."""
 
     @property
     def digest(self) -> str | None:

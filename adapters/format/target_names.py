@@ -17,8 +17,9 @@ from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.errors import ValidationFailed
 
 _OTHERS_IN_LAYERS = (
-    *("self_attn", "self_attn.q_norm", "self_attn.k_norm", "mlp", "mlp.act_fn"),
-    *("input_layernorm", "post_attention_layernorm"),
+    *("self_attn", "self_attn.q_norm", "self_attn.k_norm", "mlp", "mlp.act_fn", "mlp.activation_fn"),
+    *("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    *("post_self_attn_layernorm", "post_mlp_layernorm", "resid_attn_dropout", "resid_mlp_dropout"),
 )
 _OTHERS = ("layers", "norm", "rotary_emb")
 """The modules of the served architectures that cannot have LoRA. It changes nothing to exclude them, but it is no mistake."""

@@ -4,12 +4,13 @@ The limits are the number of adapters, their total size in bytes, and the rank. 
 anything: the caller passes the number and size of the tenant's present adapters.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from graftwork.adapters.format.specs import Adapter, AdapterVersion
+from graftwork.adapters.format.specs import UNKNOWN_ORIGIN, Adapter, AdapterVersion, Provenance
 from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.inspection.inspector import IdentifiedAdapter
-from graftwork.platform.errors import BudgetSpent, ValidationFailed
+from graftwork.platform.errors import BudgetSpent, Conflict, ValidationFailed
 from graftwork.platform.quotas.quota import Quota
 
 
@@ -33,6 +34,44 @@ class Upload:
     @property
     def digest(self) -> str:
         return self.identified.digest
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Who pushes a version, and how."""
+
+    actor: str = "admin"
+    """The id of the API key, for the audit log."""
+    is_held: bool = False
+    """Whether the adapter's plain name passes the version over."""
+    provenance: Provenance = UNKNOWN_ORIGIN
+    """Where the version comes from. Who pushed it is `actor`."""
+    expects: int = 0
+    """The number that the adapter's next version had when the push began."""
+
+    @property
+    def origin(self) -> Provenance:
+        return replace(self.provenance, pushed_by=self.actor)
+
+
+PLAIN_PUSH = Push()
+
+
+def check_not_deleted(adapter: Adapter | None) -> None:
+    """Raises Conflict for an adapter that was deleted and can be restored: its name is not free yet."""
+    if adapter is not None and adapter.deleted_at is not None:
+        message = f"'{adapter.name}' was deleted and can still be restored: restore it, or delete it with erase=true, then push."
+        raise Conflict(message, param="name", code="adapter_deleted")
+
+
+def upload_details(version: AdapterVersion) -> dict[str, Any]:
+    """Returns what the audit log says of a new version."""
+    return {
+        "digest": version.digest,
+        "rank": version.rank,
+        "size_bytes": version.size_bytes,
+        "is_held": version.is_held,
+    }
 
 
 def check_rank(identified: IdentifiedAdapter, limits: Quota) -> None:
@@ -66,4 +105,5 @@ def version_of(upload: Upload, adapter: Adapter, number: int, now: float) -> Ada
         target_modules=upload.identified.target_modules,
         size_bytes=upload.files.weights_bytes,
         created_at=now,
+        base=upload.base_fingerprint,
     )

@@ -18,8 +18,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from graftwork.adapters.inspection.upload import Upload
+from graftwork.adapters.registry.artifact_rows import ArtifactLedger, is_referenced, unreferenced_digests
 from graftwork.adapters.registry.artifact_store import ArtifactStore
-from graftwork.adapters.registry.repository import ArtifactLedger, is_referenced, unreferenced_digests
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Unavailable

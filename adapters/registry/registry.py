@@ -1,38 +1,57 @@
 """Keeps the adapters of every tenant, and finds the weights that the `model` of a request selects.
 
-Owns the names, versions and aliases of adapters. ArtifactKeeper owns their files. Never applies an adapter: the engine
+Owns the names and versions of adapters. AliasKeeper owns their aliases, AdapterDeletions what is deleted, and
+ArtifactKeeper their files. Never applies an adapter: the engine
 does.
 Invariants: a tenant sees only its own adapters; for another tenant's adapter it gets the same error as for an unknown
 name. A version never changes, and the number of a deleted version is never used again.
 """
 
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from graftwork.adapters.format.specs import (
     Adapter,
     AdapterVersion,
-    AliasChange,
-    AliasTarget,
+    Caller,
+    ModelReference,
     OwnedVersion,
     ResolvedModel,
     check_adapter_name,
-    check_alias,
     parse_reference,
     unknown_adapter,
     unknown_model,
 )
 from graftwork.adapters.inspection.adapter_files import AdapterFiles
 from graftwork.adapters.inspection.inspector import AdapterInspector
-from graftwork.adapters.inspection.upload import Upload, check_limits, check_rank, version_of
+from graftwork.adapters.inspection.upload import (
+    PLAIN_PUSH,
+    Push,
+    Upload,
+    check_limits,
+    check_not_deleted,
+    check_rank,
+    upload_details,
+    version_of,
+)
+from graftwork.adapters.registry.aliases import AliasKeeper
 from graftwork.adapters.registry.artifact_ledger import ArtifactKeeper
+from graftwork.adapters.registry.artifact_rows import is_referenced
 from graftwork.adapters.registry.artifact_store import ArtifactStore
-from graftwork.adapters.registry.repository import AdapterReader, AdapterWriter, is_referenced, newest_versions
+from graftwork.adapters.registry.deletions import AdapterDeletions
+from graftwork.adapters.registry.details import AdapterDetails
+from graftwork.adapters.registry.repository import (
+    ALL_ADAPTERS,
+    AdapterFilter,
+    AdapterReader,
+    AdapterWriter,
+    newest_versions,
+)
+from graftwork.adapters.registry.rollouts import RolloutKeeper
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.database import Database, WriteSession
-from graftwork.platform.errors import Conflict, NotFound, NotPermitted, Unavailable
+from graftwork.platform.errors import Conflict, NotFound, NotPermitted, Unavailable, ValidationFailed
 from graftwork.platform.ids import AdapterId, new_id
 from graftwork.platform.pagination import Page, PageRequest
 from graftwork.platform.quotas.quota import Quota
@@ -56,22 +75,24 @@ class AdapterRegistry:
         inspector: AdapterInspector,
         *,
         clock: Clock | None = None,
-        generator: random.Random | None = None,
         probe: Callable[[str], Awaitable[None]] | None = None,
         before_free: Callable[[str], Awaitable[None]] | None = None,
+        grace_s: float = 0.0,
     ) -> None:
         """Makes the registry. The caller closes the inspector.
 
-        `generator` draws a version if an alias has several. `probe` tests that the engine can serve stored files
-        (`EngineClient.probe_adapter`). `before_free` is called with an unused digest before its files are removed
-        (`EngineClient.forget_adapter`).
+        `probe` tests that the engine can serve stored files (`EngineClient.probe_adapter`). `before_free` is called with an unused digest before its files are removed
+        (`EngineClient.forget_adapter`). `grace_s` is how many seconds what was deleted can be restored.
         """
         self._database = database
         self._inspector = inspector
         self._probe = probe
         self._clock = clock or SystemClock()
-        self._generator = generator or random.Random()
         self._keeper = ArtifactKeeper(database, artifacts, self._clock, before_free)
+        self.aliases = AliasKeeper(database, self._clock)
+        self.rollouts = RolloutKeeper(database, self._clock)
+        self.details = AdapterDetails(database, self._clock)
+        self.deletions = AdapterDeletions(database, self._keeper, self._clock, grace_s)
 
     async def publish(
         self,
@@ -80,37 +101,48 @@ class AdapterRegistry:
         files: AdapterFiles,
         description: EngineDescription,
         limits: Quota,
+        push: Push = PLAIN_PUSH,
     ) -> Adapter:
         """Validates and stores an uploaded adapter as a new version of `name`. Creates the adapter `name` if it does
         not exist.
 
-        If the adapter already has a version with the same digest, changes nothing and returns the adapter.
+        If the adapter already has a version with the same digest, changes nothing and returns the adapter. If that version
+        was deleted, restores it.
         Raises ValidationFailed for a wrong tensor or field, for a rank above the tenant's limit, and if the engine
         cannot apply the adapter.
+        Raises Conflict if the adapter was deleted and can be restored, or if another upload has made a version of it
+        meanwhile: of two uploads of one name at one time, one wins.
         Raises BudgetSpent if the tenant would have more adapters or bytes than its limits allow, and Unavailable if the
         engine or the storage does not answer. After an error, the upload is not stored.
         """
         check_adapter_name(name, description.model_name)
+        push = replace(push, expects=await self._next_version(scope, name))
         identified = await self._inspector.identify(scope, files, description)
         check_rank(identified, limits)
         upload = Upload(name, files, identified, description.fingerprint)
         async with self._database.read() as session:
             reader = AdapterReader(session, scope)
-            existing = await reader.find(name)
+            existing = await reader.find_any(name)
+            check_not_deleted(existing)
             if existing and _with_digest(existing, upload.digest):
                 return existing
+            await _check_parent(reader, push.provenance.parent)
             is_known = await is_referenced(session, upload.digest)
-            check_limits(await reader.usage(), upload, limits, is_new=existing is None)
+            check_limits(await reader.usage(), upload, limits, is_new=_is_new(existing))
         async with self._keeper.keeping(upload):
             if not is_known:
                 await self._prove(upload)
             async with self._database.write() as session:
-                return await self._record(session, scope, upload, limits)
+                return await self._record(session, scope, upload, limits, push)
 
-    async def get(self, scope: TenantScope, name: str) -> Adapter:
-        """Returns the tenant's adapter with this name. Raises NotFound if it does not exist."""
+    async def get(self, scope: TenantScope, name: str, *, deleted_too: bool = False) -> Adapter:
+        """Returns the tenant's adapter with this name. Raises NotFound if it does not exist.
+
+        With `deleted_too`, also returns one that was deleted and can be restored.
+        """
         async with self._database.read() as session:
-            found = await AdapterReader(session, scope).find(name)
+            reader = AdapterReader(session, scope)
+            found = await (reader.find_any(name) if deleted_too else reader.find(name))
         if found is None:
             raise unknown_adapter(name)
         return found
@@ -122,14 +154,16 @@ class AdapterRegistry:
         async with self._database.read() as session:
             return await newest_versions(session, limit)
 
-    async def list(self, scope: TenantScope, request: PageRequest | None = None) -> Page[Adapter]:
-        """Returns one page of the tenant's adapters, sorted by the time of their creation.
+    async def list(
+        self, scope: TenantScope, request: PageRequest | None = None, wanted: AdapterFilter = ALL_ADAPTERS
+    ) -> Page[Adapter]:
+        """Returns one page of the tenant's adapters that fit a filter, sorted by the time of their creation.
 
         Raises NotFound if `request.after` is not the id of an adapter of this tenant.
         """
         request = request or PageRequest()
         async with self._database.read() as session:
-            page = await AdapterReader(session, scope).page(request)
+            page = await AdapterReader(session, scope).page(request, wanted)
         if page is None:
             raise unknown_adapter(request.after or "")
         return page
@@ -145,11 +179,14 @@ class AdapterRegistry:
         served = [adapter for adapter in adapters if adapter.versions]
         return tuple(name for adapter in served for name in adapter.model_names)
 
-    async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
+    async def resolve(
+        self, scope: TenantScope, model: str, base_name: str, caller: Caller, *, pinned: ResolvedModel | None = None
+    ) -> ResolvedModel:
         """Returns the weights that a request's `model` selects at present.
 
-        Raises NotFound (code model_not_found) if the tenant has no such adapter, version or alias. If an alias has
-        several versions, each call draws one of them, so keep the result if the version must stay the same.
+        If an alias has several versions, a caller always gets the same one of them. `pinned` is what the caller used
+        last: if it has the same `model`, and the alias still leads to its version, that version stays.
+        Raises NotFound (code model_not_found) if the tenant has no such adapter, version or alias.
         """
         if model == base_name:
             return ResolvedModel(model, None)
@@ -160,92 +197,17 @@ class AdapterRegistry:
             adapter = await AdapterReader(session, scope).find(reference.name)
         if adapter is None:
             raise unknown_model(model)
-        version = self._choose(adapter, reference.version, reference.alias)
+        version = _choose(adapter, reference, caller, pinned.version if pinned and pinned.requested == model else None)
         if version is None:
             raise unknown_model(model)
-        return ResolvedModel(model, version)
-
-    async def set_alias(self, scope: TenantScope, name: str, alias: str, target: AliasTarget) -> AliasChange:
-        """Sets `alias` of the adapter to `target`, and creates the alias if it is new. Later requests use the new
-        target.
-
-        Raises ValidationFailed if the alias has a wrong form, and NotFound if the adapter or a version does not exist.
-        """
-        check_alias(alias)
-        async with self._database.write() as session:
-            writer = AdapterWriter(session, scope)
-            adapter = await writer.lock(name)
-            if adapter is None:
-                raise unknown_adapter(name)
-            for version in target.versions:
-                _require_version(adapter, version)
-            await writer.set_alias(adapter.id, alias, target, self._clock.now())
-        return AliasChange(name, alias, target, adapter.aliases.get(alias))
-
-    async def remove_alias(self, scope: TenantScope, name: str, alias: str) -> AliasChange:
-        """Removes an alias of the adapter `name`. Raises NotFound if the adapter or the alias does not exist."""
-        async with self._database.write() as session:
-            writer = AdapterWriter(session, scope)
-            adapter = await writer.lock(name)
-            if adapter is None:
-                raise unknown_adapter(name)
-            if alias not in adapter.aliases:
-                raise NotFound("The adapter has no such alias.", param="alias", code="alias_not_found")
-            await writer.delete_alias(adapter.id, alias)
-        return AliasChange(name, alias, None, adapter.aliases[alias])
-
-    async def delete(self, scope: TenantScope, name: str) -> tuple[str, ...]:
-        """Deletes the adapter with its versions and aliases. Returns the digests whose files were removed.
-
-        The files of a digest are not removed if another version (of any tenant) has the same digest. Raises NotFound if
-        the adapter does not exist.
-        """
-        async with self._database.write() as session:
-            writer = AdapterWriter(session, scope)
-            adapter = await writer.lock(name)
-            if adapter is None or not adapter.versions:
-                raise unknown_adapter(name)
-            await writer.delete_adapter(adapter.id)
-        return await self._keeper.free({version.digest for version in adapter.versions})
-
-    async def delete_version(self, scope: TenantScope, name: str, version: int) -> tuple[str, ...]:
-        """Deletes one version of an adapter. Returns the version's digest if its files were removed, else an empty
-        tuple.
-
-        The files are not removed if another version (of any tenant) has the same digest. Raises Conflict if an alias
-        has the version as a target, and NotFound if the adapter or the version does not exist.
-
-        If this was the last version, the adapter no longer exists. If a new adapter gets the same name, its version
-        numbers continue after the old ones.
-        """
-        async with self._database.write() as session:
-            writer = AdapterWriter(session, scope)
-            adapter = await writer.lock(name)
-            if adapter is None:
-                raise unknown_adapter(name)
-            found = _require_version(adapter, version)
-            _check_unaliased(adapter, version)
-            await writer.delete_version(adapter.id, version)
-        return await self._keeper.free({found.digest})
-
-    async def delete_all(self, scope: TenantScope) -> tuple[str, ...]:
-        """Deletes all adapters of a tenant. Returns the digests whose files were removed.
-
-        The files of a digest are not removed if a version of another tenant has the same digest.
-        """
-        async with self._database.write() as session:
-            writer = AdapterWriter(session, scope)
-            await writer.lock_tenant()
-            adapters = await writer.all()
-            await writer.delete_all_adapters()
-        return await self._keeper.free({version.digest for adapter in adapters for version in adapter.versions})
+        return ResolvedModel(model, version, defaults=adapter.defaults)
 
     async def erase(self, scope: TenantScope) -> bool:
         """Deletes all adapters of a deleted tenant, and files that an interrupted call has left. Returns True.
 
         Raises Unavailable if files cannot be removed; then call it again.
         """
-        await self.delete_all(scope)
+        await self.deletions.delete_all(scope)
         await self.sweep()
         return True
 
@@ -257,24 +219,41 @@ class AdapterRegistry:
         """
         return await self._keeper.sweep()
 
-    async def _record(self, session: WriteSession, scope: TenantScope, upload: Upload, limits: Quota) -> Adapter:
+    async def _next_version(self, scope: TenantScope, name: str) -> int:
+        async with self._database.read() as session:
+            existing = await AdapterReader(session, scope).find_any(name)
+        check_not_deleted(existing)
+        return 1 if existing is None else existing.next_version
+
+    async def _record(
+        self, session: WriteSession, scope: TenantScope, upload: Upload, limits: Quota, push: Push
+    ) -> Adapter:
         """Writes the rows of one upload. Checks names and limits again, under locks."""
-        writer = AdapterWriter(session, scope)
+        writer, now = AdapterWriter(session, scope), self._clock.now()
         if not await writer.lock_tenant():
             raise NotPermitted("This tenant was deleted: it takes no more adapters.", code="tenant_deleted")
         existing = await writer.lock(upload.name)
+        check_not_deleted(existing)
         if existing and _with_digest(existing, upload.digest):
             return existing
-        check_limits(await writer.usage(), upload, limits, is_new=existing is None or not existing.versions)
+        deleted = existing and _with_digest(existing, upload.digest, deleted=True)
+        if existing and deleted:
+            await writer.mark_version(existing.id, deleted.version, None)
+            await writer.audit(now, push.actor, "adapter.version.restored", deleted.label, {"digest": deleted.digest})
+            return await writer.reload(upload.name)
+        if (1 if existing is None else existing.next_version) != push.expects:
+            message = f"Another upload has made a version of '{upload.name}' meanwhile: look at it, then push again."
+            raise Conflict(message, param="name", code="concurrent_upload")
+        check_limits(await writer.usage(), upload, limits, is_new=_is_new(existing))
         await self._keeper.claim(session, upload)
-        now = self._clock.now()
         adapter = existing or Adapter(AdapterId(new_id("adp")), upload.name, now)
         if existing is None:
             await writer.add_adapter(adapter)
         number = await writer.take_version_number(adapter.id)
-        version = version_of(upload, adapter, number, now)
+        version = replace(version_of(upload, adapter, number, now), is_held=push.is_held, provenance=push.origin)
         await writer.add_version(version, upload.base_fingerprint)
-        return replace(adapter, versions=(*adapter.versions, version))
+        await writer.audit(now, push.actor, "adapter.uploaded", version.label, upload_details(version))
+        return replace(adapter, versions=(*adapter.versions, version), next_version=number + 1)
 
     async def _prove(self, upload: Upload) -> None:
         """Asks the engine to test the stored files, before a version refers to them."""
@@ -290,34 +269,42 @@ class AdapterRegistry:
         message = "The engine cannot read what was stored: the operator must give both the same data folder."
         raise Unavailable(message, code="artifact_store_unavailable")
 
-    def _choose(self, adapter: Adapter, version: int | None, alias: str | None) -> AdapterVersion | None:
-        """Returns the version that a reference stands for: `@3` names a version, and `@alias` an alias.
 
-        Without both, uses the default alias. Without that alias, uses the newest version. Returns None for an unknown
-        reference.
-        """
-        if version is not None:
-            return adapter.version(version)
-        target = adapter.aliases.get(alias or DEFAULT_ALIAS)
-        if target is not None:
-            return adapter.version(target.choose(self._generator))
-        return adapter.newest if alias is None else None
+def _choose(
+    adapter: Adapter, reference: ModelReference, caller: Caller, pinned: AdapterVersion | None
+) -> AdapterVersion | None:
+    """Returns the version that a reference stands for: `@3` names a version, and `@alias` an alias.
 
-
-def _with_digest(adapter: Adapter, digest: str) -> AdapterVersion | None:
-    return next((version for version in adapter.versions if version.digest == digest), None)
-
-
-def _require_version(adapter: Adapter, version: int) -> AdapterVersion:
-    found = adapter.version(version)
-    if found is None:
-        message = f"The adapter has no version {version}."
-        raise NotFound(message, param="version", code="version_not_found")
-    return found
+    Without both, uses the default alias. Without that alias, uses the newest version that is not held. Returns None for an unknown
+    reference.
+    """
+    if reference.version is not None:
+        return adapter.version(reference.version)
+    alias = reference.alias or DEFAULT_ALIAS
+    target = adapter.aliases.get(alias)
+    if target is None:
+        return adapter.served if reference.alias is None else None
+    if pinned is not None and pinned.adapter_id == adapter.id and pinned.version in target.versions:
+        return adapter.version(pinned.version)
+    return adapter.version(target.choose(f"{adapter.id}@{alias}", caller))
 
 
-def _check_unaliased(adapter: Adapter, version: int) -> None:
-    holding = [alias for alias, target in adapter.aliases.items() if version in target.versions]
-    if holding:
-        message = f"Version {version} is what '{adapter.name}@{holding[0]}' leads to: move or remove the alias first."
-        raise Conflict(message, code="version_in_use", details={"aliases": holding})
+def _with_digest(adapter: Adapter, digest: str, *, deleted: bool = False) -> AdapterVersion | None:
+    versions = adapter.deleted_versions if deleted else adapter.versions
+    return next((version for version in versions if version.digest == digest), None)
+
+
+async def _check_parent(reader: AdapterReader, parent: str | None) -> None:
+    """Raises ValidationFailed if the version from which an upload was trained is not one of the tenant's."""
+    if parent is None:
+        return
+    reference = parse_reference(parent)
+    adapter = None if reference is None else await reader.find_any(reference.name)
+    versions = () if adapter is None else (*adapter.versions, *adapter.deleted_versions)
+    if reference is None or all(version.version != reference.version for version in versions):
+        raise ValidationFailed("parent must be a version of yours, such as support@3.", param="parent")
+
+
+def _is_new(existing: Adapter | None) -> bool:
+    """Returns whether a version makes an adapter that does not count in the tenant's limits yet."""
+    return existing is None or not (existing.versions or existing.deleted_versions)

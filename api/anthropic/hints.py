@@ -42,7 +42,7 @@ def _hints(body: CountTokensRequest) -> Iterator[str]:
         yield f"output_config.effort ({body.output_config.effort})"
     for name, value in {
         "context_management": body.context_management,
-        "metadata": body.metadata,
+        "metadata": None if body.metadata is not None and body.metadata.user_id else body.metadata,
         **(body.model_extra or {}),
     }.items():
         if value is not None:

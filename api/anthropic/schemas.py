@@ -156,10 +156,10 @@ class ContextManagement(OpenAiBody):
 
 
 class Metadata(OpenAiBody):
-    """Facts about the request. The server ignores them."""
+    """Facts about the request."""
 
     user_id: str | None = None
-    """An id of the user for whom the request is made."""
+    """An id of the user for whom the request is made. All requests of one user get the same version of a canary."""
 
 
 class CountTokensRequest(OpenAiBody):
@@ -188,7 +188,7 @@ class CountTokensRequest(OpenAiBody):
     context_management: ContextManagement | None = None
     """How to shorten a long conversation. The server ignores this hint."""
     metadata: Metadata | None = None
-    """Facts about the request. The server ignores this field."""
+    """Facts about the request. Only `user_id` has an effect."""
     thread: Annotated[Any, WithJsonSchema({"type": "null"})] = None
     """Not supported: send all messages of the conversation."""
     output_format: OutputFormat | None = None

@@ -114,6 +114,8 @@ def chat_body(body: CountTokensRequest, tools: Sequence[CustomTool]) -> dict[str
     if body.tool_choice is not None:
         fields["tool_choice"] = _tool_choice(body.tool_choice)
         fields["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
+    if body.metadata is not None and body.metadata.user_id:
+        fields["user"] = body.metadata.user_id
     if body.answer_format is not None:
         fields["response_format"] = _response_format(body.answer_format)
     if isinstance(body, MessagesRequest):

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.api.overview.board import OverviewBoard
 from graftwork.api.schemas.base import MixturePart
@@ -31,6 +31,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.json_worker import JsonParsing
+from graftwork.platform.keys.scopes import Scope
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.modes.trace_switches import TraceSwitchboard
 from graftwork.platform.quotas.quotas import QuotaKeeper
@@ -42,10 +43,11 @@ from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.metering import UsageMeter
 from graftwork.platform.tenancy.price_keeper import PriceKeeper
-from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, RunningWork, Scope
+from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, RunningWork
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.platform.tracing.request_trace import Stage
 from graftwork.platform.tracing.trace_book import TraceBook
+from graftwork.platform.tracing.trace_store import TraceStore
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
 from graftwork.sessions.generation.usage import Accounting
@@ -150,17 +152,27 @@ class InferenceResources:
         return self.description.model_name
 
     async def resolve(
-        self, principal: Principal, model: str, parts: Sequence[MixturePart] | None = None
+        self,
+        principal: Principal,
+        model: str,
+        parts: Sequence[MixturePart] | None = None,
+        *,
+        user: str | None = None,
     ) -> ResolvedModel:
-        """Finds the base model or the adapter version with the name `model`.
+        """Finds the base model or the adapter version with the name `model`. `user` is the end user that the request
+        names, who always gets the same version of a canary.
 
         If `parts` is given, returns the mixture of these adapters on the base model. Then `model` must be the base
         model.
-        Raises NotFound for a name that this tenant cannot use. Raises InvalidRequest for a mixture if `model` is not
-        the base model, or if the mixture contains the base model.
+        Raises NotFound for a name that this tenant cannot use, and NotPermitted for one that the key does not allow.
+        Raises InvalidRequest for a mixture if `model` is not the base model, or if the mixture contains the base model.
         """
-        scope = principal.scope()
-        resolved = await self.registry.resolve(scope, model, self.base_name)
+        scope, caller = principal.scope(), Caller.of(principal.key_id, user=user)
+        if parts:
+            principal.require_models([part.model for part in parts], "adapters")
+        else:
+            principal.require_models([model])
+        resolved = await self.registry.resolve(scope, model, self.base_name, caller)
         if not parts:
             return resolved
         if resolved.version is not None:
@@ -170,7 +182,7 @@ class InferenceResources:
             )
         mixed = []
         for index, part in enumerate(parts):
-            found = await self.registry.resolve(scope, part.model, self.base_name)
+            found = await self.registry.resolve(scope, part.model, self.base_name, caller)
             if found.version is None:
                 raise InvalidRequest("The base model is no adapter: leave it out.", param=f"adapters[{index}].model")
             mixed.append((found.version, part.weight))
@@ -251,6 +263,8 @@ class ServerResources:
     """Parses long bodies in another process."""
     traces: TraceBook
     """The traces of this gateway's latest requests."""
+    trace_store: TraceStore
+    """The latest traced requests of all gateways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +343,9 @@ CurrentRequestId = Annotated[RequestId, Depends(_request_id)]
 
 
 AnyTenantKey = Annotated[Principal, Depends(_principal)]
+
+
+ReadingKey = Annotated[Principal, Depends(_holder_of(Scope.READ))]
 
 
 InferenceKey = Annotated[Principal, Depends(_holder_of(Scope.INFERENCE))]

@@ -314,5 +314,5 @@ def _refuse_null_characters(request: Request) -> None:
     """Refuses NUL characters in the path and the query. PostgreSQL cannot store them, and no id contains one."""
     if "\x00" in request.scope["path"]:
         raise NotFound("There is nothing at this path: it holds a NUL character.")
-    if "%00" in request.url.query:
+    if b"%00" in request.scope["query_string"]:
         raise InvalidRequest("The query holds a NUL character: remove it.")

@@ -1,7 +1,7 @@
 """Reads, sets and clears the cookie of the web console, and refuses requests that another site has made a browser send.
 
 Owns the cookie's name and attributes, and the header of the token against forged requests (CSRF). The cookie holds a
-ticket (`platform/tenancy/console_tickets.py`), never an API key. No script can read it, and browsers send it only with
+ticket (`platform/keys/console_tickets.py`), never an API key. No script can read it, and browsers send it only with
 requests that pages of this origin make.
 A header with a key goes before the cookie, so clients without cookies never notice any of this.
 Source: OWASP, Cross-Site Request Forgery Prevention Cheat Sheet: a token in a custom header, and the check of the origin.

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from graftwork.api.http.error_forms import error_response
 from graftwork.api.http.errors import internal_failure
 from graftwork.api.http.response_headers import REQUEST_ID, SERVER_REQUEST_ID, TRACE_ID
-from graftwork.api.http.streaming import TRACE
+from graftwork.api.http.streaming import TRACE, WRITE_BODY
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.ids import new_id
 from graftwork.platform.tracing.request_line import request_fields
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 QUIET_PATHS = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
 """Paths that other machines request every few seconds. Requests for them are logged only at the debug level."""
+
+POLLED_PATHS = frozenset({"/v1/overview", "/v1/admin/overview"})
+"""Paths that each watcher requests every second. The same goes for them, unless they are refused or fail."""
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -67,10 +70,13 @@ class RequestIdMiddleware:
             outgoing.status = CLIENT_CLOSED_REQUEST  # only for the log, because the client has left
         finally:
             trace.answered(outgoing.status)
+            for way_to_the_connection in (_OUTGOING, WRITE_BODY):  # the connection refers to this state: a cycle
+                state.pop(way_to_the_connection, None)
 
 
 def _log(trace: RequestTrace) -> None:
-    level = logging.DEBUG if trace.path in QUIET_PATHS else logging.INFO
+    is_quiet = trace.path in QUIET_PATHS or (trace.path in POLLED_PATHS and (trace.status or 500) < 400)
+    level = logging.DEBUG if is_quiet else logging.INFO
     if logger.isEnabledFor(level):
         logger.log(level, "request", extra=request_fields(trace))
 

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from graftwork.platform.errors import GraftworkError
-from graftwork.platform.tracing.request_trace import RequestTrace
+from graftwork.platform.tracing.request_trace import OTHERS, RequestTrace
 from graftwork.sessions.core.events import SessionEvent
 
 Result = TypeVar("Result")
@@ -173,7 +173,7 @@ class EventStream(StreamingResponse):
 
 
 def timed_write(trace: RequestTrace, write: Write) -> Write:
-    """Returns `write`, or the same with the time of every eighth call measured if the request is traced."""
+    """Returns `write`, or the same with the time of every sixteenth call measured if the request is traced."""
     if not trace.is_traced:
         return write
     timer, now = trace.writes, trace.now
@@ -183,7 +183,11 @@ def timed_write(trace: RequestTrace, write: Write) -> Write:
         await write(event)
         timer.add(now() - began_at)
 
-    return lambda event: measured(event) if timer.begins() else write(event)
+    def counted(event: bytes) -> Awaitable[None]:
+        timer.calls += 1
+        return measured(event) if timer.calls & OTHERS == 1 else write(event)
+
+    return counted
 
 
 @asynccontextmanager

@@ -271,8 +271,7 @@ class InferenceJob:
         Raises the engine's error if the engine refuses the request.
         """
         await self._has_news.wait()
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
 
     async def deliver(self, take: Take) -> None:
         """Calls `take` with every event of every answer, until the job ends.
@@ -281,8 +280,7 @@ class InferenceJob:
         """
         self._reader.set_result(take)
         await self._has_ended.wait()
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
 
     async def answers(self) -> list[GenerationFinished]:
         """Waits for all answers, and returns the last event of each answer, in the order of the answers.
@@ -301,8 +299,7 @@ class InferenceJob:
     def abandon(self) -> None:
         """Cancels the job if it still runs. Call this when the client has left.
 
-        Further calls do nothing, because a second cancel could interrupt the job while it settles its quota
-        reservation.
+        Further calls do nothing: a second cancel could interrupt the job while it settles its quota reservation.
         """
         if self._task is not None and not self._is_abandoned:
             self._is_abandoned = True
@@ -313,6 +310,14 @@ class InferenceJob:
         self._lost_access = error
         self.abandon()
 
+    def _raise_failure(self) -> None:
+        """Raises the job's error, and lets go of it: its frames will refer to this job."""
+        if self._failure is not None:
+            try:
+                raise self._failure
+            finally:
+                self._failure = None
+
     async def _run(self) -> None:
         failure: GraftworkError | None = None
         outcome = UsageOutcome.SERVER_ERROR  # unless it turns out otherwise, such as after a bug
@@ -320,10 +325,11 @@ class InferenceJob:
             await self._generate_all()
             outcome = UsageOutcome.COMPLETED
         except GraftworkError as error:
+            error.__traceback__ = None  # its frames refer to what keeps the error: a cycle; so below
             failure, outcome = error, UsageOutcome.of_error(error)
         except asyncio.CancelledError as error:
+            error.__traceback__ = None
             outcome = UsageOutcome.CANCELLED if self._is_abandoned else UsageOutcome.SERVER_ERROR
-            error.__traceback__ = None  # its frames refer to this task, which keeps the error: a cycle
             raise
         finally:
             self._release_places()
@@ -333,15 +339,21 @@ class InferenceJob:
 
     async def _generate_all(self) -> None:
         """Generates all answers. If one answer fails, cancels the others and raises its error."""
-        failures: list[GraftworkError] = []
+        if len(self._generations) == 1:
+            await self._generate(0, self._generations[0])
+            return
         try:
             async with asyncio.TaskGroup() as group:
                 for choice, generation in enumerate(self._generations):
                     group.create_task(self._generate(choice, generation))
-        except* GraftworkError as errors:
-            failures += [error for error in errors.exceptions if isinstance(error, GraftworkError)]
-        if failures:
-            raise failures[0]
+            return
+        except BaseExceptionGroup as errors:
+            errors.__traceback__ = None  # its frames refer to it: a cycle
+            failures = [error for error in errors.exceptions if isinstance(error, GraftworkError)]
+            if len(failures) < len(errors.exceptions):
+                raise
+            failure = failures[0]
+        raise failure
 
     async def _generate(self, choice: int, generation: Generation) -> None:
         """Generates one answer. The first answer to a prompt computes the prompt and puts the prompt's KV in the cache.

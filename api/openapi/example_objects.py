@@ -30,24 +30,6 @@ USAGE: Json = {
     "prompt_tokens_details": PROMPT_TOKENS,
     "completion_tokens_details": {"drafted_tokens": 4, "accepted_tokens": 3, "forced_tokens": 0},
 }
-ADAPTER: Json = {
-    "id": "adp_01hzx",
-    "object": "adapter",
-    "name": "support",
-    "created_at": CREATED_AT,
-    "versions": [
-        {
-            "version": 1,
-            "digest": DIGEST,
-            "rank": 16,
-            "target_modules": ["q_proj", "v_proj"],
-            "size_bytes": 1_204_224,
-            "status": "ready",
-            "created_at": CREATED_AT,
-        }
-    ],
-    "aliases": {"prod": {"version": 1}},
-}
 MODEL: Json = {
     "id": "assistant",
     "object": "model",
@@ -79,11 +61,14 @@ KEY: Json = {
     "tenant_id": "ten_01hzx",
     "name": "production",
     "redacted": "gw_01hzx_…",
-    "scopes": ["adapters", "inference", "usage"],
+    "scopes": ["inference", "usage"],
+    "adapters": ["support"],
+    "allowed_ips": ["192.0.2.0/24"],
     "created_at": CREATED_AT,
     "expires_at": None,
     "revoked_at": None,
     "last_used_at": None,
+    "replaced_by": None,
 }
 QUOTA: Json = {
     "requests_per_minute": 60,
@@ -373,6 +358,9 @@ TIMELINE: Json = {
                             "batch_tokens": 6.67,
                             "drafted": 4,
                             "accepted": 3,
+                            "masks": 7,
+                            "mask_ms": 0.31,
+                            "draft_ms": 0.12,
                         },
                     ],
                 }

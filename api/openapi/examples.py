@@ -4,9 +4,9 @@ Tests check each example against its schema.
 """
 
 from graftwork import __version__
+from graftwork.api.openapi.example_adapters import ADAPTER, ALIAS_EVENT, ROLLOUT
 from graftwork.api.openapi.example_costs import INVOICE, PRICE_LIST, USAGE_ROWS
 from graftwork.api.openapi.example_objects import (
-    ADAPTER,
     CONVERSATION,
     CREATED_AT,
     DIGEST,
@@ -45,6 +45,8 @@ REQUESTS: dict[str, Json] = {
     "create_conversation_items": {"items": [{"role": "user", "content": "How is the weather?"}]},
     "change_conversation": {"metadata": {"topic": "climate"}},
     "set_alias": {"version": 1},
+    "change_adapter": {"tags": ["team:care"], "defaults": {"system": "You are a support agent."}},
+    "create_rollout": {"version": 2, "steps": [{"weight": 10, "seconds": 600}, {"weight": 50, "seconds": 600}]},
     "create_session": {"model": "assistant", "instructions": "Be brief.", "tools": [TOOL]},
     "change_session": {"metadata": {"topic": "weather"}},
     "fork_session": {"count": 2},
@@ -53,7 +55,13 @@ REQUESTS: dict[str, Json] = {
     "send_tool_outputs": {"outputs": [{"call_id": "call_01hzx", "output": "sunny"}]},
     "create_tenant": {"name": "Acme"},
     "update_tenant": {"weight": 2.0},
-    "create_key": {"name": "production"},
+    "create_key": {
+        "name": "production",
+        "scopes": ["inference"],
+        "adapters": ["support"],
+        "allowed_ips": ["192.0.2.0/24", "2001:db8::/32"],
+    },
+    "rotate_key": {"overlap_s": 86400},
     "switch_trace_on": {"token_ids": False},
     "set_modes": {"max_output_tokens": 256, "refuse_flex": True},
     "set_prices": {"currency": "USD", "rates": {"input": "0.50", "output": "2"}},
@@ -131,6 +139,16 @@ ANSWERS: dict[str, Json] = {
     "delete_adapter": {"id": "adp_01hzx", "object": "adapter.deleted", "name": "support", "deleted": True},
     "delete_version": {"object": "adapter.version.deleted", "name": "support", "version": 1, "deleted": True},
     "set_alias": {"adapter": "support", "alias": "prod", "target": {"version": 1}, "previous": None},
+    "change_adapter": ADAPTER,
+    "restore_adapter": ADAPTER,
+    "restore_version": ADAPTER,
+    "roll_back_alias": {"adapter": "support", "alias": "prod", "target": {"version": 1}, "previous": {"version": 2}},
+    "list_alias_events": list_of(ALIAS_EVENT),
+    "create_rollout": ROLLOUT,
+    "list_rollouts": list_of(ROLLOUT),
+    "get_rollout": ROLLOUT,
+    "cancel_rollout": ROLLOUT
+    | {"state": "cancelled", "ended_at": CREATED_AT + 60, "reason": "cancelled by key_01hzx", "figures": {}},
     "remove_alias": {"adapter": "support", "alias": "prod", "target": None, "previous": {"version": 1}},
     "create_session": SESSION,
     "list_sessions": list_of(SESSION),
@@ -202,7 +220,7 @@ ANSWERS: dict[str, Json] = {
     "delete_tenant": {"id": "ten_01hzx", "object": "tenant.deleted", "deleted": True},
     "create_key": KEY | {"key": "gw_01hzx_secret"},
     "list_keys": list_of(KEY),
-    "rotate_key": KEY | {"key": "gw_01hzx_secret"},
+    "rotate_key": KEY | {"id": "key_01hzy", "key": "gw_01hzy_secret"},
     "revoke_key": KEY | {"revoked_at": float(CREATED_AT)},
     "get_tenant_quota": QUOTA,
     "set_tenant_quota": QUOTA,

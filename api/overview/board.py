@@ -9,17 +9,19 @@ it has changed.
 """
 
 import asyncio
+import gzip
 import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import graftwork
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.overview.rows import Placement, RowMaker
-from graftwork.api.overview.views import View
+from graftwork.api.overview.views import KnownQueries, View
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.activity.windows import WINDOW_S
 from graftwork.platform.answers.overview import Overview
@@ -29,19 +31,36 @@ FRESH_S = 0.9
 TICK_S = 1.0
 """The seconds between two snapshots of those who follow. Longer than `FRESH_S`, so that each is a new one."""
 _MAX_VIEWS = 256
+_COMPRESSION = 3
+"""The level of gzip: a snapshot of 50 tenants shrinks to a tenth in half a millisecond."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
-    """One encoded answer."""
+    """One encoded answer. All who ask share its bytes, also the compressed ones."""
 
     etag: str
+    """Of the body as it is; `compressed_etag` is that of the compressed one."""
     body: bytes
     """JSON of an `Overview`."""
     made_at: float
     """On the monotonic clock."""
     event: bytes
     """The body as a server-sent event."""
+
+    @cached_property
+    def compressed(self) -> bytes:
+        """The body, compressed with gzip when it is first asked for."""
+        return gzip.compress(self.body, _COMPRESSION, mtime=0)
+
+    @property
+    def compressed_etag(self) -> str:
+        return f'{self.etag[:-1]}-gzip"'
+
+    def is_named_in(self, if_none_match: str) -> bool:
+        """Returns whether a watcher with this `If-None-Match` has this snapshot already, compressed or not."""
+        named = [one.strip() for one in if_none_match.split(",")]
+        return self.etag in named or self.compressed_etag in named
 
 
 class OverviewBoard:
@@ -52,6 +71,7 @@ class OverviewBoard:
         self._engines = engines
         self._directory = directory
         self._model = model
+        self.known_queries = KnownQueries()
         self._clock = meter.clock
         self._sequence = 0
         self._snapshots: OrderedDict[View, Snapshot] = OrderedDict()
@@ -63,10 +83,14 @@ class OverviewBoard:
         self._num_following = 0
         self._is_ending = False
 
+    def fresh(self, view: View) -> Snapshot | None:
+        """Returns the snapshot of a view if there is one that is at most `FRESH_S` seconds old."""
+        found = self._snapshots.get(view)
+        return found if found is not None and self._clock.monotonic() - found.made_at < FRESH_S else None
+
     async def get(self, view: View) -> Snapshot:
         """Returns the snapshot of a view, at most `FRESH_S` seconds old."""
-        found = self._snapshots.get(view)
-        if found is not None and self._clock.monotonic() - found.made_at < FRESH_S:
+        if (found := self.fresh(view)) is not None:
             return found
         async with self._refreshing:
             now = self._clock.monotonic()

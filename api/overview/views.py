@@ -1,4 +1,4 @@
-"""Defines what a watcher asks of an overview (a view), and the orders in which its rows can be.
+"""Defines what a watcher asks of an overview (a view), remembers the queries that asked for it, and orders the rows.
 
 A view is hashable, so watchers who ask the same share one encoded answer.
 """
@@ -12,6 +12,8 @@ from graftwork.platform.ids import TenantId
 
 DEFAULT_ROWS = 50
 MAX_ROWS = 200
+_MAX_QUERIES = 1024
+_MAX_QUERY_BYTES = 512
 
 
 class Sort(StrEnum):
@@ -50,6 +52,27 @@ class View:
     def finds(self, *texts: str | None) -> bool:
         """Returns whether one of the texts has what the watcher looks for."""
         return not self.find or any(self.find in text.lower() for text in texts if text)
+
+
+class KnownQueries:
+    """Maps query strings to the views that they ask for, so that a watcher that asks again costs no validation.
+
+    Holds 1,024 at most; the oldest go first. Knows only queries that were valid.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[tuple[TenantId | None, bytes], View] = {}
+
+    def get(self, tenant_id: TenantId | None, query: bytes) -> View | None:
+        """Returns the view that a tenant, or the operator (None), asks for with these bytes. None for a new query."""
+        return self._views.get((tenant_id, query))
+
+    def add(self, tenant_id: TenantId | None, query: bytes, view: View) -> None:
+        """Remembers what a valid query asks for."""
+        if len(query) <= _MAX_QUERY_BYTES:
+            self._views[tenant_id, query] = view
+        if len(self._views) > _MAX_QUERIES:
+            del self._views[next(iter(self._views))]
 
 
 Key = Callable[[Activity], float]

@@ -7,10 +7,12 @@ from fastapi import APIRouter, Query
 from graftwork.api.deps.resources import Admin, AdminResources, ForAdmin
 from graftwork.api.deps.route_classes import AdminRoute, SecretRoute
 from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
+from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.admin import (
     KeyBody,
     ModesBody,
     QuotaBody,
+    RotationBody,
     TenantBody,
     TenantPatch,
     audit_answer,
@@ -35,7 +37,13 @@ keys_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/keys", tags=["admi
 async def create_key(tenant_id: str, body: KeyBody, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
     """Create a key. Only this answer contains `key`, the secret text."""
     key, plaintext = await resources.tenancy.create_key(
-        TenantId(tenant_id), body.name, scopes=body.scopes, expires_at=body.expires_at, actor=admin.name
+        TenantId(tenant_id),
+        body.name,
+        scopes=body.scopes,
+        adapters=body.adapters,
+        allowed_ips=body.allowed_ips,
+        expires_at=body.expires_at,
+        actor=admin.name,
     )
     return key_answer(key, plaintext)
 
@@ -45,10 +53,23 @@ async def list_keys(tenant_id: str, resources: ForAdmin, _: Admin, page: PageQue
     return page_answer(await resources.tenancy.list_keys(TenantId(tenant_id), page), key_answer)
 
 
-@keys_router.post("/{key_id}/rotate")
-async def rotate_key(tenant_id: str, key_id: str, resources: ForAdmin, admin: Admin) -> answers.TenantKey:
-    """Replace a key's secret. The old secret stops working at once."""
-    key, plaintext = await resources.tenancy.rotate_key(TenantId(tenant_id), KeyId(key_id), actor=admin.name)
+@keys_router.post("/{key_id}/rotate", responses=also(409))
+async def rotate_key(
+    tenant_id: str, key_id: str, resources: ForAdmin, admin: Admin, body: RotationBody | None = None
+) -> answers.TenantKey:
+    """Make a new key that allows the same as an old one. Only this answer contains `key`, the secret text.
+
+    The old key ends after `overlap_s` seconds: by default at once, and then the requests that it has started are
+    cancelled. A key can be rotated once; rotate the new one next time.
+    """
+    wanted = body or RotationBody()
+    key, plaintext = await resources.tenancy.rotate_key(
+        TenantId(tenant_id),
+        KeyId(key_id),
+        overlap_s=wanted.overlap_s,
+        expires_at=wanted.expires_at,
+        actor=admin.name,
+    )
     return key_answer(key, plaintext)
 
 

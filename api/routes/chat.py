@@ -10,6 +10,7 @@ from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.completions import ChatForm, chat_completion, write_chat_chunks
 from graftwork.api.http.request import unenforced_header
 from graftwork.api.http.streaming import EventStream, json_answer, until_disconnect
+from graftwork.api.inference.defaults import chat_with_defaults
 from graftwork.api.inference.job import InferenceRequest, ResponseHead, served_tier, start_inference
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
@@ -56,7 +57,8 @@ async def chat_inference(
     body: ChatCompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
     """Builds the inference request for a chat completion. Raises NotFound, InvalidRequest or ContextLengthExceeded."""
-    resolved = await resources.resolve(principal, body.model, body.adapters)
+    resolved = await resources.resolve(principal, body.model, body.adapters, user=body.end_user)
+    body = chat_with_defaults(body, resolved.defaults)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     planner = resources.planner.of(principal.tenant_id)

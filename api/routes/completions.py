@@ -10,6 +10,7 @@ from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.formats.completions import CompletionForm, completion, write_completion_chunks
 from graftwork.api.http.request import unenforced_header
 from graftwork.api.http.streaming import EventStream, json_answer, until_disconnect
+from graftwork.api.inference.defaults import completion_with_defaults
 from graftwork.api.inference.job import InferenceRequest, ResponseHead, served_tier, start_inference
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
@@ -52,7 +53,8 @@ async def create_completion(
 async def _inference_request(
     body: CompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
-    resolved = await resources.resolve(principal, body.model, body.adapters)
+    resolved = await resources.resolve(principal, body.model, body.adapters, user=body.end_user)
+    body = completion_with_defaults(body, resolved.defaults)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     constraints = OutputConstraints(response_format=body.response_format_fields())

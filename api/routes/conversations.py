@@ -5,7 +5,7 @@ A conversation is a stored list of items. Clients add responses to it, one after
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.resources import ForSessions, InferenceKey
+from graftwork.api.deps.resources import ForSessions, InferenceKey, ReadingKey
 from graftwork.api.formats.responses import ResponsesRoute
 from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.openapi.declare import also
@@ -31,7 +31,7 @@ async def create_conversation(body: ConversationBody, resources: ForSessions, pr
 
 
 @router.get("/{conversation_id}")
-async def get_conversation(conversation_id: str, resources: ForSessions, principal: InferenceKey) -> Conversation:
+async def get_conversation(conversation_id: str, resources: ForSessions, principal: ReadingKey) -> Conversation:
     return conversation_answer(await resources.conversations.get(principal, conversation_id))
 
 
@@ -54,7 +54,7 @@ async def delete_conversation(
 
 @router.get("/{conversation_id}/items")
 async def list_conversation_items(
-    conversation_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
+    conversation_id: str, resources: ForSessions, principal: ReadingKey, page: PageQuery
 ) -> Page[Item]:
     """List the items of a conversation. By default the newest item comes first."""
     return page_answer(await resources.conversations.items(principal, conversation_id, page), item_answer)
@@ -75,7 +75,7 @@ async def create_conversation_items(
 
 @router.get("/{conversation_id}/items/{item_id}")
 async def get_conversation_item(
-    conversation_id: str, item_id: str, resources: ForSessions, principal: InferenceKey
+    conversation_id: str, item_id: str, resources: ForSessions, principal: ReadingKey
 ) -> Item:
     """Get one item of a conversation."""
     return item_answer(await resources.conversations.item(principal, conversation_id, item_id))

@@ -18,6 +18,7 @@ from graftwork.api.deps.admission import takes_places
 from graftwork.api.deps.resources import CurrentRequestId, ForInference, InferenceKey
 from graftwork.api.http.request import ignored_header, unenforced_header
 from graftwork.api.http.streaming import EventStream, until_disconnect
+from graftwork.api.inference.defaults import chat_with_defaults
 from graftwork.api.inference.job import ResponseHead, start_inference
 from graftwork.api.openapi.declare import also
 from graftwork.api.routes.chat import chat_inference, chat_prompt
@@ -63,7 +64,7 @@ async def count_tokens(
     """
     translation = translate(body, request.headers)
     response.headers.update(ignored_header(translation.ignored))
-    await resources.resolve(principal, translation.chat.model)
-    prompt = chat_prompt(translation.chat)
+    resolved = await resources.resolve(principal, translation.chat.model, user=translation.chat.end_user)
+    prompt = chat_prompt(chat_with_defaults(translation.chat, resolved.defaults))
     async with resources.accounting.counted(principal.tenant_id):
         return TokenCount(input_tokens=await resources.encoding.count(principal.tenant_id, prompt))

@@ -12,6 +12,7 @@ from graftwork.api.deps.route_classes import OpenAiRoute
 from graftwork.api.http.pagination import list_answer
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.models import Model, ModelInfo, ModelInfoPage
+from graftwork.platform.keys.scopes import allows_model
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.tenancy.principals import Principal
 
@@ -22,11 +23,11 @@ router = APIRouter(prefix="/v1/models", tags=["models"], route_class=OpenAiRoute
 async def list_models(
     resources: ForInference, principal: AnyTenantKey, page: AnthropicModelPage
 ) -> Page[Model] | ModelInfoPage:
-    """List the names that a request can send as `model`. The base model comes first.
+    """List the names that a request with this key can send as `model`. The base model comes first.
 
     With the header `anthropic-version`, the answer has the form of Anthropic's API.
     """
-    models = [_base_model(resources)]
+    models = [_base_model(resources)] if allows_model(principal.adapters, resources.base_name) else []
     for adapter in await _adapters(resources, principal):
         names = [adapter.name, *(f"{adapter.name}@{alias}" for alias in sorted(adapter.aliases))]
         models += [_adapter_model(name, name, adapter.created_at, resources) for name in names]
@@ -49,14 +50,14 @@ async def get_model(
 
 
 async def _adapters(resources: InferenceResources, principal: Principal) -> list[Adapter]:
-    """Returns all adapters of the tenant that have a version, the oldest adapter first."""
+    """Returns all adapters of the tenant that have a version and that the key allows, the oldest adapter first."""
     found: list[Adapter] = []
     request = PageRequest(limit=100, order=Order.ASCENDING)
     while True:
         page = await resources.registry.list(principal.scope(), request)
         found += page.items
         if not page.has_more:
-            return [adapter for adapter in found if adapter.versions]
+            return [one for one in found if one.versions and allows_model(principal.adapters, one.name)]
         request = PageRequest(limit=100, after=page.items[-1].id, order=Order.ASCENDING)
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from graftwork.api.deps.admission import takes_places
 from graftwork.api.deps.read_streams import read_stream
-from graftwork.api.deps.resources import ForSessions, InferenceKey, SessionResources
+from graftwork.api.deps.resources import ForSessions, InferenceKey, ReadingKey, SessionResources
 from graftwork.api.deps.route_classes import keep_begun
 from graftwork.api.formats.responses import ResponsesRoute, named_tools, responses_names, write_response_events
 from graftwork.api.http.pagination import PageQuery, page_answer
@@ -81,7 +81,7 @@ async def count_input_tokens(
 async def get_response(
     response_id: str,
     resources: ForSessions,
-    principal: InferenceKey,
+    principal: ReadingKey,
     stream: bool = False,
     starting_after: StartingAfter = None,
 ) -> Response:
@@ -110,7 +110,7 @@ async def cancel_response(response_id: str, resources: ForSessions, principal: I
 
 @router.get("/{response_id}/input_items")
 async def list_response_input_items(
-    response_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
+    response_id: str, resources: ForSessions, principal: ReadingKey, page: PageQuery
 ) -> Page[Item]:
     """List the input items of a response."""
     return page_answer(await resources.responses.input_items(principal, response_id, page), item_answer)

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
 from graftwork.api.deps.read_streams import read_stream
-from graftwork.api.deps.resources import ForSessions, InferenceKey
+from graftwork.api.deps.resources import ForSessions, ReadingKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.http.pagination import HistoryPageQuery, PageQuery, page_answer
 from graftwork.api.http.streaming import EventStream, write_session_events
@@ -24,7 +24,7 @@ LastSeen = Annotated[int | None, Header(ge=0, lt=1 << 62)]
 
 @router.get("/items")
 async def list_session_items(
-    session_id: str, resources: ForSessions, principal: InferenceKey, page: HistoryPageQuery
+    session_id: str, resources: ForSessions, principal: ReadingKey, page: HistoryPageQuery
 ) -> Page[Item]:
     """List the items of the session's history up to its head, which is the latest checkpoint."""
     return page_answer(await resources.sessions.items(principal, session_id, page), item_answer)
@@ -32,7 +32,7 @@ async def list_session_items(
 
 @router.get("/turns")
 async def list_session_turns(
-    session_id: str, resources: ForSessions, principal: InferenceKey, page: PageQuery
+    session_id: str, resources: ForSessions, principal: ReadingKey, page: PageQuery
 ) -> Page[Turn]:
     """List the turns that the session itself has run, with their tokens and cache figures. The newest comes first.
 
@@ -45,7 +45,7 @@ async def list_session_turns(
 async def follow_session_events(
     session_id: str,
     resources: ForSessions,
-    principal: InferenceKey,
+    principal: ReadingKey,
     after: Sequence = 0,
     last_event_id: LastSeen = None,
 ) -> EventStream:
@@ -59,7 +59,7 @@ async def follow_session_events(
 
 
 @router.get("/cache")
-async def get_session_cache(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionCache:
+async def get_session_cache(session_id: str, resources: ForSessions, principal: ReadingKey) -> SessionCache:
     """Get how much of the session's history each cache tier has.
 
     Also get the number of prompt tokens that the latest turn had to compute, because the cache did not have them.

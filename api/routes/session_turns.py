@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from graftwork.api.deps.admission import takes_places
 from graftwork.api.deps.read_streams import read_stream
-from graftwork.api.deps.resources import ForSessions, InferenceKey, resources_of
+from graftwork.api.deps.resources import ForSessions, InferenceKey, ReadingKey, resources_of
 from graftwork.api.deps.route_classes import NativeRoute, keep_begun
 from graftwork.api.http.request import unenforced_header
 from graftwork.api.http.response_headers import degraded_header, tier_header
@@ -89,7 +89,7 @@ async def send_tool_outputs(
 
 
 @router.get("/tool_outputs")
-async def get_tool_outputs(session_id: str, resources: ForSessions, principal: InferenceKey) -> GivenOutputs:
+async def get_tool_outputs(session_id: str, resources: ForSessions, principal: ReadingKey) -> GivenOutputs:
     """Get the stored outputs of the session's last tool calls, and the calls that still need an output.
 
     If no call needs an output and no turn runs, the turn after these calls has failed. Then send an output again to

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from graftwork.api.deps.resources import ForSessions, InferenceKey
+from graftwork.api.deps.resources import ForSessions, InferenceKey, ReadingKey
 from graftwork.api.deps.route_classes import NativeRoute
 from graftwork.api.http.pagination import PageQuery, list_answer, page_answer
 from graftwork.api.openapi.declare import also
@@ -23,7 +23,7 @@ async def create_session(body: SessionBody, resources: ForSessions, principal: I
 
 
 @router.get("")
-async def list_sessions(resources: ForSessions, principal: InferenceKey, page: PageQuery) -> Page[SessionState]:
+async def list_sessions(resources: ForSessions, principal: ReadingKey, page: PageQuery) -> Page[SessionState]:
     found = await resources.sessions.list_sessions(principal, page)
     used = await resources.meter.of_sessions(principal.tenant_id, [session.session_id for session in found.items])
     return page_answer(
@@ -33,7 +33,7 @@ async def list_sessions(resources: ForSessions, principal: InferenceKey, page: P
 
 
 @router.get("/{session_id}")
-async def get_session(session_id: str, resources: ForSessions, principal: InferenceKey) -> SessionState:
+async def get_session(session_id: str, resources: ForSessions, principal: ReadingKey) -> SessionState:
     session = await resources.sessions.loader.load(principal.scope(), session_id)
     used = await resources.meter.of_sessions(principal.tenant_id, [session.session_id])
     return session_answer(session, resources.base_name, totals_answer(used.get(session.session_id)))

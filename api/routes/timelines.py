@@ -25,11 +25,12 @@ async def get_timeline(
     """Get what the server did when for one of the tenant's latest requests.
 
     `request_id` is the `x-request-id` of the answer, or the id of a turn. Send a request with `x-graftwork-trace: 1` to
-    get the engine's steps too. Only the gateway that served the request knows it, for as long as it keeps it: a 404 with
-    the code `timeline_not_kept` says that the request was served, and not that it is unknown.
+    get the engine's steps too; then every gateway finds it for 15 minutes after its end. Only the gateway that served the
+    request knows others, for as long as it keeps them: a 404 with the code `timeline_not_kept` says that the request was
+    served, and not that it is unknown.
     """
     try:
-        return _timeline(resources, request_id, principal.tenant_id)
+        return await _timeline(resources, request_id, principal.tenant_id)
     except NotFound:
         if not await accounts.meter.has_recorded(principal.tenant_id, request_id):
             raise
@@ -39,7 +40,7 @@ async def get_timeline(
 @admin_router.get("/{request_id}/timeline", responses=also(404))
 async def get_timeline_of_any_tenant(request_id: str, resources: ForServer, _: Admin) -> Timeline:
     """Get the same of any tenant's request, by the server's id of it or the id of a turn."""
-    return _timeline(resources, request_id, None)
+    return await _timeline(resources, request_id, None)
 
 
 switches_router = APIRouter(prefix="/v1/admin/traces", tags=["admin"], route_class=AdminRoute)
@@ -68,22 +69,28 @@ def _switch_answer(switch: modes.TraceSwitch) -> TraceSwitch:
     return TraceSwitch(id=switch.target, token_ids=switch.token_ids, changed_at=switch.changed_at)
 
 
-def _timeline(resources: ServerResources, request_id: str, tenant_id: TenantId | None) -> Timeline:
-    """Raises NotFound for a request that this gateway does not keep, and in the same words for one of another tenant."""
+async def _timeline(resources: ServerResources, request_id: str, tenant_id: TenantId | None) -> Timeline:
+    """Raises NotFound for a request that neither this gateway nor the database keeps, and in the same words for one of
+    another tenant.
+    """
     found = resources.traces.find(request_id, tenant_id)
-    if found is None:
-        raise NotFound(
-            f"This gateway ({resources.traces.gateway_id}) has no timeline of request {request_id[:100]!r}: it keeps those "
-            "of its own latest requests. With several gateways, ask the one that served the request.",
-            code="timeline_not_found",
-        )
-    return timeline_of(found, resources.traces.gateway_id)
+    if found is not None:
+        return timeline_of(found, resources.traces.gateway_id)
+    if (stored := await resources.trace_store.find(request_id, tenant_id)) is not None:
+        return stored
+    raise NotFound(
+        f"This gateway ({resources.traces.gateway_id}) has no timeline of request {request_id[:100]!r}: it keeps those "
+        "of its own latest requests, and for 15 minutes those of traced requests of all gateways. With several "
+        "gateways, ask the one that served the request, or send it with x-graftwork-trace: 1.",
+        code="timeline_not_found",
+    )
 
 
 def _not_kept(resources: ServerResources, request_id: str) -> NotFound:
     """Returns the error for a request that has a usage row of the tenant, so that it was served, but no timeline here."""
     return NotFound(
         f"Request {request_id!r} was served, but this gateway ({resources.traces.gateway_id}) does not keep its timeline: "
-        "another gateway has served it, or too many requests came after it. With several gateways, ask the others.",
+        "another gateway has served it, or too many requests came after it. With several gateways, ask the others, or "
+        "send the request with x-graftwork-trace: 1: then every gateway finds it for 15 minutes.",
         code="timeline_not_kept",
     )

@@ -25,7 +25,8 @@ async def tokenize(body: TokenizeRequest, resources: ForInference, principal: In
 
     The request counts in the tenant's limits of requests. A prompt that is longer than the context is refused.
     """
-    await resources.resolve(principal, body.model or resources.base_name)
+    if body.model is not None:
+        await resources.resolve(principal, body.model)
     prompt = _prompt(body)
     async with resources.accounting.counted(principal.tenant_id):
         token_ids = await resources.encoding.encode(principal.tenant_id, prompt)
@@ -40,7 +41,8 @@ async def tokenize(body: TokenizeRequest, resources: ForInference, principal: In
 @router.post("/v1/detokenize", responses=also(404, 429))
 async def detokenize(body: DetokenizeRequest, resources: ForInference, principal: InferenceKey) -> DetokenizedPrompt:
     """Decode token ids to text. The text includes control tokens."""
-    await resources.resolve(principal, body.model or resources.base_name)
+    if body.model is not None:
+        await resources.resolve(principal, body.model)
     resources.check_token_ids(body.tokens, "tokens")
     async with resources.accounting.counted(principal.tenant_id):
         text = await asyncio.to_thread(resources.tokenizer.decode, body.tokens, skip_special_tokens=False)

@@ -8,10 +8,13 @@ from typing import Annotated, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 
-from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasChange, AliasTarget
-from graftwork.api.schemas.base import FieldError, NativeBody
-from graftwork.api.schemas.shapes import exactly_one
+from graftwork.adapters.format.defaults import AdapterDefaults
+from graftwork.adapters.format.specs import Adapter, AdapterVersion, AliasChange, AliasEvent, AliasTarget
+from graftwork.adapters.registry.details import MAX_TAGS, AdapterChange
+from graftwork.api.schemas.base import FieldError, NativeBody, ToolList
+from graftwork.api.schemas.shapes import ResponseFormatJson, SamplingJson, exactly_one
 from graftwork.platform.answers import adapters as answers
+from graftwork.sessions.turns.settings import read_sampling
 
 MAX_CANARIES = 16
 
@@ -49,6 +52,41 @@ class AliasBody(NativeBody):
         return AliasTarget(tuple(sorted(weights.items())))
 
 
+TAG = "^[a-z0-9][a-z0-9._:/-]{0,62}$"
+TagText = Annotated[str, Field(pattern=TAG)]
+_MAX_SYSTEM = 32_768
+
+
+class DefaultsBody(NativeBody):
+    """What requests to an adapter have unless they say otherwise."""
+
+    system: Annotated[str | None, Field(max_length=_MAX_SYSTEM)] = None
+    """The system prompt of a conversation that has none."""
+    sampling: SamplingJson = None
+    response_format: ResponseFormatJson = None
+    tools: ToolList | None = None
+    """The tools of a request that names none. A request with an empty list has none."""
+
+    def defaults(self) -> AdapterDefaults:
+        """Returns the defaults. Raises ValidationFailed for a wrong sampling field."""
+        read_sampling(self.sampling or {})
+        tools = tuple(tool.model_dump(exclude_none=True) for tool in self.tools or ())
+        return AdapterDefaults(self.system or None, self.sampling or {}, self.response_format, tools)
+
+
+class AdapterPatch(NativeBody):
+    """The body of a request that changes an adapter. A missing field changes nothing."""
+
+    tags: Annotated[list[TagText] | None, Field(max_length=MAX_TAGS)] = None
+    """The new tags."""
+    defaults: DefaultsBody | None = None
+    """The new defaults. An empty object removes them."""
+
+    def change(self) -> AdapterChange:
+        defaults = None if self.defaults is None else self.defaults.defaults()
+        return AdapterChange(None if self.tags is None else tuple(self.tags), defaults)
+
+
 def adapter_answer(adapter: Adapter) -> answers.Adapter:
     """Converts an adapter, with its versions and aliases, to the body of an answer."""
     return answers.Adapter(
@@ -57,6 +95,9 @@ def adapter_answer(adapter: Adapter) -> answers.Adapter:
         created_at=int(adapter.created_at),
         versions=tuple(_version_answer(version) for version in adapter.versions),
         aliases={alias: _target_answer(target) for alias, target in adapter.aliases.items()},
+        tags=adapter.tags,
+        defaults=adapter.defaults.to_json(),
+        deleted_versions=tuple(_version_answer(version) for version in adapter.deleted_versions),
     )
 
 
@@ -67,6 +108,17 @@ def alias_answer(change: AliasChange) -> answers.AliasChange:
         alias=change.alias,
         target=None if change.target is None else _target_answer(change.target),
         previous=None if change.previous is None else _target_answer(change.previous),
+    )
+
+
+def event_answer(event: AliasEvent) -> answers.AliasEvent:
+    """Converts one change in an alias's history to the body of an answer."""
+    return answers.AliasEvent(
+        id=event.id,
+        target=None if event.target is None else _target_answer(event.target),
+        reason=event.reason,
+        actor=event.actor,
+        at=int(event.at),
     )
 
 
@@ -82,5 +134,13 @@ def _version_answer(version: AdapterVersion) -> answers.AdapterVersion:
         target_modules=tuple(version.target_modules),
         size_bytes=version.size_bytes,
         status=version.status,
+        held=version.is_held,
+        base=version.base,
+        provenance=answers.Provenance(
+            pushed_by=version.provenance.pushed_by,
+            run=version.provenance.run,
+            parent=version.provenance.parent,
+            data_digest=version.provenance.data_digest,
+        ),
         created_at=int(version.created_at),
     )

@@ -11,9 +11,10 @@ from graftwork.api.schemas.base import NativeBody, with_integers
 from graftwork.api.schemas.shapes import DocumentedAs
 from graftwork.engine.fleet.replicas import ReplicaReading
 from graftwork.platform.answers import admin as answers
+from graftwork.platform.keys.scopes import ALL_SCOPES
 from graftwork.platform.modes.modes import DegradedModes
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.principals import ALL_SCOPES
+from graftwork.platform.tenancy.new_keys import MAX_OVERLAP_S
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Erasure, Tenant
 
 Tier = Literal["flex", "default", "priority"]
@@ -62,8 +63,21 @@ class KeyBody(NativeBody):
     name: Name
     scopes: list[Annotated[str, Field(json_schema_extra={"enum": sorted(ALL_SCOPES)})]] | None = None
     """The scopes of the key. If this field is null or missing, the key gets all scopes."""
+    adapters: list[Annotated[str, Field(min_length=1, max_length=200)]] | None = None
+    """The models that the key may name, without versions and aliases; the base model counts. The default is all."""
+    allowed_ips: list[Annotated[str, Field(min_length=1, max_length=60)]] | None = None
+    """The networks from which the key may be used, such as `192.0.2.0/24` or `2001:db8::/32`. The default is all."""
     expires_at: Time | None = None
     """The time after which the server refuses the key: unix seconds, or ISO 8601 text. The default is no such time."""
+
+
+class RotationBody(NativeBody):
+    """The body of a request that rotates an API key. It may be missing."""
+
+    overlap_s: Annotated[float, Field(ge=0, le=MAX_OVERLAP_S)] = 0.0
+    """The seconds for which the old key stays valid. The default is none."""
+    expires_at: Time | None = None
+    """The time after which the server refuses the new key. The default is that of the old key."""
 
 
 class ModesBody(NativeBody):
@@ -165,10 +179,13 @@ def key_answer(key: ApiKey, plaintext: str | None = None) -> answers.TenantKey:
         name=key.name,
         redacted=key.redacted,
         scopes=tuple(sorted(key.scopes)),
+        adapters=None if key.adapters is None else tuple(sorted(key.adapters)),
+        allowed_ips=key.allowed_ips,
         created_at=int(key.created_at),
         expires_at=key.expires_at,
         revoked_at=key.revoked_at,
         last_used_at=key.last_used_at,
+        replaced_by=key.replaced_by,
         key=plaintext,
     )
 

@@ -7,7 +7,7 @@ server. Options of vLLM that would change the answer in another way, such as its
 only choose vLLM's own backend are ignored. Never checks a schema or a grammar: `sessions/generation/constraints.py`
 does.
 Owns the lists of known fields that this server does not support. The server refuses such a field, unless its value has
-no effect, such as null. The lists leave out fields that never change the answer (`user`, `metadata`, `store`,
+no effect, such as null. The lists leave out fields that never change the answer (`metadata`, `store`,
 `prompt_cache_key`), because the server ignores them.
 Invariant: all bodies are strict. They refuse NaN, and text where a number must be. Bodies of OpenAI-compatible routes
 ignore unknown fields; bodies of Graftwork's own (native) routes and of admin routes refuse them.
@@ -50,6 +50,19 @@ class OpenAiBody(RequestBody):
     """A body of an OpenAI-compatible route. It ignores unknown fields, because newer clients may send more fields."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+class EndUserBody(OpenAiBody):
+    """The fields that name the end user of a request. All requests of one end user get the same version of a canary."""
+
+    user: str | None = None
+    """An id of the end user for whom the request is made. Choose one that names nobody, such as a hash."""
+    safety_identifier: str | None = None
+    """The newer name of `user` in OpenAI's API. It counts if `user` is not set."""
+
+    @property
+    def end_user(self) -> str | None:
+        return self.user or self.safety_identifier
 
 
 class NativeBody(RequestBody):

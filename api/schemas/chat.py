@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from graftwork.api.schemas.base import (
     CHAT_UNSUPPORTED,
+    EndUserBody,
     FieldError,
     MixtureParts,
     OpenAiBody,
@@ -33,7 +34,7 @@ class StreamOptions(OpenAiBody):
     """If true, the last chunk has the usage of the request."""
 
 
-class ChatCompletionRequest(SamplingBody, ResponseFormatBody):
+class ChatCompletionRequest(SamplingBody, ResponseFormatBody, EndUserBody):
     """A conversation and the settings of its answer. The server refuses fields that it knows but does not support."""
 
     model_config = ConfigDict(

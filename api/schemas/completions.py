@@ -6,6 +6,7 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from graftwork.api.schemas.base import (
     COMPLETION_UNSUPPORTED,
+    EndUserBody,
     MixtureParts,
     PromptLogprobs,
     ResponseFormatBody,
@@ -36,7 +37,7 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 
-class CompletionRequest(SamplingBody, ResponseFormatBody):
+class CompletionRequest(SamplingBody, ResponseFormatBody, EndUserBody):
     """One or more prompts, and the settings of their completions."""
 
     model: str

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from graftwork.api.schemas.base import (
     COMPLETION_UNSUPPORTED,
+    EndUserBody,
     FieldError,
     OpenAiBody,
     SamplingBody,
@@ -81,10 +82,10 @@ class TextOptions(OpenAiBody):
         }
 
 
-class ResponseRequest(SamplingBody):
+class ResponseRequest(SamplingBody, EndUserBody):
     """The body of a request that creates a response. A null field counts as missing.
 
-    The server ignores fields that do not change the answer, such as `user` and `reasoning`.
+    The server ignores fields that do not change the answer, such as `reasoning`.
     """
 
     model_config = ConfigDict(
@@ -185,6 +186,8 @@ class ResponseRequest(SamplingBody):
             is_background=bool(self.background),
             previous_response_id=self.previous_response_id,
             conversation_id=self.conversation_id,
+            end_user=self.end_user,
+            names_tools=self.tools is not None,
         )
 
     @property

@@ -58,7 +58,8 @@ class SessionBody(NativeBody):
             sampling=self.sampling or {},
         )
         retention_s = None if self.retention is None else self.retention.ttl_s
-        return NewSession(self.model, settings, self.metadata or {}, retention_s)
+        names_tools = self.tools is not None
+        return NewSession(self.model, settings, self.metadata or {}, retention_s, names_tools=names_tools)
 
 
 class SessionPatch(NativeBody):

@@ -85,10 +85,26 @@ class Keys(Resource[R]):
 
     @operation
     def create(
-        self, tenant_id: str, *, name: str, scopes: tuple[str, ...] | None = None, expires_at: Moment | None = None
+        self,
+        tenant_id: str,
+        *,
+        name: str,
+        scopes: tuple[str, ...] | None = None,
+        adapters: tuple[str, ...] | None = None,
+        allowed_ips: tuple[str, ...] | None = None,
+        expires_at: Moment | None = None,
     ) -> Steps[TenantKey]:
-        """Creates an API key of a tenant. Only this answer has the secret text of the key, in the field `key`."""
-        body = {"name": name} | _given(scopes=list(scopes) if scopes else None, expires_at=expires_at)
+        """Creates an API key of a tenant. Only this answer has the secret text of the key, in the field `key`.
+
+        A key allows all scopes, adapters and addresses, unless `scopes`, `adapters` (names of models) or `allowed_ips`
+        (networks such as `192.0.2.0/24`) say which.
+        """
+        body = {"name": name} | _given(
+            scopes=list(scopes) if scopes else None,
+            adapters=None if adapters is None else list(adapters),
+            allowed_ips=None if allowed_ips is None else list(allowed_ips),
+            expires_at=expires_at,
+        )
         call = Call("POST", f"{_tenant_path(tenant_id)}/keys", json=body, admin=True, creates=True)
         return (yield from self._read(TenantKey, call))
 
@@ -97,13 +113,17 @@ class Keys(Resource[R]):
         return (yield from self._page(TenantKey, Call("GET", f"{_tenant_path(tenant_id)}/keys", admin=True)))
 
     @operation
-    def rotate(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:
-        """Replaces the secret of an API key. Only this answer has the new secret.
+    def rotate(
+        self, tenant_id: str, key_id: str, *, overlap_s: float | None = None, expires_at: Moment | None = None
+    ) -> Steps[TenantKey]:
+        """Creates an API key that allows the same as an old one. Only this answer has the secret of the new key.
 
-        The old secret stops working at once.
+        The old key ends after `overlap_s` seconds, by default at once. The new key ends at `expires_at`, by default
+        when the old key would have ended.
         """
         path = f"{_tenant_path(tenant_id)}/keys/{path_segment(key_id)}/rotate"
-        return (yield from self._read(TenantKey, Call("POST", path, admin=True, creates=True)))
+        body = _given(overlap_s=overlap_s, expires_at=expires_at)
+        return (yield from self._read(TenantKey, Call("POST", path, json=body, admin=True, creates=True)))
 
     @operation
     def revoke(self, tenant_id: str, key_id: str) -> Steps[TenantKey]:

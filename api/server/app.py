@@ -21,6 +21,7 @@ from graftwork.api.openapi.document import complete
 from graftwork.api.routes import (
     adapters,
     admin,
+    aliases,
     chat,
     completions,
     console,
@@ -55,7 +56,8 @@ _ROUTERS = (
     tokenization.router,
     adapters.uploads_router,
     adapters.router,
-    adapters.aliases_router,
+    aliases.router,
+    aliases.rollouts_router,
     sessions.router,
     session_turns.router,
     session_history.router,
@@ -124,6 +126,7 @@ def create_app(
         app.include_router(router)
     app.add_middleware(CrashMiddleware)
     app.add_middleware(HeadMiddleware, routes=routes)
+    app.add_middleware(overview.KnownPolls)
     allow_origins(app, settings.cors_origin)
     app.add_middleware(RequestIdMiddleware)
     return app

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from graftwork.engine.fleet.members import version_of
 from graftwork.platform.database import Database
-from graftwork.platform.errors import GraftworkError, Unavailable
+from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable
 from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.replicas.lease import Replica, ReplicaLeases, ReplicaState
 from graftwork.platform.settings import Settings
@@ -73,8 +73,9 @@ async def _kept_lease(settings: Settings, listen: str, server: "EngineServer") -
     database = Database(settings.resolved_database_url, settings.lease_s)
     address = advertised_address(settings, listen)
     replica_id = settings.replica_id or _SEPARATORS.sub("-", f"{socket.gethostname()}-{address}")
-    keeper = _LeaseKeeper(ReplicaLeases(database, settings.lease_s), server, settings)
+    keeper = _LeaseKeeper(database, server, settings)
     keeping = asyncio.create_task(keeper.keep(replica_id, address), name="engine-lease")
+    keeping.add_done_callback(keeper.note_end)
     try:
         yield
         keeping.cancel()
@@ -90,8 +91,9 @@ async def _kept_lease(settings: Settings, listen: str, server: "EngineServer") -
 class _LeaseKeeper:
     """Takes and renews one lease. Ends the engine if the lease is lost, or when it has drained."""
 
-    def __init__(self, leases: ReplicaLeases, server: "EngineServer", settings: Settings) -> None:
-        self._leases = leases
+    def __init__(self, database: Database, server: "EngineServer", settings: Settings) -> None:
+        self._database = database
+        self._leases = ReplicaLeases(database, settings.lease_s)
         self._server = server
         self._settings = settings
         self._interval_s = settings.lease_s / RENEWALS_PER_LEASE
@@ -112,6 +114,12 @@ class _LeaseKeeper:
         else:
             _log.info("engine_drained", extra={"replica": replica_id})
             self._server.must_end.set()
+
+    def note_end(self, keeping: "asyncio.Task[None]") -> None:
+        """Ends the engine if the task that keeps its lease has failed: gateways would never find the engine again."""
+        if not keeping.cancelled() and (error := keeping.exception()) is not None:
+            _log.critical("engine_lease_failed", exc_info=error)
+            self._server.fail(InternalFailure(f"The engine's lease cannot be kept: {error}"))
 
     async def drain(self) -> None:
         """Lets gateways use other engines and the running requests end here, after a signal has asked for the end.
@@ -142,10 +150,11 @@ class _LeaseKeeper:
                 await self._leases.end(self._replica)
 
     async def _take(self, replica_id: str, address: str) -> Replica:
-        """Takes the lease, as soon as the database answers. Raises Conflict if the fleet refuses the engine."""
+        """Takes the lease, as soon as the database answers and a gateway has made its tables. Raises Conflict if the fleet refuses the engine."""
         served = version_of(self._server.description)
         while True:
             try:
+                await self._database.check_schema()
                 generation = self._settings.generation
                 replica = self._replica or await self._leases.claim(replica_id, address, generation)
                 self._replica = replica

@@ -28,7 +28,7 @@ from graftwork.engine.rpc.conversation import TOKEN_REFUSED
 from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
-from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_short
+from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_rare
 from graftwork.platform.settings import Settings
 from graftwork.platform.tracing.logs import configure_logging, configure_token_log
 
@@ -120,7 +120,7 @@ async def serve_gateway(
         app = create_app(settings, resources=resources)
         server = HttpServer(app, on_ready, ConnectionLimits.of(settings), tls)
         signals.direct_to(server)
-        make_full_collections_short()
+        make_full_collections_rare()
         async with _metrics_port(settings, resources, console), _renewed(tls):
             await server.serve(sockets=[listening])
 

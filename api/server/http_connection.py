@@ -21,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from graftwork.api.http.streaming import WRITE_BODY, Write
+from graftwork.platform.keys.wrong_keys import client_network
 from graftwork.platform.settings import Settings
-from graftwork.platform.tenancy.keys import client_network
 
 MAX_HEAD_BYTES = 64 * 1024
 """The largest head of a request: the request line and all headers, with the trailers of a chunked body."""

@@ -9,10 +9,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.registry import AdapterRegistry
+from graftwork.adapters.registry.rollout_controller import TICK_S, RolloutController
 from graftwork.api.deps.resources import (
     AccountResources,
     AdminResources,
@@ -49,11 +51,13 @@ from graftwork.platform.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
+from graftwork.platform.tenancy.key_holders import FLUSH_USES_S
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter
 from graftwork.platform.tenancy.price_keeper import PRICES_S, PriceKeeper
 from graftwork.platform.tenancy.principals import AccessWatch, RunningWork
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy
+from graftwork.platform.tenancy.verified_keys import POLL_S
 from graftwork.sessions.generation.usage import Accounting
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.service import ResponseService
@@ -126,14 +130,25 @@ async def open_resources(
 
 
 async def _follow(stack: AsyncExitStack, base: Foundation, resources: Resources) -> None:
-    """Follows what other gateways change in the database: price lists, access and degraded modes."""
+    """Follows what other gateways change in the database: price lists, access and degraded modes. Also stores when keys
+    were used.
+    """
     prices, modes = resources.admin.prices, resources.admin.modes
     access = AccessWatch(base.database, resources.inference.work, base.clock)
+    tenancy = resources.account.tenancy
     await prices.refresh()
     await modes.refresh()
+    await tenancy.verified.poll()
+    stack.push_async_callback(tenancy.uses.flush)
+    await stack.enter_async_context(repeating(tenancy.verified.poll, POLL_S, "reading the changes of access"))
+    await stack.enter_async_context(repeating(tenancy.uses.flush, FLUSH_USES_S, "storing the last uses of keys"))
     await stack.enter_async_context(repeating(prices.refresh, PRICES_S, "reading the price lists"))
     await stack.enter_async_context(repeating(access.check, _ACCESS_S, "ending work without access"))
     await stack.enter_async_context(repeating(modes.refresh, REFRESH_S, "reading the degraded modes"))
+    rollouts = RolloutController(
+        base.database, resources.account.registry.rollouts, base.activity.outcomes, base.lease.gateway_id, base.clock
+    )
+    await stack.enter_async_context(repeating(rollouts.tick, TICK_S, "advancing roll-outs"))
 
 
 async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) -> None:
@@ -141,6 +156,7 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
     erase = LateErasure(resources.admin.erasure, base.engine, resources.admin.pepper).sweep
     await stack.enter_async_context(repeating(erase, _ERASE_S, "the sweep of deleted tenants"))
     sweeps = {
+        "deleted adapters": resources.account.registry.deletions.sweep,
         "sessions": resources.sessions.sessions.sweep,
         "responses": resources.sessions.responses.sweep,
         "idempotency keys": resources.server.idempotency.sweep,
@@ -211,7 +227,8 @@ async def _tenant_services(base: Foundation) -> _TenantServices:
     admin_key = await asyncio.to_thread(load_admin_key, base.settings)
     work, meter = RunningWork(), UsageMeter(base.database)
     tenancy = Tenancy(base.database, pepper, base.clock, work)
-    quotas = await open_quotas(base.settings.redis_url, base.clock, meter, base.settings.lease_s)
+    count = partial(base.lease.count_alive, base.database)
+    quotas = await open_quotas(base.settings.redis_url, base.clock, meter, base.settings.lease_s, count)
     modes, prices = ModeSwitch(base.database, base.clock), PriceKeeper(base.database, base.clock)
     return _TenantServices(pepper, admin_key, work, tenancy, meter, quotas, modes, prices)
 
@@ -306,6 +323,7 @@ def _server_resources(base: Foundation, tenants: _TenantServices) -> ServerResou
         replicas=replica_directory(base.engine, settings.resolved_engine_address),
         json=JsonParsing(),
         traces=base.tracing.book,
+        trace_store=base.tracing.store,
     )
 
 
@@ -317,6 +335,7 @@ def _registry(base: Foundation) -> AdapterRegistry:
         clock=base.clock,
         probe=base.engine.probe_adapter,
         before_free=base.engine.forget_adapter,
+        grace_s=base.settings.adapter_grace_s,
     )
 
 

@@ -11,7 +11,7 @@ from benchmarks.simulation.hardware import ScaledHardware
 from benchmarks.simulation.timeline import Timeline
 
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.kv.disk.index import DiskCounters
+from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, ObjectFigures
 from graftwork.engine.kv.index.cost_model import TransferCost
 from graftwork.engine.kv.index.radix_tree import Domain, Node
 from graftwork.engine.kv.transfer.plan import TransferDone, TransferKind, TransferPlan
@@ -36,6 +36,10 @@ class SimulatedDisk:
     @property
     def counters(self) -> DiskCounters:
         return DiskCounters()
+
+    @property
+    def objects(self) -> ObjectFigures:
+        return NO_OBJECTS
 
     def holds(self, key: PageKey) -> bool:
         return key in self._pages

@@ -63,7 +63,7 @@ def _error(model: ModelConfig, layer: int, page_tokens: int, device: torch.devic
 
     mixed = TritonAttention(model, cache, dtype).plan(batch).attend(layer, query.to(device)).cpu()
 
-    rules = ScoreRules(model.head_dim**-0.5, model.windows[layer])
+    rules = ScoreRules(model.score_scale, model.windows[layer], model.scales.attention_cap)
     expected = attend(query, keys.cpu(), values.cpu(), batch, rules)
     return ((mixed.double() - expected).abs().max() / expected.abs().max()).item()
 

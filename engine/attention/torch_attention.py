@@ -5,6 +5,9 @@ before, and has waited for the copies of the layer's other pages. Copies whole p
 makes a step a fifth faster than copying single tokens.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch.nn import functional
 
@@ -34,6 +37,11 @@ class TorchStepAttention:
         self._cache = cache
         self._groups = groups
         self._visible_by_window = {window: groups.visible(window) for window in dict.fromkeys(config.windows)}
+        cap = config.scales.attention_cap
+        self._scale = config.scales.attention if cap is None else config.score_scale
+        self._mix: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
+        if cap is not None:
+            self._mix = partial(capped_attention, cap=cap)
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.layer(layer)  # each [frames, page_tokens, kv_heads, head_dim]
@@ -56,11 +64,12 @@ class TorchStepAttention:
         """
         count, kv_heads = len(decode), self._config.num_kv_heads
         grouped = query.view(count, kv_heads, -1, query.shape[-1])  # [queries, kv_heads, group, head_dim]
-        mixed = functional.scaled_dot_product_attention(
+        mixed = self._mix(
             grouped,
             self._gather(keys, decode.pages, decode.num_tables).expand(count, -1, -1, -1),
             self._gather(values, decode.pages, decode.num_tables).expand(count, -1, -1, -1),
             attn_mask=mask,
+            scale=self._scale,
         )
         return mixed.flatten(1, 2)  # [queries, heads, head_dim]
 
@@ -69,11 +78,12 @@ class TorchStepAttention:
     ) -> torch.Tensor:
         """Computes attention for several queries of one request. Each query sees the keys up to its own position."""
         group = self._config.num_heads // self._config.num_kv_heads
-        mixed = functional.scaled_dot_product_attention(
+        mixed = self._mix(
             query.transpose(0, 1).unsqueeze(0),  # [1, heads, queries, head_dim]
             self._gather(keys, chunk.pages, 1)[:, :, : chunk.num_keys].repeat_interleave(group, dim=1),
             self._gather(values, chunk.pages, 1)[:, :, : chunk.num_keys].repeat_interleave(group, dim=1),
             attn_mask=mask,
+            scale=self._scale,
         )
         return mixed.squeeze(0).transpose(0, 1)  # [queries, heads, head_dim]
 
@@ -81,3 +91,22 @@ class TorchStepAttention:
         """Returns the pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""
         gathered = pages.index_select(0, page_ids)  # [count * pages, page_tokens, kv_heads, head_dim]
         return gathered.view(count, -1, *pages.shape[2:]).transpose(1, 2)
+
+
+def capped_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor,
+    scale: float,
+    cap: float,
+) -> torch.Tensor:
+    """Computes attention with scores cap * tanh(scale * product / cap), in fp32. torch's own function has no cap.
+
+    query: [batch, heads, queries, head_dim]; keys, values: [batch, heads, keys, head_dim]; attn_mask: True where a key
+    may be seen. Returns [batch, heads, queries, head_dim] in the dtype of `query`.
+    """
+    scores = (query.float() @ keys.float().transpose(-1, -2)) * scale
+    scores = (torch.tanh(scores / cap) * cap).masked_fill(~attn_mask, float("-inf"))
+    return (scores.softmax(dim=-1) @ values.float()).to(query.dtype)

@@ -65,6 +65,8 @@ class TritonAttention:
         self._shape = shape
         self._device = cache.device
         self._windows = config.windows
+        scale, cap = config.score_scale, config.scales.attention_cap
+        self._rules = {window: ScoreRules(scale, window, cap) for window in config.windows}
         self._layers = [LayerPages(*cache.layer(layer)) for layer in range(cache.num_layers)]
         self._num_programs = _num_programs(cache.device)
         self._sums = PartialSums.empty(shape, 0, cache.device)
@@ -117,7 +119,8 @@ class TritonAttention:
         if num_slots > self._sums.num_slots:
             self._sums = PartialSums.empty(self._shape, 1 << (num_slots - 1).bit_length(), self._device)
         by_window = {window: self._window_plan(arrays, window) for window in self._cuttings}
-        return TritonStepAttention(self._shape, self._layers, self._windows, by_window, self._sums)
+        layers = _Layers(self._shape, self._layers, self._windows, self._rules)
+        return TritonStepAttention(layers, by_window, self._sums)
 
     def cut(self, batch: AttentionBatch) -> "CutQueries":
         """Returns the arrays of a step, for all windows together. Uses no device; of the positions, reads only their
@@ -160,6 +163,18 @@ class _WindowPlan:
     chunks: Chunks
 
 
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """What the steps of a model have in common."""
+
+    shape: AttentionShape
+    pages: list[LayerPages]
+    windows: tuple[int | None, ...]
+    """The window of each layer."""
+    rules: Mapping[int | None, ScoreRules]
+    """By window."""
+
+
 class FixedStepAttention:
     """Computes the attention of steps of decoding rows, with the same grids and addresses for all of them."""
 
@@ -184,24 +199,20 @@ class TritonStepAttention:
 
     def __init__(
         self,
-        shape: AttentionShape,
-        layers: list[LayerPages],
-        windows: tuple[int | None, ...],
+        layers: _Layers,
         by_window: Mapping[int | None, _WindowPlan],
         sums: PartialSums,
     ) -> None:
-        self._shape = shape
         self._layers = layers
-        self._rules = {window: ScoreRules(shape.head_dim**-0.5, window) for window in by_window}
-        self._windows = windows
         self._by_window = by_window
         self._sums = sums
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        window = self._windows[layer]
-        plan, rules, pages = self._by_window[window], self._rules[window], self._layers[layer]
+        layers = self._layers
+        window = layers.windows[layer]
+        plan, rules, pages = self._by_window[window], layers.rules[window], layers.pages[layer]
         output = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
-        layer_attention = LayerAttention(self._shape, rules, query, output, pages)
+        layer_attention = LayerAttention(layers.shape, rules, query, output, pages)
         attend_chunks(layer_attention, plan.chunks)
         attend_decoding(layer_attention, plan.decoding, self._sums)
         return output

@@ -71,7 +71,7 @@ def served_attention_variants(
     shape = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, page_tokens, dtype, kv_dtype)
     for window in dict.fromkeys(model.windows):
         name = "attention" if window is None else f"attention window {window}"
-        for launch in launches_for(NamedShape(name, shape, window)):
+        for launch in launches_for(NamedShape(name, shape, window, model.scales.attention_cap)):
             yield variant_of(name, launch)
 
 

@@ -60,7 +60,8 @@ def build_attention(
 
 def _torch(model: ModelConfig, storage: KvStorage, dtype: torch.dtype) -> AttentionBackend:
     memory = storage.device_memory
-    rules = BatchInvariance.of(dtype)
+    is_capped = model.scales.attention_cap is not None
+    rules = BatchInvariance.of(torch.float32 if is_capped else dtype)  # capped scores are computed in fp32
     grouper = KeyGrouper(storage.sizes.page_tokens, memory.null_frame, memory.device, rules)
     return TorchAttention(model, storage.cache, grouper)
 

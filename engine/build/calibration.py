@@ -15,7 +15,7 @@ from graftwork.engine.core.prefix_keys import child_key, pages_for, root_key
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan, StepResult
 from graftwork.engine.core.tiers import PageId
-from graftwork.engine.kv.disk.shared import TierStore
+from graftwork.engine.kv.disk.shared import SharedStore, TierStore
 from graftwork.engine.kv.index.cost_model import (
     LoadCost,
     PrefillCost,
@@ -107,6 +107,8 @@ def measure_disk(disk: TierStore | None, page_bytes: int, host: TransferCost) ->
     """
     if disk is None:
         return _UNAVAILABLE
+    if isinstance(disk, SharedStore):
+        disk = disk.own  # the pages of a measurement are for nobody else
     domain = hashlib.sha256(b"calibration").digest()
     keys = [child_key(root_key(domain), [number]) for number in range(_PAGE_COUNTS[-1])]
     into = memoryview(bytearray(page_bytes * len(keys)))

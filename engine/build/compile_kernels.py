@@ -19,6 +19,7 @@ import torch
 
 from graftwork.engine.attention.variants import attention_variants, served_attention_variants
 from graftwork.engine.kernels.compile_ahead import HEADING, KernelVariant, compile_all, line_of, variant_of
+from graftwork.engine.kernels.norm import NormRules
 from graftwork.engine.kernels.variants import ModelShape, row_variants, served_launches
 from graftwork.engine.lora.triton.variants import lora_variants, served_lora_variants
 from graftwork.engine.model.config import ModelConfig, read_model_config
@@ -70,6 +71,15 @@ def _served(model: ServedModel) -> Iterator[KernelVariant]:
         vocab=config.vocab_size,
         dtype=dtype,
         page_tokens=model.page_tokens,
+        norms=NormRules(config.rms_norm_eps, config.block.norm.value, config.scales.residual),
+        has_input_norms=config.block.norms.before_attention is not None,
+        has_post_norms=config.block.norms.after_attention is not None,
+        has_wide_qk_norm=config.block.has_wide_qk_norm,
+        activation=config.activation.value,
+        ropes=tuple(
+            None if rope is None else (rope.rotated_features(config.head_dim), rope.is_interleaved)
+            for rope in dict.fromkeys(config.ropes)
+        ),
     )
     for name, launch in served_launches(shape):
         yield variant_of(f"{shape.name} {name}".rstrip(), launch)

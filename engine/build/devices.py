@@ -12,8 +12,8 @@ import torch
 
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.config import ModelConfig, read_model_config
-from graftwork.engine.model.weight_reader import TensorSource, WeightReader
-from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights
+from graftwork.engine.model.weight_reader import TensorSource
+from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights, open_weights
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.platform.errors import InvalidRequest
 
@@ -119,7 +119,7 @@ def load_weights(
     Raises InvalidRequest if a file is damaged or the weights do not fit into the device's memory.
     """
     try:
-        return load_decoder_weights(tensors or WeightReader(config.model), model, device, dtype)
+        return load_decoder_weights(tensors or open_weights(config.model, model), model, device, dtype)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise InvalidRequest(
             f"The weights of {config.model} do not fit into the memory of {device}: take a smaller model, "

@@ -62,7 +62,7 @@ from graftwork.engine.lora.weights import AdapterSource
 from graftwork.engine.messages import Message
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.fingerprint import fingerprint
-from graftwork.engine.model.weight_reader import WeightReader
+from graftwork.engine.model.weights import open_weights
 from graftwork.engine.parallel.leader import StepRunner
 from graftwork.engine.parallel.workers import StartWorker, start_process
 from graftwork.engine.runner.forward import StepPaths
@@ -128,12 +128,12 @@ def build_engine(
     with phases.phase("calibration"):
         all_ranks = ranks.runner(runner := parts.runner(storage, adapters))
         tracker.start_from(tracker.cost if costs else _costs(settings, storage, all_ranks, limits, clock))
-    scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}")
+    scopes = CacheScopes(description.fingerprint, f"{dtype}/{config.page_tokens}{model.kv_variant}")
     sessions = SessionCache(kv_cache, scopes, ToolLatencyModel(), clock)
-    speculator = _speculator(config, grammars, clock)
+    recorder = _recorder(clock, adapters, grammars)
+    speculator = _speculator(config, grammars, clock, recorder)
     order = build_order(config, limits, kv_cache, adapters, tracker, clock)
     needs = limits, kv_cache, sessions, adapters, scopes
-    recorder = _recorder(clock, adapters, grammars)
     scheduler = Scheduler(*needs, clock=clock, grammars=grammars, speculator=speculator, order=order, recorder=recorder)
     if costs is None:
         scheduler.step_times.costs.start_from(tracker.cost.prefill)
@@ -204,7 +204,7 @@ def _load_model(
     own, part = ranks.config, ranks.model
     try:
         with phases.phase("weights"):
-            weights = load_weights(own, part, device, dtype, ranks.tensors(WeightReader(config.model)))
+            weights = load_weights(own, part, device, dtype, ranks.tensors(open_weights(config.model, model)))
         with phases.phase("kernels"):
             lora = build_lora(own, part, device, dtype)
         parts = RunnerParts(own, part, weights, lora, limits, dtype, progress.advance)
@@ -262,9 +262,9 @@ def _recorder(clock: Clock, adapters: LoraPool, grammars: GrammarManager) -> Tra
     return TraceRecorder(clock, lacks_adapter, lacks_grammar)
 
 
-def _speculator(config: EngineConfig, grammars: GrammarManager, clock: Clock) -> Speculator:
+def _speculator(config: EngineConfig, grammars: GrammarManager, clock: Clock, recorder: StepRecorder) -> Speculator:
     limits = DraftLimits(config.max_draft_tokens, config.draft_cache_bytes)
-    return Speculator(limits, clock, lambda state: grammars.constraint(state.request_id))
+    return Speculator(limits, clock, lambda state: grammars.constraint(state.request_id), recorder)
 
 
 def _grammars(config: EngineConfig, model: ModelConfig, inbox: SimpleQueue[Message], clock: Clock) -> GrammarManager:

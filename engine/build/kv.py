@@ -15,8 +15,9 @@ from graftwork.engine.build.device_sizes import FrameSizer
 from graftwork.engine.build.phases import StartPhases
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.prefix_keys import pages_for
+from graftwork.engine.kv.disk.bucket import check_bucket_url
 from graftwork.engine.kv.disk.file_format import file_bytes
-from graftwork.engine.kv.disk.shared import TierStore, take_slot
+from graftwork.engine.kv.disk.shared import LIST_EVERY_S, TierStore, open_bucket, take_slot
 from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.engine.kv.index.page_store import KvSizes
 from graftwork.engine.kv.transfer.copier import PageCopier
@@ -80,6 +81,7 @@ def check_sizes(config: EngineConfig, sizer: FrameSizer, device: torch.device) -
     _check_adapters(config, sizer)
     _check_lower_tiers(config, sizer.wanted)
     _check_shared_folder(config)
+    _check_bucket(config)
     _check_memory(config, device)
 
 
@@ -131,17 +133,20 @@ def overlaps_loads(config: EngineConfig, device: torch.device) -> bool:
 def _open_disk(config: EngineConfig, layout: str) -> TierStore | None:
     if not config.disk_kv_bytes:
         return None
+    digest = hashlib.sha256(layout.encode()).digest()
     if config.shared_kv_folder is not None:
-        digest = hashlib.sha256(layout.encode()).digest()
         shared = take_slot(config.shared_kv_folder, config.disk_kv_bytes, digest, config.kv_reserve_share)
         shared.start()
         return shared
     if config.kv_folder is None:
         raise InvalidRequest("disk_kv_bytes needs kv_folder: name the folder for KV files.", param="kv_folder")
-    digest = hashlib.sha256(layout.encode()).digest()
     disk = DiskStore(config.kv_folder, config.disk_kv_bytes, digest, reserve_share=config.kv_reserve_share)
     disk.open(_PREDECESSOR_TIMEOUT_S)
-    return disk
+    if config.kv_object_url is None:
+        return disk
+    with_bucket = open_bucket(disk, config.kv_object_url, config.kv_object_bytes, digest)
+    with_bucket.start(LIST_EVERY_S, waits=False)
+    return with_bucket
 
 
 def _check_adapters(config: EngineConfig, sizer: FrameSizer) -> None:
@@ -179,6 +184,21 @@ def _check_shared_folder(config: EngineConfig) -> None:
         raise InvalidRequest(
             "--shared-kv-dir needs a disk tier: give --disk-kv-bytes above 0, or leave it out.", param="shared_kv_dir"
         )
+
+
+def _check_bucket(config: EngineConfig) -> None:
+    """Raises InvalidRequest if KV files are to be in a bucket and cannot be."""
+    if config.kv_object_url is None:
+        return
+    check_bucket_url(config.kv_object_url)
+    reasons = {
+        "--tensor-parallel: each rank keeps a part of each page": config.tensor_parallel > 1,
+        "--shared-kv-dir: engines read each other's pages there already": config.shared_kv_folder is not None,
+        "--disk-kv-bytes 0: files reach the bucket through the disk": not config.disk_kv_bytes,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InvalidRequest(f"--kv-object-url does not work with {reason}. Leave one out.", param="kv_object_url")
 
 
 def _check_memory(config: EngineConfig, device: torch.device) -> None:

@@ -25,7 +25,7 @@ from graftwork.engine.lora.resident_adapter import ResidentAdapter
 from graftwork.engine.messages import DeviceFailed, Message
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.weight_reader import TensorSource, WeightReader
-from graftwork.engine.model.weights import DecoderWeights
+from graftwork.engine.model.weights import DecoderWeights, open_weights
 from graftwork.engine.parallel.adapters import AdapterDivider
 from graftwork.engine.parallel.collectives import Collectives, connect
 from graftwork.engine.parallel.commands import Envelope
@@ -196,7 +196,8 @@ class LeadingRank:
         return MirroredLora(own, self._storage.device_memory, self._workers)
 
     def base(self, weights: DecoderWeights) -> BaseModules:
-        return CheckpointModules(WeightReader(self.config.model), self._settings.model, self._settings.dtype)
+        reader = open_weights(self.config.model, self._settings.model)
+        return CheckpointModules(reader, self._settings.model, self._settings.dtype)
 
     def divide(self, adapter: ResidentAdapter) -> ResidentAdapter:
         return AdapterDivider(self._settings.model, self._rank.size).divide(adapter)
@@ -223,7 +224,8 @@ class LeadingRank:
 
 def connected(own: RunnerParts, ranks: Collectives) -> RunnerParts:
     """Returns the parts of a runner that sums and spreads tensors over `ranks`."""
-    return replace(own, wrap_rows=lambda rows: SummingRowOps(rows, ranks), spread=ranks.broadcast)
+    num_ranks = own.config.tensor_parallel
+    return replace(own, wrap_rows=lambda rows: SummingRowOps(rows, ranks, num_ranks), spread=ranks.broadcast)
 
 
 def check_division(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import RotaryTable
+from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.runner.row_ops import RowOps, TorchRowOps
 from graftwork.platform.errors import InvalidRequest
 
@@ -29,12 +29,14 @@ def build_row_ops(row_kernels: str, model: ModelConfig, cache: KvCache) -> RowOp
 
     Raises InvalidRequest as `choose_row_ops` does.
     """
-    rotary = RotaryTable(model.head_dim, model.rope, model.context_tokens, cache.device)
-    return choose_row_ops(row_kernels, cache.device, cache.dtype)(model, rotary, cache)
+    rotary = RotaryTables.of(model, cache.device)
+    return choose_row_ops(row_kernels, model, cache.device, cache.dtype)(model, rotary, cache)
 
 
-def choose_row_ops(row_kernels: str, device: torch.device, dtype: torch.dtype) -> "type[TorchRowOps | TritonRowOps]":
-    """Returns the class that computes the row operations.
+def choose_row_ops(
+    row_kernels: str, model: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> "type[TorchRowOps | TritonRowOps]":
+    """Returns the class that computes the row operations of a model.
 
     `auto` takes the Triton kernels on CUDA if they work, else plain torch. Raises InvalidRequest if the name is unknown,
     or if it names kernels that do not work on this machine.
@@ -45,7 +47,7 @@ def choose_row_ops(row_kernels: str, device: torch.device, dtype: torch.dtype) -
         )
     if row_kernels == "torch" or (row_kernels == "auto" and device.type != "cuda"):
         return TorchRowOps
-    failure = _why_not_triton(device, dtype)
+    failure = _why_not_triton(model, device, dtype)
     if failure is None:
         from graftwork.engine.runner.triton_row_ops import TritonRowOps
 
@@ -60,10 +62,10 @@ def choose_row_ops(row_kernels: str, device: torch.device, dtype: torch.dtype) -
     return TorchRowOps
 
 
-def _why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Returns why the Triton kernels do not work on a device; None if they do."""
+def _why_not_triton(model: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Returns why the Triton kernels do not work for a model on a device; None if they do."""
     if find_spec("triton") is None:
         return "triton is not installed (the `kernels` extra)"
     from graftwork.engine.runner.row_selftest import why_row_kernels_fail
 
-    return why_row_kernels_fail(device, dtype)
+    return why_row_kernels_fail(device, dtype, model)

@@ -25,7 +25,7 @@ from graftwork.engine.build.ranks import config_from, config_of_rank, connected,
 from graftwork.engine.build.runner import RunnerParts
 from graftwork.engine.build.warm_up import choose_sizes
 from graftwork.engine.core.config import EngineConfig
-from graftwork.engine.model.weight_reader import WeightReader
+from graftwork.engine.model.weights import open_weights
 from graftwork.engine.parallel.collectives import connect
 from graftwork.engine.parallel.commands import Envelope, receive
 from graftwork.engine.parallel.follower import Follower, FollowerAdapters, FollowerPages, RankMemory
@@ -116,7 +116,7 @@ def _parts(config: EngineConfig, rank: Rank, device: torch.device, dtype: torch.
     """Loads this rank's part of the model, and chooses what computes it."""
     whole = read_served_model(config)
     model = model_of_rank(whole, rank.size)
-    weights = load_weights(config, model, device, dtype, RankReader(WeightReader(config.model), whole, rank))
+    weights = load_weights(config, model, device, dtype, RankReader(open_weights(config.model, whole), whole, rank))
     lora, limits = build_lora(config, model, device, dtype), scheduler_limits(config, model, device)
     return RunnerParts(config, model, weights, lora, limits, dtype, lambda: None, samples=False)
 

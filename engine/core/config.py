@@ -55,6 +55,12 @@ class EngineConfig:
     """A folder of KV files that engines share, in place of `kv_folder`: each keeps `disk_kv_bytes` there and reads what
     the others of the same model, dtype and page size have written. None shares nothing.
     """
+    kv_object_url: str | None = None
+    """A bucket to which the files of `kv_folder` are copied, and in which engines of the same model, dtype and page size
+    read what the others have written. None shares nothing.
+    """
+    kv_object_bytes: int = 0
+    """What all engines together keep in the bucket."""
     overlap_loads: bool | None = None
     """Whether a step starts while its KV is still loaded from the host, layer by layer. None means on CUDA only."""
     overlap_steps: bool | None = None

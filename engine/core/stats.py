@@ -55,6 +55,10 @@ def _disk_trouble(kind: str) -> dict[str, Any]:
     return counter("kv_disk_troubles", "Troubles with KV files, by kind.", kind=kind)
 
 
+def _objects(direction: str) -> dict[str, Any]:
+    return counter("kv_object_pages", "KV pages written to the bucket and read from it.", direction=direction)
+
+
 def _memory(owner: str) -> dict[str, Any]:
     return gauge("engine_memory_bytes", "Memory of the engine by owner.", memory="host", owner=owner)
 
@@ -161,6 +165,17 @@ class EngineStats(EngineCounters):
     """Files that were skipped at start: they have another model or layout, or they are no KV files."""
     disk_failures: int = field(default=0, metadata=_disk_trouble("failed_operation"))
     """Operations on KV files that failed in the file system."""
+    object_pages: int = field(default=0, metadata=_pages("object", "owned"))
+    """Pages in the bucket that engines share, as far as this one knows."""
+    object_bytes: int = field(
+        default=0, metadata=gauge("kv_object_bytes", "Bytes in the bucket of KV that engines share.")
+    )
+    object_pages_written: int = field(default=0, metadata=_objects("written"))
+    object_pages_read: int = field(default=0, metadata=_objects("read"))
+    object_failures: int = field(default=0, metadata=_disk_trouble("failed_object"))
+    """Operations on the bucket that failed."""
+    object_dropped_pages: int = field(default=0, metadata=_disk_trouble("dropped_upload"))
+    """Pages that were not written to the bucket, because it has no room or uploads are too slow."""
     lora_pool_bytes: int = field(default=0, metadata=gauge("lora_pool_bytes", "Adapter weights on the device."))
     adapter_loads: int = field(default=0, metadata=counter("adapter_loads", "Adapters loaded to the device."))
     lora_kernel_rows: int = field(default=0, metadata=_lora_rows("kernels"))

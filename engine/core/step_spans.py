@@ -57,3 +57,7 @@ class EngineSpan:
     """Draft tokens that became part of the answer."""
     masks: int = 0
     """Grammar masks filled for the request's tokens."""
+    mask_s: float = 0.0
+    """Seconds that it took to fill them. On a GPU, the device computes meanwhile."""
+    draft_s: float = 0.0
+    """Seconds that it took to find the request's drafts."""

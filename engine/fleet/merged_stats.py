@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 from graftwork.engine.core.stats import EngineDescription, EngineStats
 
-_LARGEST = frozenset({"max_adapters_in_a_step"})
+_LARGEST = frozenset({"max_adapters_in_a_step", "object_pages", "object_bytes"})
 _ANY = frozenset({"fallback_rows", "fallback_attention", "fallback_lora", "fallback_sampler", "fallback_graphs"})
 _MEAN = frozenset({"kv_usage_ratio"})
 

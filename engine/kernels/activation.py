@@ -7,7 +7,7 @@ last fp32 bits. The activation is rounded before it is multiplied by `up`, as to
 from torch's, and then by one rounding.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import triton
@@ -15,9 +15,6 @@ import triton.language as tl
 
 from graftwork.engine.kernels.blocks import rounded
 from graftwork.engine.kernels.launch import Launch
-
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-"""The name of an activation: SiLU, GELU by the error function, or GELU by its approximation with tanh."""
 
 _BLOCK = 1024
 
@@ -28,8 +25,9 @@ def activated(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "gelu":
         y = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
-        # 0.5 * (1 + tanh(z)) is the sigmoid of 2 * z
-        y = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+        # 0.5 * (1 + tanh(z)) is the sigmoid of 2 * z. From 80 on, the exponential is as good as infinite.
+        power = -1.5957691216057308 * (x + 0.044715 * x * x * x)
+        y = tl.where(power < 80.0, x / (1.0 + tl.exp(tl.minimum(power, 80.0))), 0.0)
     else:
         y = x / (1.0 + tl.exp(-x))
     return y
@@ -56,11 +54,11 @@ def activate_kernel(
     tl.store(inner + row * WIDTH + columns, y.to(dtype), mask=mask)
 
 
-def activate_launch(gate_up: torch.Tensor, inner: torch.Tensor, activation: Activation) -> Launch:
+def activate_launch(gate_up: torch.Tensor, inner: torch.Tensor, activation: str) -> Launch:
     """Returns the launch that writes activation(gate) * up to `inner`.
 
     gate_up: [num_rows, 2 * width] with any stride between rows, gates first; inner: [num_rows, width], contiguous, of
-    the same dtype. Raises ValueError if the columns of a row are not adjacent in memory.
+    the same dtype; activation: "silu", "gelu" (by the error function) or "gelu_tanh" (its approximation). Raises ValueError if the columns of a row are not adjacent in memory.
     """
     num_rows, width = inner.shape
     if gate_up.stride(1) != 1 or not inner.is_contiguous():

@@ -1,6 +1,6 @@
 # The bodies of kernels are Triton's language, which mypy cannot see into.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Defines functions that the Triton kernels of several rooms call: sums and maxima of a block, rounding, the RMS norm.
+"""Defines functions that the Triton kernels of several rooms call: sums and maxima of a block, rounding, norms.
 
 tl.sum and tl.max are part of Triton's library, not of its language, so an interpreted copy of a kernel does not have
 them when other kernels of the process are compiled. The functions here are part of the language. They add in a tree
@@ -33,9 +33,24 @@ def rounded(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def scaled_norm(x, mean_square, weight, epsilon, DTYPE: tl.constexpr):
+def scaled_norm(x, mean_square, weight, epsilon, KIND: tl.constexpr, DTYPE: tl.constexpr):
     """Divides x by its root mean square and multiplies it by `weight`. All are fp32.
 
-    Rounds to DTYPE before the multiplication and after it, as transformers does.
+    If KIND is "rms", rounds to DTYPE before the multiplication and after it, as transformers does. Otherwise rounds only
+    after it.
     """
-    return rounded(rounded(x * tl.rsqrt(mean_square + epsilon), DTYPE) * weight, DTYPE)
+    y = x * tl.rsqrt(mean_square + epsilon)
+    if KIND == "rms":
+        y = rounded(y, DTYPE)
+    return rounded(y * weight, DTYPE)
+
+
+@triton.jit
+def normalised(x, weight, mask, epsilon, KIND: tl.constexpr, FEATURES: tl.constexpr, DTYPE: tl.constexpr):
+    """Returns the norm of one row, fp32. KIND is a NormKind: "rms", "rms_rounded_once" or "layer".
+
+    x: fp32 [block], zero beyond FEATURES, where `mask` is False. weight: fp32 [block].
+    """
+    if KIND == "layer":
+        x = tl.where(mask, x - sum_of(x) / FEATURES, 0.0)
+    return scaled_norm(x, sum_of(x * x) / FEATURES, weight, epsilon, KIND, DTYPE)

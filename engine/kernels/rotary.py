@@ -5,8 +5,9 @@
     query = rotate(norm(q))                     to a tensor of its own
     pages[page, offset] = rotate(norm(k)), v    and zeros to the rest of a page that the step begins
 
-One program computes one token and some heads: of the queries, the keys or the values. The half-split form of the rotary
-embedding is used (RoFormer, Su et al. 2021, arXiv 2104.09864), with cosines and sines from a table.
+One program computes one token and some heads: of the queries, the keys or the values. A head is read as pairs of
+features, as they are rotated (RoFormer, Su et al. 2021, arXiv 2104.09864), with cosines and sines from a table. Pairs
+of features that are not rotated get the cosine 1 and the sine 0, which changes no bit.
 
 Rotation has the same bits as torch's: fp32 products and sums are rounded one by one (enable_fp_fusion is off) in
 torch's order. Norms of heads have not always, because squares are summed in another order (see norm.py). Nothing of a
@@ -39,37 +40,51 @@ def find_tail(row_pages, row, page, offset, num_tokens, PAGE_TOKENS: tl.constexp
 
 
 @triton.jit
-def rotated_heads(
-    first, second, weights, cos, sin, mask, epsilon, HAS_NORM: tl.constexpr, DTYPE: tl.constexpr, HEAD_DIM: tl.constexpr
-):
-    """Normalises (if HAS_NORM) and rotates heads. Returns both halves of their features, fp32.
+def paired_features(BLOCK_HALF: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, STEP: tl.constexpr):
+    """Returns the first and the second feature of each pair of a head, [BLOCK_HALF] each.
 
-    first, second: the halves, fp32 [heads, head_dim / 2]. `weights` are the addresses of the norms' weights of the first
-    half. cos, sin: fp32 [1, head_dim / 2].
+    If STEP is 2, pairs are neighbours. Otherwise the two features of a pair are half of the rotated features apart; those
+    that are not rotated are paired in the same way among themselves.
     """
-    if HAS_NORM:
-        mean_square = (sum_of(first * first + second * second, 1) / HEAD_DIM)[:, None]
-        first_weight = tl.load(weights, mask=mask, other=0.0).to(tl.float32)
-        second_weight = tl.load(weights + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
-        first = scaled_norm(first, mean_square, first_weight, epsilon, DTYPE)
-        second = scaled_norm(second, mean_square, second_weight, epsilon, DTYPE)
-    return first * cos - second * sin, second * cos + first * sin
+    pairs = tl.arange(0, BLOCK_HALF)
+    if STEP == 2:
+        first = 2 * pairs
+        second = first + 1
+    elif ROTARY_DIM == HEAD_DIM or ROTARY_DIM == 0:
+        first = pairs
+        second = pairs + HEAD_DIM // 2
+    else:
+        is_rotated = pairs < ROTARY_DIM // 2
+        first = tl.where(is_rotated, pairs, pairs + ROTARY_DIM // 2)
+        second = first + tl.where(is_rotated, ROTARY_DIM // 2, (HEAD_DIM - ROTARY_DIM) // 2)
+    return first, second
 
 
 @triton.jit
-def store_heads(targets, first, second, mask, HEAD_DIM: tl.constexpr):
-    """Stores both halves of heads. `targets` are the addresses of the first half."""
+def normalised_heads(
+    first, second, first_weight, second_weight, epsilon, KIND: tl.constexpr, DTYPE: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    """Normalises heads. first, second: the two features of each pair, and their weights, fp32 [heads, pairs]."""
+    mean_square = (sum_of(first * first + second * second, 1) / HEAD_DIM)[:, None]
+    first = scaled_norm(first, mean_square, first_weight, epsilon, KIND, DTYPE)
+    second = scaled_norm(second, mean_square, second_weight, epsilon, KIND, DTYPE)
+    return first, second
+
+
+@triton.jit
+def store_heads(targets, firsts, seconds, first, second, mask):
+    """Stores both features of each pair. `targets` are the addresses of heads, [heads, 1]."""
     dtype = targets.dtype.element_ty
-    tl.store(targets, first.to(dtype), mask=mask)
-    tl.store(targets + HEAD_DIM // 2, second.to(dtype), mask=mask)
+    tl.store(targets + firsts, first.to(dtype), mask=mask)
+    tl.store(targets + seconds, second.to(dtype), mask=mask)
 
 
 @triton.jit
-def zero_tail(targets, slot_stride, tail, mask, HEAD_DIM: tl.constexpr, PAGE_TOKENS: tl.constexpr):
+def zero_tail(targets, firsts, seconds, slot_stride, tail, mask, PAGE_TOKENS: tl.constexpr):
     """Zeroes some heads of the positions [tail, PAGE_TOKENS) of a page. `targets` are the addresses at position 0."""
-    zeros = tl.full(targets.shape, 0.0, tl.float32)
+    zeros = tl.full(mask.shape, 0.0, tl.float32)
     for position in range(tail, PAGE_TOKENS):
-        store_heads(targets + position * slot_stride, zeros, zeros, mask, HEAD_DIM)
+        store_heads(targets + position * slot_stride, firsts, seconds, zeros, zeros, mask)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -94,6 +109,9 @@ def rotate_and_store_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    NORM_KIND: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    PAIR_STEP: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
@@ -110,33 +128,43 @@ def rotate_and_store_kernel(
     first_head = tl.where(is_query, 0, tl.where(is_value, NUM_HEADS + NUM_KV_HEADS, NUM_HEADS))
 
     heads = (block - first_block) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)  # of the queries, keys or values
-    halves = tl.arange(0, BLOCK_HALF)
-    mask = (heads < head_limit)[:, None] & (halves < HEAD_DIM // 2)[None, :]
-    features = heads[:, None] * HEAD_DIM + halves[None, :]
-    sources = qkv + row.to(tl.int64) * qkv_stride + first_head * HEAD_DIM + features
-    first = tl.load(sources, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(sources + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    pairs = tl.arange(0, BLOCK_HALF)
+    mask = (heads < head_limit)[:, None] & (pairs < HEAD_DIM // 2)[None, :]
+    firsts, seconds = paired_features(BLOCK_HALF, HEAD_DIM, ROTARY_DIM, PAIR_STEP)
+    firsts, seconds = firsts[None, :], seconds[None, :]
+    starts = heads[:, None] * HEAD_DIM
+    sources = qkv + row.to(tl.int64) * qkv_stride + first_head * HEAD_DIM + starts
+    first = tl.load(sources + firsts, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(sources + seconds, mask=mask, other=0.0).to(tl.float32)
     if not is_value:
-        angles = tl.load(positions + row).to(tl.int64) * HEAD_DIM + halves
-        cos = tl.load(cosines + angles, mask=halves < HEAD_DIM // 2, other=0.0)[None, :]
-        sin = tl.load(sines + angles, mask=halves < HEAD_DIM // 2, other=0.0)[None, :]
-        weights = qk_norm + first_head * HEAD_DIM + features
-        first, second = rotated_heads(first, second, weights, cos, sin, mask, epsilon, HAS_NORM, dtype, HEAD_DIM)
+        if HAS_NORM:
+            weights = qk_norm + first_head * HEAD_DIM + starts
+            first_weight = tl.load(weights + firsts, mask=mask, other=0.0).to(tl.float32)
+            second_weight = tl.load(weights + seconds, mask=mask, other=0.0).to(tl.float32)
+            first, second = normalised_heads(
+                first, second, first_weight, second_weight, epsilon, NORM_KIND, dtype, HEAD_DIM
+            )
+        if ROTARY_DIM > 0:
+            angles = tl.load(positions + row).to(tl.int64) * ROTARY_DIM + pairs * PAIR_STEP
+            is_rotated = pairs < ROTARY_DIM // 2
+            cos = tl.load(cosines + angles, mask=is_rotated, other=1.0)[None, :]
+            sin = tl.load(sines + angles, mask=is_rotated, other=0.0)[None, :]
+            first, second = first * cos - second * sin, second * cos + first * sin
     if is_query:
-        targets = query + row.to(tl.int64) * (NUM_HEADS * HEAD_DIM) + features
-        store_heads(targets, first, second, mask, HEAD_DIM)
+        targets = query + row.to(tl.int64) * (NUM_HEADS * HEAD_DIM) + starts
+        store_heads(targets, firsts, seconds, first, second, mask)
         return
 
     page = tl.load(row_pages + row).to(tl.int64)
     offset = tl.load(row_offsets + row).to(tl.int32)
     tail = find_tail(row_pages, row, page, offset, num_tokens, PAGE_TOKENS)
-    slots = page * page_stride + features
+    slots = page * page_stride + starts
     if is_value:
-        store_heads(values + slots + offset * slot_stride, first, second, mask, HEAD_DIM)
-        zero_tail(values + slots, slot_stride, tail, mask, HEAD_DIM, PAGE_TOKENS)
+        store_heads(values + slots + offset * slot_stride, firsts, seconds, first, second, mask)
+        zero_tail(values + slots, firsts, seconds, slot_stride, tail, mask, PAGE_TOKENS)
     else:
-        store_heads(keys + slots + offset * slot_stride, first, second, mask, HEAD_DIM)
-        zero_tail(keys + slots, slot_stride, tail, mask, HEAD_DIM, PAGE_TOKENS)
+        store_heads(keys + slots + offset * slot_stride, firsts, seconds, first, second, mask)
+        zero_tail(keys + slots, firsts, seconds, slot_stride, tail, mask, PAGE_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +185,25 @@ class HeadNorm:
 
     weight: torch.Tensor  # [heads + kv_heads, head_dim]
     epsilon: float
+    kind: str = "rms"
+    """A NormKind: "rms" or "rms_rounded_once"."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryAngles:
+    """The table of a layer's rotary embedding."""
+
+    cosines: torch.Tensor  # fp32 [context, rotated features], contiguous
+    sines: torch.Tensor  # the same
+    is_interleaved: bool = False
+    """Whether the two features of a pair are neighbours."""
 
 
 def rotate_and_store_launch(
     qkv: torch.Tensor,
     query: torch.Tensor,
     kv: tuple[torch.Tensor, torch.Tensor],
-    table: tuple[torch.Tensor, torch.Tensor],
+    table: RotaryAngles | None,
     rows: RowPlaces,
     norm: HeadNorm | None,
 ) -> Launch:
@@ -171,13 +211,14 @@ def rotate_and_store_launch(
 
     qkv: [num_tokens, (heads + 2 * kv_heads) * head_dim] with any stride between rows. query: [num_tokens, heads,
     head_dim], contiguous. kv: the keys and the values of one layer, each [frames, page_tokens, kv_heads, head_dim] with
-    any strides of pages and tokens, the same for both. table: the cosines and the sines, each fp32 [context, head_dim],
-    contiguous. Raises ValueError if the strides do not fit.
+    any strides of pages and tokens, the same for both. A table of None rotates nothing. Raises ValueError if the strides
+    do not fit.
     """
     keys, values = kv
     num_heads, head_dim = query.shape[1:]
     page_tokens, num_kv_heads = keys.shape[1:3]
-    is_dense = query.is_contiguous() and all(part.is_contiguous() for part in table) and qkv.stride(1) == 1
+    angles = () if table is None else (table.cosines, table.sines)
+    is_dense = query.is_contiguous() and all(part.is_contiguous() for part in angles) and qkv.stride(1) == 1
     if not is_dense or keys.stride() != values.stride() or keys.stride()[2:] != (head_dim, 1):
         raise ValueError("query and tables must be contiguous, and so must the heads of a token in qkv and in a page")
     block_heads = min(triton.next_power_of_2(num_kv_heads), 8)
@@ -188,8 +229,8 @@ def rotate_and_store_launch(
         "keys": keys,
         "values": values,
         "qk_norm": qkv if norm is None else norm.weight,
-        "cosines": table[0],
-        "sines": table[1],
+        "cosines": qkv if table is None else table.cosines,
+        "sines": qkv if table is None else table.sines,
         "positions": rows.positions,
         "row_pages": rows.pages,
         "row_offsets": rows.offsets,
@@ -203,6 +244,9 @@ def rotate_and_store_launch(
         "HEAD_DIM": head_dim,
         "PAGE_TOKENS": page_tokens,
         "HAS_NORM": norm is not None,
+        "NORM_KIND": "rms" if norm is None else norm.kind,
+        "ROTARY_DIM": 0 if table is None else table.cosines.shape[1],
+        "PAIR_STEP": 2 if table is not None and table.is_interleaved else 1,
         "BLOCK_HEADS": block_heads,
         "BLOCK_HALF": block_half,
     }

@@ -11,12 +11,15 @@ import torch
 from graftwork.engine.kernels.activation import activate_launch
 from graftwork.engine.kernels.compile_ahead import KernelVariant, variant_of
 from graftwork.engine.kernels.launch import Launch
-from graftwork.engine.kernels.norm import add_norm_launch
-from graftwork.engine.kernels.rotary import HeadNorm, RowPlaces, rotate_and_store_launch
+from graftwork.engine.kernels.norm import NormRules, add_norm_launch, norm_launch
+from graftwork.engine.kernels.rotary import HeadNorm, RotaryAngles, RowPlaces, rotate_and_store_launch
 from graftwork.engine.kernels.take_tokens import take_tokens_launch
 
 _NUM_TOKENS, _NUM_FRAMES, _CONTEXT = 32, 64, 4096
 """Sizes that no variant depends on."""
+
+
+_LLAMA_NORMS = NormRules(1e-5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,15 @@ class ModelShape:
     vocab: int
     dtype: torch.dtype
     page_tokens: int = 16
+    norms: NormRules = _LLAMA_NORMS
+    has_input_norms: bool = True
+    """Whether the inputs of attention and the MLP are normalised."""
+    has_post_norms: bool = False
+    """Whether the outputs of attention and the MLP are normalised."""
+    has_wide_qk_norm: bool = False
+    activation: str = "silu"
+    ropes: tuple[tuple[int, bool] | None, ...] = ((-1, False),)
+    """For each kind of rotary embedding the number of rotated features, -1 for all, and whether pairs are neighbours."""
 
 
 SHAPES = (
@@ -40,12 +52,44 @@ SHAPES = (
     ModelShape("qwen3-32b bf16", 5120, 25600, 64, 8, 128, True, 151936, torch.bfloat16),
     ModelShape("qwen2-0.5b fp16", 896, 4864, 14, 2, 64, False, 151936, torch.float16),
     ModelShape("llama-70b fp32", 8192, 28672, 64, 8, 128, False, 128256, torch.float32),
-    ModelShape("phi-4-mini bf16", 3072, 8192, 24, 8, 96, False, 200064, torch.bfloat16),
+    ModelShape("phi-4-mini bf16", 3072, 8192, 24, 8, 96, False, 200064, torch.bfloat16, ropes=((72, False),)),
+    ModelShape(
+        "gemma-3-12b bf16",
+        *(3840, 15360, 16, 8, 256, True, 262208, torch.bfloat16),
+        norms=NormRules(1e-6, "rms_rounded_once"),
+        has_post_norms=True,
+        activation="gelu_tanh",
+    ),
+    ModelShape(
+        "command-r7b bf16",
+        *(4096, 14336, 32, 8, 128, False, 256000, torch.bfloat16),
+        norms=NormRules(1e-5, "layer"),
+        ropes=((-1, True), None),
+    ),
+    ModelShape(
+        "glm-4-9b bf16",
+        *(4096, 13696, 32, 2, 128, False, 151552, torch.bfloat16),
+        has_post_norms=True,
+        ropes=((64, True),),
+    ),
+    ModelShape(
+        "olmo-2-7b fp32",
+        *(4096, 11008, 32, 32, 128, False, 100352, torch.float32),
+        norms=NormRules(1e-6, "rms_rounded_once"),
+        has_input_norms=False,
+        has_post_norms=True,
+        has_wide_qk_norm=True,
+    ),
+    ModelShape(
+        "granite-3-8b bf16",
+        *(4096, 12800, 32, 8, 128, False, 49155, torch.bfloat16),
+        norms=NormRules(1e-5, scale=0.22),
+    ),
     ModelShape("qwen3-8b fp32", 4096, 12288, 32, 8, 128, True, 151936, torch.float32),
     ModelShape("widest bf16", 16384, 53248, 128, 8, 128, False, 128256, torch.bfloat16),
 )
-"""The models that are compiled. Together they cover every dtype, models with and without norms of heads, head sizes
-that are no powers of two, and the widest hidden states (Llama-3.1-405B).
+"""The models that are compiled. Together they cover every dtype, all kinds and places of norms, all forms of rotation,
+head sizes that are no powers of two, and the widest hidden states (Llama-3.1-405B).
 """
 
 
@@ -70,15 +114,38 @@ def served_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:
     They do not depend on the number of tokens of a step. A step's numbers are int32 if they travel together, and int64
     if another part of the engine does not use Triton.
     """
-    hidden, delta, normed = (_meta(_NUM_TOKENS, shape.hidden, dtype=shape.dtype) for _ in range(3))
-    weight = _meta(shape.hidden, dtype=shape.dtype)
-    yield "norm", add_norm_launch(hidden, None, weight, normed, 1e-5)
-    yield "add", add_norm_launch(hidden, delta, weight, normed, 1e-5)
-    yield "", _rotate_launch(shape, torch.int32)
-    yield "int64", _rotate_launch(shape, torch.int64)
-    yield "silu", activate_launch(*_gates_of(shape), "silu")
+    yield from _norm_launches(shape)
+    for rope in dict.fromkeys(shape.ropes):
+        word = _rope_word(rope)
+        yield word, _rotate_launch(shape, rope, torch.int32)
+        yield f"{word} int64".lstrip(), _rotate_launch(shape, rope, torch.int64)
+    yield shape.activation, activate_launch(*_gates_of(shape), shape.activation)
     token_ids, sources, sampled = (_meta(_NUM_TOKENS, dtype=torch.int32) for _ in range(3))
     yield "", take_tokens_launch(token_ids, sources, sampled)
+
+
+def _norm_launches(shape: ModelShape) -> Iterator[tuple[str, Launch]]:
+    hidden, delta, normed = (_meta(_NUM_TOKENS, shape.hidden, dtype=shape.dtype) for _ in range(3))
+    kept = shape.dtype if shape.norms.kind == "rms" else torch.float32
+    weight = _meta(shape.hidden, dtype=kept)
+    post_weight = weight if shape.has_post_norms else None
+    yield "norm", norm_launch(hidden, weight, normed, shape.norms)
+    if shape.has_input_norms:
+        yield "add", add_norm_launch(hidden, delta, (post_weight, weight), normed, shape.norms)
+    if shape.has_post_norms or shape.norms.scale != 1.0 or not shape.has_input_norms:
+        yield "add alone", add_norm_launch(hidden, delta, (post_weight, None), None, shape.norms)
+    if shape.has_wide_qk_norm:
+        whole = _meta(_NUM_TOKENS, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype=shape.dtype)
+        for name, heads in (("queries", shape.heads), ("keys", shape.kv_heads)):
+            part = whole[:, : heads * shape.head_dim]
+            yield name, norm_launch(part, _meta(part.shape[1], dtype=kept), part, shape.norms)
+
+
+def _rope_word(rope: tuple[int, bool] | None) -> str:
+    if rope is None:
+        return "no rope"
+    share = "" if rope[0] < 0 else f"{rope[0]} rotated"
+    return " ".join([share, *(["interleaved"] if rope[1] else [])]).strip()
 
 
 def _gates_of(shape: ModelShape) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,17 +154,22 @@ def _gates_of(shape: ModelShape) -> tuple[torch.Tensor, torch.Tensor]:
     return gate_up, inner
 
 
-def _rotate_launch(shape: ModelShape, numbers: torch.dtype) -> Launch:
+def _rotate_launch(shape: ModelShape, rope: tuple[int, bool] | None, numbers: torch.dtype) -> Launch:
     num_heads = shape.heads + 2 * shape.kv_heads
     pages = _meta(_NUM_FRAMES, 2, shape.page_tokens, shape.kv_heads, shape.head_dim, dtype=shape.dtype)
-    norm = HeadNorm(_meta(shape.heads + shape.kv_heads, shape.head_dim, dtype=shape.dtype), 1e-6)
+    kept = shape.dtype if shape.norms.kind == "rms" else torch.float32
+    norm = HeadNorm(_meta(shape.heads + shape.kv_heads, shape.head_dim, dtype=kept), 1e-6, shape.norms.kind)
     rows = RowPlaces(*(_meta(_NUM_TOKENS, dtype=numbers) for _ in range(3)))
-    cosines, sines = (_meta(_CONTEXT, shape.head_dim, dtype=torch.float32) for _ in range(2))
+    table = None
+    if rope is not None:
+        rotated = shape.head_dim if rope[0] < 0 else rope[0]
+        cosines, sines = (_meta(_CONTEXT, rotated, dtype=torch.float32) for _ in range(2))
+        table = RotaryAngles(cosines, sines, rope[1])
     return rotate_and_store_launch(
         _meta(_NUM_TOKENS, num_heads * shape.head_dim, dtype=shape.dtype),
         _meta(_NUM_TOKENS, shape.heads, shape.head_dim, dtype=shape.dtype),
         (pages[:, 0], pages[:, 1]),
-        (cosines, sines),
+        table,
         rows,
         norm if shape.has_qk_norm else None,
     )

@@ -1,7 +1,7 @@
 """Describes the model architectures that the engine can serve, as data.
 
-Owns the differences between architectures: sliding windows, biases, norms, and default settings. Never contains code
-for a single architecture.
+Owns the differences between architectures: what a layer computes, which layers have windows and rotary embeddings,
+biases, scales, and default settings. Never contains code for a single architecture.
 """
 
 from collections.abc import Mapping
@@ -9,20 +9,48 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+from graftwork.engine.model.block import LLAMA_BLOCK, BlockSpec, NormKind, NormTensors
+from graftwork.engine.model.rope_config import LLAMA_ROPE, RopeRules
+
+_QKV = ("q_proj", "k_proj", "v_proj")
+_ATTENTION = (*_QKV, "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 class WindowRule(Enum):
     """Says which layers have a sliding window.
 
-    In such a layer a token attends only to the last `sliding_window` tokens.
+    In such a layer a token attends only to the last `sliding_window` tokens. `layer_types` overrides the last three.
     """
 
     NO_LAYER = auto()
     EVERY_LAYER = auto()
+    LATER_LAYERS = auto()
+    """The layers from `max_window_layers` on, if `use_sliding_window` is set."""
+    WITHOUT_ROPE = auto()
+    """The layers that `no_rope_layers` leaves without rotary embedding, if `use_sliding_window` is set."""
+    BY_PATTERN = auto()
+    """All layers but each `sliding_window_pattern`th."""
+
+
+class RopeRule(Enum):
+    """Says which layers have a rotary embedding, and which."""
+
+    EVERY_LAYER = auto()
+    BY_LIST = auto()
+    """The layers with 1 in `no_rope_layers`, or else all but each `no_rope_layer_interval`th."""
+    WINDOWED_LAYERS = auto()
+    """Layers without a window rotate nothing."""
     BY_LAYER_TYPE = auto()
-    """The layers named in `layer_types`, or the layers from `max_window_layers` on if `use_sliding_window` is set."""
+    """Layers with a window have settings of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleSetting:
+    """A number that is a setting of config.json to some power."""
+
+    name: str
+    power: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +59,27 @@ class ModelVariant:
 
     model_type: str
     """The `model_type` that config.json must have; transformers selects the model by it."""
+    block: BlockSpec = LLAMA_BLOCK
     window_rule: WindowRule = WindowRule.NO_LAYER
+    rope_rule: RopeRule = RopeRule.EVERY_LAYER
+    rope: RopeRules = LLAMA_ROPE
     biased_targets: tuple[str, ...] = ()
     """Linear layers that always have a bias."""
     biased_by_setting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By the name of a setting, the linear layers that have a bias if the setting is true."""
     has_qk_norm: bool = False
     """Whether each head of queries and keys is normalised before rotation."""
+    scales: Mapping[str, ScaleSetting] = field(default_factory=dict)
+    """By the name of a field of Scales, the setting that it follows from."""
+    rounds_embedding_scale: bool = False
+    activation_setting: str = "hidden_act"
+    epsilon_setting: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The values that transformers uses for absent settings, besides COMMON_DEFAULTS."""
+    only: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of config.json, and the one value with which they are served."""
+    unused: tuple[str, ...] = ()
+    """Further settings that transformers does not read for this architecture."""
 
 
 COMMON_DEFAULTS: Mapping[str, Any] = {
@@ -48,6 +88,29 @@ COMMON_DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 """The values that transformers uses for absent settings in all architectures."""
+
+_GEMMA_SCALES = {
+    "embedding": ScaleSetting("hidden_size", 0.5),
+    "attention": ScaleSetting("query_pre_attn_scalar", -0.5),
+    "logits_cap": ScaleSetting("final_logit_softcapping"),
+}
+_GEMMA_BLOCK = BlockSpec(
+    norm=NormKind.RMS_ROUNDED_ONCE,
+    norm_offset=1.0,
+    norms=NormTensors(
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+    ),
+)
+_GEMMA_DEFAULTS = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
 
 VARIANTS: Mapping[str, ModelVariant] = {
     "LlamaForCausalLM": ModelVariant(
@@ -62,8 +125,8 @@ VARIANTS: Mapping[str, ModelVariant] = {
     ),
     "Qwen2ForCausalLM": ModelVariant(
         model_type="qwen2",
-        window_rule=WindowRule.BY_LAYER_TYPE,
-        biased_targets=("q_proj", "k_proj", "v_proj"),
+        window_rule=WindowRule.LATER_LAYERS,
+        biased_targets=_QKV,
         defaults={
             "max_position_embeddings": 32_768,
             "num_key_value_heads": 32,
@@ -73,7 +136,7 @@ VARIANTS: Mapping[str, ModelVariant] = {
     ),
     "Qwen3ForCausalLM": ModelVariant(
         model_type="qwen3",
-        window_rule=WindowRule.BY_LAYER_TYPE,
+        window_rule=WindowRule.LATER_LAYERS,
         biased_by_setting={"attention_bias": _ATTENTION},
         has_qk_norm=True,
         defaults={
@@ -82,6 +145,145 @@ VARIANTS: Mapping[str, ModelVariant] = {
             "head_dim": 128,
             "sliding_window": 4096,
             "max_window_layers": 28,
+        },
+    ),
+    "GraniteForCausalLM": ModelVariant(
+        model_type="granite",
+        biased_by_setting={"attention_bias": _ATTENTION, "mlp_bias": _MLP},
+        scales={
+            "embedding": ScaleSetting("embedding_multiplier"),
+            "residual": ScaleSetting("residual_multiplier"),
+            "attention": ScaleSetting("attention_multiplier"),
+            "logits": ScaleSetting("logits_scaling", -1.0),
+        },
+        defaults={
+            "max_position_embeddings": 2048,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+    ),
+    "Olmo2ForCausalLM": ModelVariant(
+        model_type="olmo2",
+        block=BlockSpec(
+            norm=NormKind.RMS_ROUNDED_ONCE,
+            norms=NormTensors(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+            has_wide_qk_norm=True,
+        ),
+        biased_by_setting={"attention_bias": _ATTENTION},
+        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+    ),
+    "SmolLM3ForCausalLM": ModelVariant(
+        model_type="smollm3",
+        window_rule=WindowRule.WITHOUT_ROPE,
+        rope_rule=RopeRule.BY_LIST,
+        biased_by_setting={"attention_bias": _ATTENTION, "mlp_bias": _MLP},
+        defaults={
+            "max_position_embeddings": 32_768,
+            "num_key_value_heads": 4,
+            "rope_theta": 2_000_000.0,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Phi3ForCausalLM": ModelVariant(
+        model_type="phi3",
+        block=BlockSpec(joined_groups=("qkv", "gate_up")),
+        window_rule=WindowRule.EVERY_LAYER,
+        rope=RopeRules(
+            allows_share=True, aliases={"su": "longrope", "yarn": "longrope"}, served=("default", "longrope")
+        ),
+        defaults={
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+        },
+        only={"lm_head_bias": False},
+        unused=("full_attn_mod", "interpolate_factor"),
+    ),
+    "Gemma2ForCausalLM": ModelVariant(
+        model_type="gemma2",
+        block=_GEMMA_BLOCK,
+        window_rule=WindowRule.BY_PATTERN,
+        biased_by_setting={"attention_bias": _ATTENTION},
+        scales=_GEMMA_SCALES | {"attention_cap": ScaleSetting("attn_logit_softcapping")},
+        rounds_embedding_scale=True,
+        activation_setting="hidden_activation",
+        defaults=_GEMMA_DEFAULTS
+        | {
+            "max_position_embeddings": 8192,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "sliding_window_pattern": 2,
+        },
+        only={"use_bidirectional_attention": False},
+    ),
+    "Gemma3ForCausalLM": ModelVariant(
+        model_type="gemma3_text",
+        block=_GEMMA_BLOCK,
+        window_rule=WindowRule.BY_PATTERN,
+        rope_rule=RopeRule.BY_LAYER_TYPE,
+        biased_by_setting={"attention_bias": _ATTENTION},
+        has_qk_norm=True,
+        scales=_GEMMA_SCALES,
+        rounds_embedding_scale=True,
+        activation_setting="hidden_activation",
+        defaults=_GEMMA_DEFAULTS
+        | {
+            "max_position_embeddings": 131_072,
+            "rope_theta": 1_000_000.0,
+            "rope_local_base_freq": 10_000.0,
+            "sliding_window_pattern": 6,
+        },
+        only={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
+        unused=("_sliding_window_pattern",),
+    ),
+    "Cohere2ForCausalLM": ModelVariant(
+        model_type="cohere2",
+        block=BlockSpec(norm=NormKind.LAYER, norms=NormTensors("input_layernorm", None, None, None), is_parallel=True),
+        window_rule=WindowRule.BY_PATTERN,
+        rope_rule=RopeRule.WINDOWED_LAYERS,
+        rope=RopeRules(is_interleaved=True),
+        biased_by_setting={"attention_bias": _ATTENTION},
+        scales={"logits": ScaleSetting("logit_scale")},
+        epsilon_setting="layer_norm_eps",
+        defaults={
+            "max_position_embeddings": 8192,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.0625,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "tie_word_embeddings": True,
+        },
+        only={
+            "use_qk_norm": False,
+            "use_parallel_block": True,
+            "use_gated_activation": True,
+            "position_embedding_type": "rope_gptj",
+            "rotary_pct": 1.0,
+            "order_of_interleaved_layers": "local_attn_first",
+        },
+        unused=("_sliding_window_pattern", "layer_switch", "use_embedding_sharing", "use_parallel_embedding"),
+    ),
+    "Glm4ForCausalLM": ModelVariant(
+        model_type="glm4",
+        block=BlockSpec(
+            norms=NormTensors(
+                "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
+            ),
+            joined_groups=("gate_up",),
+        ),
+        rope=RopeRules(is_interleaved=True, allows_share=True),
+        biased_by_setting={"attention_bias": _QKV},
+        defaults={
+            "max_position_embeddings": 131_072,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 0.00000015625,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
         },
     ),
 }

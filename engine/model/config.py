@@ -6,17 +6,23 @@ setting.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graftwork.engine.model.architectures import COMMON_DEFAULTS, VARIANTS, ModelVariant, WindowRule
-from graftwork.engine.model.rope_config import RopeConfig, read_rope_config
+from graftwork.engine.model.architectures import COMMON_DEFAULTS, VARIANTS, ModelVariant
+from graftwork.engine.model.block import LLAMA_BLOCK, NO_SCALES, Activation, BlockSpec, Scales
+from graftwork.engine.model.layer_kinds import read_kinds, read_ropes, read_windows
+from graftwork.engine.model.rope_config import LongScaling, RopeConfig
+from graftwork.engine.model.settings import positive, refuse_unknown, refused, whole
 from graftwork.platform.errors import InvalidRequest
 
-_ACTIVATIONS = {"silu", "swish"}  # both names mean the same function
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,9 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope: RopeConfig
+    """The epsilon of all norms."""
+    ropes: tuple[RopeConfig | None, ...]
+    """The rotary embedding of each layer; None for a layer that rotates nothing."""
     biased_targets: tuple[str, ...]
     """LoRA targets that have a bias."""
     has_qk_norm: bool
@@ -45,6 +53,21 @@ class ModelConfig:
     context_tokens: int
     eos_token_ids: tuple[int, ...]
     dtype: str
+    block: BlockSpec = LLAMA_BLOCK
+    activation: Activation = Activation.SILU
+    scales: Scales = NO_SCALES
+
+    @property
+    def kv_variant(self) -> str:
+        """Names what besides the files decides the content of KV pages: whether LongRoPE is that of long contexts."""
+        scalings = [rope.scaling for rope in self.ropes if rope is not None]
+        is_long = any(isinstance(one, LongScaling) and one.is_long(self.context_tokens) for one in scalings)
+        return "/long rope" if is_long else ""
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of a query's product with a key."""
+        return self.head_dim**-0.5 if self.scales.attention is None else self.scales.attention
 
     @property
     def kv_width(self) -> int:
@@ -78,36 +101,60 @@ def read_model_config(folder: Path) -> ModelConfig:
     try:
         return _read_model_config(folder)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _refused(f"a setting has a value of the wrong kind ({error}): take the model's own file.") from error
+        raise refused(f"a setting has a value of the wrong kind ({error}): take the model's own file.") from error
 
 
 def _read_model_config(folder: Path) -> ModelConfig:
     found = _read_json(folder / "config.json")
     variant = _variant(found)
+    refuse_unknown(found, variant)
     raw = {**COMMON_DEFAULTS, **variant.defaults, **found}
-    _refuse_unsupported(raw)
-    heads = _whole(raw, "num_attention_heads")
+    _refuse_unsupported(raw, variant)
+    heads = whole(raw, "num_attention_heads")
+    sizes = {
+        name: whole(raw, name)
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+    }
+    kinds = read_kinds(raw, variant.window_rule)
     config = ModelConfig(
-        vocab_size=_whole(raw, "vocab_size"),
-        hidden_size=_whole(raw, "hidden_size"),
-        intermediate_size=_whole(raw, "intermediate_size"),
-        num_layers=_whole(raw, "num_hidden_layers"),
+        vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["hidden_size"],
+        intermediate_size=sizes["intermediate_size"],
+        num_layers=sizes["num_hidden_layers"],
         num_heads=heads,
-        num_kv_heads=heads if raw.get("num_key_value_heads") is None else _whole(raw, "num_key_value_heads"),
-        head_dim=raw["hidden_size"] // heads if raw.get("head_dim") is None else _whole(raw, "head_dim"),
-        rms_norm_eps=float(raw["rms_norm_eps"]),
-        rope=read_rope_config(raw | {"max_position_embeddings": _whole(raw, "max_position_embeddings")}),
+        num_kv_heads=heads if raw.get("num_key_value_heads") is None else whole(raw, "num_key_value_heads"),
+        head_dim=raw["hidden_size"] // heads if raw.get("head_dim") is None else whole(raw, "head_dim"),
+        rms_norm_eps=float(raw[variant.epsilon_setting]),
+        ropes=read_ropes(raw, kinds, variant),
         biased_targets=_biased_targets(raw, variant),
         has_qk_norm=variant.has_qk_norm,
-        windows=_windows(raw, variant.window_rule),
+        windows=read_windows(raw, kinds, variant.window_rule),
         tie_word_embeddings=raw["tie_word_embeddings"],
-        context_tokens=raw["max_position_embeddings"],
+        context_tokens=sizes["max_position_embeddings"],
         eos_token_ids=_eos_token_ids(folder, raw),
         dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+        block=variant.block,
+        activation=_ACTIVATIONS[raw[variant.activation_setting]],
+        scales=_scales(raw, variant),
     )
-    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
-        raise _refused("num_attention_heads must be a multiple of num_key_value_heads, and head_dim even.")
+    _check_heads(config)
     return config
+
+
+def _check_heads(config: ModelConfig) -> None:
+    """Raises InvalidRequest if the heads cannot be grouped or rotated."""
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise refused("num_attention_heads must be a multiple of num_key_value_heads, and head_dim even.")
+    for rope in dict.fromkeys(config.ropes):
+        if rope is None:
+            continue
+        rotated = rope.rotated_features(config.head_dim)
+        if rotated % 2 or not rotated:
+            raise refused(f"partial_rotary_factor {rope.share} rotates {rotated} features: the number must be even.")
+        if isinstance(rope.scaling, LongScaling):
+            lengths = {len(rope.scaling.short_factors), len(rope.scaling.long_factors)}
+            if lengths != {rotated // 2}:
+                raise refused(f"short_factor and long_factor must have {rotated // 2} numbers each.")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -130,67 +177,38 @@ def _variant(found: dict[str, Any]) -> ModelVariant:
     """Returns the architecture that config.json names."""
     architectures = found.get("architectures") or []
     if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in VARIANTS:
-        raise _refused(f"architectures {architectures} is not served; served is one of {', '.join(VARIANTS)}.")
+        raise refused(f"architectures {architectures} is not served; served is one of {', '.join(VARIANTS)}.")
     variant = VARIANTS[architectures[0]]
     model_type = found.get("model_type", variant.model_type)
     if model_type != variant.model_type:
-        raise _refused(f"model_type {model_type!r} does not belong to {architectures[0]}: one of the two is wrong.")
+        raise refused(f"model_type {model_type!r} does not belong to {architectures[0]}: one of the two is wrong.")
     return variant
 
 
-def _refuse_unsupported(raw: dict[str, Any]) -> None:
+def _refuse_unsupported(raw: dict[str, Any], variant: ModelVariant) -> None:
+    activation = raw[variant.activation_setting]
     problems = {
-        f"hidden_act {raw['hidden_act']!r}": raw["hidden_act"] not in _ACTIVATIONS,
+        f"{variant.activation_setting} {activation!r}": activation not in _ACTIVATIONS,
         "is_causal false": raw.get("is_causal", True) is False,
     }
-    problems |= {name: bool(value) for name, value in raw.items() if name.endswith("_config")}
     found = [name for name, applies in problems.items() if applies]
     if found:
-        raise _refused(f"this checkpoint uses what is not served: {'; '.join(found)}.")
+        raise refused(f"this checkpoint uses what is not served: {'; '.join(found)}.")
+
+
+def _scales(raw: dict[str, Any], variant: ModelVariant) -> Scales:
+    """Reads the factors and caps of a model. A cap that is null is none."""
+    found = {
+        field: positive(raw, setting.name) ** setting.power
+        for field, setting in variant.scales.items()
+        if not (field.endswith("_cap") and raw.get(setting.name) is None)
+    }
+    return Scales(**found, rounds_embedding_scale=variant.rounds_embedding_scale)
 
 
 def _biased_targets(raw: dict[str, Any], variant: ModelVariant) -> tuple[str, ...]:
     chosen = (targets for setting, targets in variant.biased_by_setting.items() if raw.get(setting))
     return variant.biased_targets + tuple(target for targets in chosen for target in targets)
-
-
-def _windows(raw: dict[str, Any], rule: WindowRule) -> tuple[int | None, ...]:
-    """Returns the window of each layer; None for a layer whose window is as wide as the context."""
-    window = _window(raw, rule)
-    first = _whole(raw, "max_window_layers", least=0) if rule is WindowRule.BY_LAYER_TYPE else 0
-    derived = [
-        _SLIDING if window is not None and layer >= first else _FULL for layer in range(raw["num_hidden_layers"])
-    ]
-    given = raw.get("layer_types") or derived
-    is_free = rule is WindowRule.BY_LAYER_TYPE and (window is not None or _SLIDING not in given)
-    if len(given) != len(derived) or not set(given) <= {_SLIDING, _FULL} or not (is_free or given == derived):
-        raise _refused(f"layer_types {given} does not fit the other settings, by which it is {derived}.")
-    narrow = window if window is not None and window < raw["max_position_embeddings"] else None
-    return tuple(narrow if kind == _SLIDING else None for kind in given)
-
-
-def _window(raw: dict[str, Any], rule: WindowRule) -> int | None:
-    """Returns the width of the window; None if no layer has one."""
-    is_unused = rule is WindowRule.BY_LAYER_TYPE and not raw.get("use_sliding_window", False)
-    if raw.get("sliding_window") is None or is_unused:
-        return None
-    window = _whole(raw, "sliding_window")
-    if rule is not WindowRule.NO_LAYER:
-        return window
-    if raw.get("use_sliding_window", True) and window < raw["max_position_embeddings"]:
-        raise _refused(f"sliding_window {window} is not served with this architecture, which has none.")
-    return None
-
-
-def _whole(raw: Mapping[str, Any], name: str, least: int = 1) -> int:
-    value = raw.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise _refused(f"{name} must be a whole number of at least {least}, not {value!r}.")
-    return value
-
-
-def _refused(problem: str) -> InvalidRequest:
-    return InvalidRequest(f"config.json: {problem}", param="model")
 
 
 def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
@@ -202,5 +220,5 @@ def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
         return ()
     token_ids = eos if isinstance(eos, list) else [eos]
     if not all(isinstance(token_id, int) for token_id in token_ids):
-        raise _refused(f"eos_token_id must be a token id or a list of them, not {eos!r}.")
+        raise refused(f"eos_token_id must be a token id or a list of them, not {eos!r}.")
     return tuple(token_ids)

@@ -1,22 +1,16 @@
-"""Computes two parts of a decoder layer: linear layers and the rotary position embedding.
+"""Computes the linear layers of a decoder.
 
 Also defines how large a matrix product must be so that the bits of a token's result do not depend on the other tokens.
 
-Owns the weight and the bias of each linear layer, and the table of cosines and sines. A weight is stored as a plain
-matrix, or in blocks if that is faster on this machine. Invariant: results have the same bits in both forms.
-
-The rotary embedding has the half-split form of Hugging Face's Llama (RoFormer, Su et al. 2021, arXiv 2104.09864).
-Frequencies are computed by the same fp32 operations in the same order as in transformers, so their bits are the same.
+Owns the weight and the bias of each linear layer. A weight is stored as a plain matrix, or in blocks if that is faster
+on this machine. Invariant: results have the same bits in both forms.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
-
-from graftwork.engine.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 _TYPICAL_ROWS = 32
 """The number of rows for which oneDNN chooses the blocks. A step may have any number of rows."""
@@ -102,9 +96,9 @@ def _pays(weight: torch.Tensor) -> bool:
     """Returns whether storing a weight in blocks makes products faster.
 
     It does not for fp32, because these products use MKL. torch has blocks only with oneDNN, on CPUs whose bf16 products
-    oneDNN computes.
+    oneDNN computes. A weight without rows, as ranks have in place of an output head, has no blocks.
     """
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not torch._C._has_mkldnn:
+    if not weight.numel() or weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not torch._C._has_mkldnn:
         return False
     return hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -120,82 +114,6 @@ def usual_rows(num_rows: int) -> int:
         if num_rows <= most:
             return -(-num_rows // multiple) * multiple
     return -(-num_rows // 16) * 16
-
-
-class RotaryTable:
-    """Holds the cosines and sines of the rotary embedding in fp32, for every position of the context."""
-
-    def __init__(self, head_dim: int, rope: RopeConfig, context_tokens: int, device: torch.device) -> None:
-        frequencies = rotary_frequencies(head_dim, rope)
-        angles = torch.outer(torch.arange(context_tokens, dtype=torch.float32), frequencies)
-        both = torch.cat([angles, angles], dim=1)  # [context, head_dim]
-        self.cosines = (both.cos() * rope.attention_factor).to(device)  # [context, head_dim]; both halves are equal
-        self.sines = (both.sin() * rope.attention_factor).to(device)  # [context, head_dim]
-
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the cosines and the sines of the given positions.
-
-        positions: [num_tokens]. Each of the two results is [num_tokens, 1, head_dim], so that it broadcasts over heads.
-        """
-        return self.cosines[positions].unsqueeze(1), self.sines[positions].unsqueeze(1)
-
-    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotates queries or keys by their positions' cosines and sines. Computes in fp32.
-
-        x: [num_tokens, heads, head_dim]. The result has the shape and dtype of x.
-        """
-        first, second = x.chunk(2, dim=-1)
-        turned = torch.cat([-second, first], dim=-1)
-        return (x * cos + turned * sin).to(x.dtype)
-
-
-def rotary_frequencies(head_dim: int, rope: RopeConfig) -> torch.Tensor:
-    """Returns the angle, in radians, by which each pair of features is rotated from one position to the next.
-
-    The result is [head_dim / 2] fp32 on the CPU.
-    """
-    wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # in positions / 2 pi
-    frequencies = 1.0 / wavelengths
-    match rope.scaling:
-        case None:
-            return frequencies
-        case LinearScaling(factor):
-            return frequencies / factor
-        case Llama3Scaling() as scaling:
-            return _llama3(frequencies, scaling)
-        case YarnScaling() as scaling:
-            return _yarn(wavelengths, head_dim, rope.theta, scaling)
-
-
-def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    context = scaling.original_context_tokens
-    wavelengths = 2 * math.pi / frequencies  # in positions
-    is_low = wavelengths > context / scaling.low_freq_factor
-    is_high = wavelengths < context / scaling.high_freq_factor
-    smooth = (context / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    between = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
-    return torch.where(is_high, frequencies, torch.where(is_low, frequencies / scaling.factor, between))
-
-
-def _yarn(wavelengths: torch.Tensor, head_dim: int, theta: float, scaling: YarnScaling) -> torch.Tensor:
-    low, high = _yarn_range(head_dim, theta, scaling)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
-    kept = 1 - ramp.clamp(0, 1)
-    return 1.0 / (scaling.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
-
-
-def _yarn_range(head_dim: int, theta: float, scaling: YarnScaling) -> tuple[float, float]:
-    """Returns the ramp's bounds: pairs of features below the first are kept, pairs above the second are divided."""
-
-    def pair_with_rotations(rotations: float) -> float:
-        """Returns the pair of features that makes `rotations` rotations over the original context."""
-        return head_dim * math.log(scaling.original_context_tokens / (rotations * 2 * math.pi)) / (2 * math.log(theta))
-
-    low, high = pair_with_rotations(scaling.beta_fast), pair_with_rotations(scaling.beta_slow)
-    if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    return low, high + 0.001 if low == high else high  # an empty range would divide by zero
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,18 @@ GROUPS = (
 HEAD = ProjectionGroup("head", ("lm_head",))
 
 
+def joined_projections(model: ModelConfig) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Returns the groups that the model's files hold as one tensor: its name, such as `qkv_proj`, and for each of its
+    projections the name and the number of rows.
+    """
+    shapes = model.target_shapes
+    return {
+        f"{group.name}_proj": tuple((target, shapes[target][0]) for target in group.targets)
+        for group in GROUPS
+        if group.name in model.block.joined_groups
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class GroupShape:
     """The numbers of input and output features of the linear layers in one group (layers with the same input)."""

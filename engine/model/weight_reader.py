@@ -1,9 +1,10 @@
 """Reads the safetensors files of a model folder. The files are memory-mapped.
 
-Owns the record of which tensors have been read. A tensor is loaded only when `read` is called for it.
+Owns the record of which tensors have been read. A tensor is loaded only when `read` is called for it. Some checkpoints
+hold several projections as one tensor, such as `qkv_proj`: this reader gives them one by one, under their own names.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,21 @@ class Part:
     end: int
 
 
+Joined = Mapping[str, tuple[tuple[str, int], ...]]
+"""By the name of a joined projection, such as `qkv_proj`: its projections in order, each with its number of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Where a tensor is: in a file, under a name, and there from a row on. `num_rows` is None for a tensor of its own."""
+
+    path: Path
+    name: str
+    start: int = 0
+    num_rows: int | None = None
+    """The rows of the joined tensor."""
+
+
 class TensorSource(Protocol):
     """Gives the tensors of a checkpoint, by name, and remembers which were not read yet. WeightReader implements it."""
 
@@ -41,17 +57,18 @@ class TensorSource(Protocol):
 class WeightReader:
     """Reads single tensors from the weight files of a model folder, by name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, joined: Joined | None = None) -> None:
         """Reads the files' headers. Raises InvalidRequest if a file is missing or is not a whole safetensors file."""
         self._files = weight_files(folder)
-        self._file_by_name: dict[str, Path] = {}
+        self._stored_by_name: dict[str, _Stored] = {}
         for path in self._files:
             with _open(path) as tensors:
-                self._file_by_name.update(dict.fromkeys(tensors.keys(), path))
-        self._unread = set(self._file_by_name)
+                for name in sorted(tensors.keys()):
+                    self._stored_by_name.update(_places(path, name, joined or {}))
+        self._unread = set(self._stored_by_name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_by_name
+        return name in self._stored_by_name
 
     @property
     def unread(self) -> frozenset[str]:
@@ -63,30 +80,48 @@ class WeightReader:
 
         `shape` is the shape of the whole tensor. Raises InvalidRequest if the tensor is missing, has another shape, or has the dtype of a quantised model.
         """
-        path = self._file_by_name.get(name)
-        if path is None:
+        place = self._stored_by_name.get(name)
+        if place is None:
             raise InvalidRequest(f"The checkpoint has no tensor {name!r}.", param="model")
-        with _open(path) as tensors:
-            stored = tuple(tensors.get_slice(name).get_shape())
-            if stored != shape:
-                raise InvalidRequest(f"Tensor {name!r} has shape {stored}, not {shape}.", param="model")
-            tensor = _read(tensors, name, part)
+        whole = shape if place.num_rows is None else (place.num_rows, *shape[1:])
+        with _open(place.path) as tensors:
+            stored = tuple(tensors.get_slice(place.name).get_shape())
+            if stored != whole:
+                raise InvalidRequest(f"Tensor {place.name!r} has shape {stored}, not {whole}.", param="model")
+            tensor = _read(tensors, place, shape, part)
         if tensor.dtype not in _DTYPES:
             raise InvalidRequest(
-                f"Tensor {name!r} is of {tensor.dtype}, which is not served: float32, bfloat16 and float16 are.",
+                f"Tensor {place.name!r} is of {tensor.dtype}, which is not served: float32, bfloat16 and float16 are.",
                 param="model",
             )
         self._unread.discard(name)
         return tensor
 
 
-def _read(tensors: Any, name: str, part: Part | None) -> torch.Tensor:
+def _places(path: Path, name: str, joined: Joined) -> Iterator[tuple[str, _Stored]]:
+    """Yields the tensors that a stored tensor holds, by name."""
+    prefix, _, last = name.rpartition(".")
+    parent, _, module = prefix.rpartition(".")
+    if module not in joined:
+        yield name, _Stored(path, name)
+        return
+    start, num_rows = 0, sum(rows for _, rows in joined[module])
+    for target, rows in joined[module]:
+        yield f"{parent}.{target}.{last}", _Stored(path, name, start, num_rows)
+        start += rows
+
+
+def _read(tensors: Any, place: _Stored, shape: tuple[int, ...], part: Part | None) -> torch.Tensor:
+    """Reads a tensor of `shape`, or `part` of it."""
     tensor: torch.Tensor
-    if part is None:
-        tensor = tensors.get_tensor(name)
-    else:
-        before = (slice(None),) * part.dim
-        tensor = tensors.get_slice(name)[(*before, slice(part.start, part.end))]
+    if part is None and place.num_rows is None:
+        tensor = tensors.get_tensor(place.name)
+        return tensor
+    bounds = [(0, size) for size in shape]
+    if part is not None:
+        bounds[part.dim] = (part.start, part.end)
+    bounds[0] = (place.start + bounds[0][0], place.start + bounds[0][1])
+    tensor = tensors.get_slice(place.name)[tuple(slice(*one) for one in bounds)]
     return tensor
 
 

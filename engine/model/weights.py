@@ -5,27 +5,41 @@ tensor in the folder: a tensor that the model does not use is an error.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from graftwork.engine.model.block import NormKind
 from graftwork.engine.model.config import ModelConfig
 from graftwork.engine.model.layers import Linear
-from graftwork.engine.model.projections import GROUPS, HEAD_LAYER
-from graftwork.engine.model.weight_reader import TensorSource
+from graftwork.engine.model.projections import GROUPS, HEAD_LAYER, joined_projections
+from graftwork.engine.model.weight_reader import TensorSource, WeightReader
 from graftwork.platform.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one decoder layer. Linear layers with the same input, such as q, k and v, are joined into one."""
+    """The weights of one decoder layer. Linear layers with the same input, such as q, k and v, are joined into one.
 
-    attention_norm: torch.Tensor  # [hidden]
+    A norm is None if the layer has none in its place (see block.py). Norms are of the model's dtype or fp32, by NormKind.
+    """
+
+    attention_norm: torch.Tensor | None  # [hidden], of attention's input
     qkv: Linear  # [query + 2 * kv_width, hidden]
     qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim]: a row for each query head, then each key head
     output: Linear  # [hidden, query]
-    mlp_norm: torch.Tensor  # [hidden]
+    mlp_norm: torch.Tensor | None  # [hidden], of the MLP's input
     gate_up: Linear  # [2 * intermediate, hidden]
     down: Linear  # [hidden, intermediate]
+    attention_post_norm: torch.Tensor | None = None  # [hidden], of attention's output
+    mlp_post_norm: torch.Tensor | None = None  # [hidden], of the MLP's output
+    wide_qk_norm: tuple[torch.Tensor, torch.Tensor] | None = None  # [query] and [kv_width]
+
+    @property
+    def norms(self) -> tuple[torch.Tensor, ...]:
+        """All norms of the layer."""
+        found = (self.attention_norm, self.qk_norm, self.mlp_norm, self.attention_post_norm, self.mlp_post_norm)
+        return (*(norm for norm in found if norm is not None), *(self.wide_qk_norm or ()))
 
     def group(self, name: str) -> Linear:
         """Returns one joined linear layer by its name: "qkv", "o", "gate_up" or "down"."""
@@ -67,9 +81,7 @@ class DecoderWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes of all weights. A head that shares the embedding's memory does not count twice."""
-        tensors = [self.embedding, self.norm]
-        for layer in self.layers:
-            tensors += [layer.attention_norm, layer.mlp_norm, *([] if layer.qk_norm is None else [layer.qk_norm])]
+        tensors = [self.embedding, self.norm, *(norm for layer in self.layers for norm in layer.norms)]
         linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         linears += [] if self.head.shares(self.embedding) else [self.head]
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in linears)
@@ -83,6 +95,11 @@ class DecoderWeights:
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 linear.pack()
         self.head.pack()
+
+
+def open_weights(folder: Path, config: ModelConfig) -> WeightReader:
+    """Opens the weight files of a model. `config` is the whole model. Raises InvalidRequest as WeightReader does."""
+    return WeightReader(folder, joined_projections(config))
 
 
 def load_decoder_weights(
@@ -99,7 +116,7 @@ def load_decoder_weights(
         embedding=embedding,
         layers=tuple(tensors.layer(index) for index in range(config.num_layers)),
         target_shapes=config.target_shapes,
-        norm=tensors.read("model.norm.weight", config.hidden_size),
+        norm=tensors.norm("model.norm", config.hidden_size),
         head=Linear(tensors.head(embedding)),
     )
     _refuse_leftovers(reader)
@@ -129,24 +146,42 @@ class _TensorReader:
         biases = [self.read(f"{prefix}.{target}.bias", shape[0]) for target, shape in zip(targets, shapes, strict=True)]
         return Linear(torch.cat(weights), torch.cat(biases))
 
+    def norm(self, name: str, size: int) -> torch.Tensor:
+        """Reads the weights of one norm. They are fp32 if the norm rounds only once."""
+        weight = self.reader.read(f"{name}.weight", (size,))
+        block = self.config.block
+        if block.norm is not NormKind.RMS:
+            return (weight.float() + block.norm_offset).to(self.device)
+        return weight.to(self.device, self.dtype)
+
     def layer(self, index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"
-        attention, mlp, hidden = f"{prefix}.self_attn", f"{prefix}.mlp", self.config.hidden_size
+        attention, mlp, block = f"{prefix}.self_attn", f"{prefix}.mlp", self.config.block
+
+        def norm(name: str | None) -> torch.Tensor | None:
+            return None if name is None else self.norm(f"{prefix}.{name}", self.config.hidden_size)
+
         return LayerWeights(
-            attention_norm=self.read(f"{prefix}.input_layernorm.weight", hidden),
+            attention_norm=norm(block.norms.before_attention),
             qkv=self.fused(attention, "q_proj", "k_proj", "v_proj"),
             qk_norm=self.qk_norm(attention) if self.config.has_qk_norm else None,
             output=self.fused(attention, "o_proj"),
-            mlp_norm=self.read(f"{prefix}.post_attention_layernorm.weight", hidden),
+            mlp_norm=norm(block.norms.before_mlp),
             gate_up=self.fused(mlp, "gate_proj", "up_proj"),
             down=self.fused(mlp, "down_proj"),
+            attention_post_norm=norm(block.norms.after_attention),
+            mlp_post_norm=norm(block.norms.after_mlp),
+            wide_qk_norm=self.wide_qk_norm(attention) if block.has_wide_qk_norm else None,
         )
 
     def qk_norm(self, prefix: str) -> torch.Tensor:
         config = self.config
-        query = self.read(f"{prefix}.q_norm.weight", config.head_dim)
-        key = self.read(f"{prefix}.k_norm.weight", config.head_dim)
+        query, key = (self.norm(f"{prefix}.{name}", config.head_dim) for name in ("q_norm", "k_norm"))
         return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])
+
+    def wide_qk_norm(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
+        query = self.norm(f"{prefix}.q_norm", self.config.num_heads * self.config.head_dim)
+        return query, self.norm(f"{prefix}.k_norm", self.config.kv_width)
 
     def head(self, embedding: torch.Tensor) -> torch.Tensor:
         """Returns the output head.

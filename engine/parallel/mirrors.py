@@ -10,7 +10,7 @@ from itertools import count
 from threading import Lock
 
 from graftwork.engine.core.prefix_keys import PageKey
-from graftwork.engine.kv.disk.index import DiskCounters
+from graftwork.engine.kv.disk.index import DiskCounters, ObjectFigures
 from graftwork.engine.kv.disk.shared import TierStore
 from graftwork.engine.kv.transfer.copier import PageCopier
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory
@@ -105,6 +105,10 @@ class MirroredDisk:
             foreign=own.foreign + sum(one.foreign for one in others),
             failed=own.failed + sum(one.failed for one in others),
         )
+
+    @property
+    def objects(self) -> ObjectFigures:
+        return self._own.objects
 
     def holds(self, key: PageKey) -> bool:
         return self._own.holds(key)

@@ -15,6 +15,7 @@ from graftwork.engine.parallel.ranks import Rank, part_of
 
 _HEAD = "lm_head.weight"
 _PROJECTION = re.compile(r"model\.layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj)\.(weight|bias)")
+_WIDE_NORM = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_norm\.weight")
 _BLOCK_BY_TARGET = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn")
 
 
@@ -43,7 +44,7 @@ class RankReader:
             return self._reader.read(name, shape, Part(0, 0, 0))
         found = _PROJECTION.fullmatch(name)
         if found is None:
-            return self._reader.read(name, shape)
+            return self._read_norm(name, shape)
         target, kind = found.groups()
         part = part_of(target, self._model, self._rank)
         whole = self._model.target_shapes[target]
@@ -53,6 +54,14 @@ class RankReader:
             return self._reader.read(name, whole[:1], part)
         bias = self._reader.read(name, whole[:1])
         return bias if self._rank.leads else torch.zeros_like(bias)
+
+    def _read_norm(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Reads a tensor that is whole on each rank, or the rank's part of a norm over all queries or keys."""
+        found = _WIDE_NORM.fullmatch(name)
+        if found is None or not self._model.block.has_wide_qk_norm:
+            return self._reader.read(name, shape)
+        target = f"{found[1]}_proj"
+        return self._reader.read(name, self._model.target_shapes[target][:1], part_of(target, self._model, self._rank))
 
 
 class CheckpointModules:

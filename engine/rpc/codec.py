@@ -9,6 +9,7 @@ WARNING: every other message lists the fields of its dataclass in engine.proto; 
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, fields
+from functools import cache
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -213,6 +214,8 @@ def _span_from_wire(span: wire.Span) -> EngineSpan:
         drafted=span.drafted,
         accepted=span.accepted,
         masks=span.masks,
+        mask_s=span.mask_s,
+        draft_s=span.draft_s,
     )
 
 
@@ -307,7 +310,7 @@ def load_from_wire(message: wire.Progress | wire.StepOutput) -> EngineLoad:
 
 
 def _known_from_json(kind: type[T], text: str) -> T:
-    known = {field.name for field in fields(kind)}
+    known = _types_of_fields(kind)
     return from_json(kind, {name: value for name, value in json.loads(text).items() if name in known})
 
 
@@ -356,11 +359,17 @@ def from_json(kind: type[T], found: dict[str, Any]) -> T:
 
     Raises ValueError for a field that the class does not have.
     """
-    kinds = {field.name: field.type for field in fields(kind)}
+    kinds = _types_of_fields(kind)
     unknown = found.keys() - kinds.keys()
     if unknown:
         raise ValueError(f"{kind.__name__} has no field {min(unknown)!r}")
     return kind(**{name: float(value) if kinds[name] is float else _frozen(value) for name, value in found.items()})
+
+
+@cache
+def _types_of_fields(kind: type[HasFields]) -> dict[str, Any]:
+    """Returns the types of a dataclass's fields by their names. Each engine sends its load ten times a second."""
+    return {field.name: field.type for field in fields(kind)}
 
 
 def _frozen(value: Any) -> Any:

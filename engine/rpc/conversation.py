@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from graftwork.engine.core.client import ENGINE_UNAVAILABLE
-from graftwork.engine.core.events import EngineEvent
+from graftwork.engine.core.events import EngineEvent, StepsTraced, TokensGenerated
 from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.rpc import codec
@@ -224,8 +224,11 @@ class Conversation:
         inbox = self._inboxes.get(output.request_id)
         if inbox is None:
             return 0
-        inbox.put(codec.event_from_wire(output))
-        return 1 if output.HasField("tokens") or output.HasField("traced") else _END_WORK
+        event = codec.event_from_wire(output)
+        inbox.put(event)
+        if isinstance(event, TokensGenerated):
+            return 1
+        return 0 if isinstance(event, StepsTraced) else _END_WORK  # a trace's reader has just been woken by its tokens
 
 
 async def _until_end(call: Any, beside: OutputReader) -> None:

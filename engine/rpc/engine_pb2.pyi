@@ -129,7 +129,7 @@ class Traced(_message.Message):
     def __init__(self, run: _Optional[int] = ..., sent_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class Span(_message.Message):
-    __slots__ = ("name", "start_s", "duration_s", "steps", "busy_s", "tokens", "batch_requests", "batch_tokens", "drafted", "accepted", "masks")
+    __slots__ = ("name", "start_s", "duration_s", "steps", "busy_s", "tokens", "batch_requests", "batch_tokens", "drafted", "accepted", "masks", "mask_s", "draft_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     START_S_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,8 @@ class Span(_message.Message):
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     MASKS_FIELD_NUMBER: _ClassVar[int]
+    MASK_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     start_s: float
     duration_s: float
@@ -152,7 +154,9 @@ class Span(_message.Message):
     drafted: int
     accepted: int
     masks: int
-    def __init__(self, name: _Optional[str] = ..., start_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., busy_s: _Optional[float] = ..., tokens: _Optional[int] = ..., batch_requests: _Optional[float] = ..., batch_tokens: _Optional[float] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., masks: _Optional[int] = ...) -> None: ...
+    mask_s: float
+    draft_s: float
+    def __init__(self, name: _Optional[str] = ..., start_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., busy_s: _Optional[float] = ..., tokens: _Optional[int] = ..., batch_requests: _Optional[float] = ..., batch_tokens: _Optional[float] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., masks: _Optional[int] = ..., mask_s: _Optional[float] = ..., draft_s: _Optional[float] = ...) -> None: ...
 
 class Scored(_message.Message):
     __slots__ = ("logprobs",)

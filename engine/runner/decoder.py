@@ -39,6 +39,9 @@ class Decoder:
         self.weights = weights
         self.rows = rows
         self._on_layer = on_layer
+        self._is_parallel = config.block.is_parallel
+        self._embedding_scale = _embedding_scale(config, weights.embedding.dtype)
+        self._changes_logits = config.scales.logits != 1.0 or config.scales.logits_cap is not None
 
     def hidden(self, batch: BatchTensors, attention: StepAttention, lora: StepLora) -> torch.Tensor:
         """Computes the forward pass up to the last layer. Returns the hidden states: [num_tokens, hidden].
@@ -48,15 +51,19 @@ class Decoder:
         rows, layers = self.rows, self.weights.layers
         hidden = functional.embedding(batch.token_ids, self.weights.embedding)  # [num_tokens, hidden]
         lora.change_embedding(hidden, batch.token_ids)
+        if self._embedding_scale is not None:
+            hidden *= self._embedding_scale
         step = _Step(rows.plan(batch), attention, lora)
-        x = rows.norm(hidden, layers[0].attention_norm)
+        first = layers[0].attention_norm
+        x = hidden if first is None else rows.norm(hidden, first)
         for index, layer in enumerate(layers):
             self._on_layer()
-            hidden, x = rows.add_norm(hidden, self._attention(x, layer, index, step), layer.mlp_norm)
-            delta = self._mlp(x, layer, index, lora)
+            delta = self._attention(x, layer, index, step)
+            hidden, after = rows.add_norm(hidden, delta, layer.mlp_norm, layer.attention_post_norm)
+            delta = self._mlp(x if self._is_parallel else after, layer, index, lora)
             if index + 1 < len(layers):
-                hidden, x = rows.add_norm(hidden, delta, layers[index + 1].attention_norm)
-        return rows.add(hidden, delta)
+                hidden, x = rows.add_norm(hidden, delta, layers[index + 1].attention_norm, layer.mlp_post_norm)
+        return rows.add(hidden, delta, layers[-1].mlp_post_norm)
 
     def logits(self, hidden: torch.Tensor, lora: StepLora | None) -> torch.Tensor:
         """Returns the logits of some rows of `hidden`: [num_rows, vocab] in the model's dtype.
@@ -67,11 +74,22 @@ class Decoder:
         logits = self.weights.head(last)
         if lora is not None:
             lora.change_logits(logits, last)
+        return self._scaled(logits) if self._changes_logits else logits
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Returns logits with the model's factor and cap."""
+        scales = self.config.scales
+        if scales.logits != 1.0:
+            logits = logits * scales.logits
+        if scales.logits_cap is not None:
+            logits = torch.tanh(logits / scales.logits_cap) * scales.logits_cap
         return logits
 
     def _attention(self, x: torch.Tensor, layer: LayerWeights, index: int, step: _Step) -> torch.Tensor:
         qkv = layer.qkv(x)  # [num_tokens, query + 2 * kv_width]
         step.lora.add_deltas(qkv, x, index, "qkv")
+        if layer.wide_qk_norm is not None:
+            self.rows.norm_wide(qkv, layer.wide_qk_norm)
         query = step.rows.rotate_and_store(qkv, index, layer.qk_norm)  # [num_tokens, heads, head_dim]
         mixed = step.attention.attend(index, query)  # [num_tokens, query]
         output = layer.output(mixed)
@@ -85,3 +103,11 @@ class Decoder:
         output = layer.down(inner)
         lora.add_deltas(output, inner, index, "down")
         return output
+
+
+def _embedding_scale(config: ModelConfig, dtype: torch.dtype) -> float | None:
+    """Returns the factor of the embeddings; None for 1."""
+    scale = config.scales.embedding
+    if config.scales.rounds_embedding_scale:
+        scale = float(torch.tensor(scale).to(dtype))
+    return None if scale == 1.0 else scale

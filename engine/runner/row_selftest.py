@@ -1,20 +1,23 @@
 """Tries the row kernels on a device at start: TritonRowOps against TorchRowOps, on one small step.
 
-The step has a prompt that begins two pages, and a row that continues a page. So every kernel runs, with and without
-norms of heads.
+The step has a prompt that begins two pages, and a row that continues a page. So every kernel runs, in the forms that the
+served model has: its kind of norms, its activation and its forms of rotation, with and without norms of heads.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
 from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
+from graftwork.engine.model.block import NormKind
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import BatchInvariance, RotaryTable
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.rope_config import RopeConfig
+from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.row_ops import RowOps, TorchRowOps
 from graftwork.engine.runner.triton_row_ops import TritonRowOps
@@ -32,7 +35,7 @@ _MODEL = ModelConfig(
     num_kv_heads=2,
     head_dim=16,
     rms_norm_eps=1e-5,
-    rope=RopeConfig(theta=10_000.0, scaling=None, attention_factor=1.0),
+    ropes=(RopeConfig(theta=10_000.0, scaling=None, attention_factor=1.0),),
     biased_targets=(),
     has_qk_norm=True,
     windows=(None,),
@@ -43,11 +46,14 @@ _MODEL = ModelConfig(
 )
 
 
-def why_row_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Returns why the row kernels cannot be used on a device; None if their results are those of torch."""
+def why_row_kernels_fail(device: torch.device, dtype: torch.dtype, served: ModelConfig = _MODEL) -> str | None:
+    """Returns why the row kernels cannot be used on a device for the served model; None if their results are those of
+    torch.
+    """
+    model = _small(served)
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            plain, kernels = (_results(kind, device, dtype) for kind in (TorchRowOps, TritonRowOps))
+            plain, kernels = (_results(kind, model, device, dtype) for kind in (TorchRowOps, TritonRowOps))
     except Exception as error:  # noqa: BLE001 - compilers, drivers and linkers each fail in a way of their own
         first_line = next(iter(str(error).strip().splitlines()), "no message")
         return f"{type(error).__name__}: {first_line}"
@@ -57,16 +63,33 @@ def why_row_kernels_fail(device: torch.device, dtype: torch.dtype) -> str | None
     return f"results differ from plain torch by {error_of_all:.3g}, of the largest"
 
 
+def _small(served: ModelConfig) -> ModelConfig:
+    """Returns a small model with the norms, the activation and the rotations of the served one."""
+    forms = [
+        rope and RopeConfig(rope.theta, share=rope.share, is_interleaved=rope.is_interleaved) for rope in served.ropes
+    ]
+    ropes = tuple(dict.fromkeys(forms))
+    return replace(
+        _MODEL,
+        num_layers=len(ropes),
+        windows=(None,) * len(ropes),
+        ropes=ropes,
+        block=served.block,
+        activation=served.activation,
+        scales=replace(_MODEL.scales, residual=served.scales.residual),
+    )
+
+
 def _results(
-    kind: type[TorchRowOps] | type[TritonRowOps], device: torch.device, dtype: torch.dtype
+    kind: type[TorchRowOps] | type[TritonRowOps], model: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Sequence[torch.Tensor]:
     """Returns the results of all row operations of one small step, and the pages that it has written."""
-    memory = DeviceMemory(_NUM_FRAMES, bytes_per_page(_MODEL, _PAGE_TOKENS, dtype), device)
-    cache = KvCache(_MODEL, memory, _PAGE_TOKENS, dtype)
-    for part in cache.layer(0):
-        part[:_NUM_FRAMES] = 1.0
-    rotary = RotaryTable(_MODEL.head_dim, _MODEL.rope, _MODEL.context_tokens, device)
-    rows: RowOps = kind(_MODEL, rotary, cache)
+    memory = DeviceMemory(_NUM_FRAMES, bytes_per_page(model, _PAGE_TOKENS, dtype), device)
+    cache = KvCache(model, memory, _PAGE_TOKENS, dtype)
+    for layer in range(model.num_layers):
+        for part in cache.layer(layer):
+            part[:_NUM_FRAMES] = 1.0
+    rows: RowOps = kind(model, RotaryTables.of(model, device), cache)
     builder = BatchBuilder(_PAGE_TOKENS, memory.null_frame, device, BatchInvariance(1, 1))
     prompt = RequestSlice(RequestId("prompt"), (0,) * 7, 0, (PageId(3), PageId(0)), (), ())
     row = RequestSlice(RequestId("row"), (0,), 5, (PageId(4), PageId(1)), (), ())
@@ -77,13 +100,20 @@ def _results(
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
+    kept = dtype if model.block.norm is NormKind.RMS else torch.float32
     num_tokens = len(batch.token_ids)
-    hidden, x = rows.add_norm(noise(num_tokens, 80), noise(num_tokens, 80), noise(80))
+    hidden, x = rows.add_norm(noise(num_tokens, 80), noise(num_tokens, 80), noise(80).to(kept), noise(80).to(kept))
     step = rows.plan(batch)
-    results = [hidden, x, rows.norm(hidden, noise(80)), rows.activate(noise(num_tokens, 96))]
-    for qk_norm in (noise(8, 16), None):
-        results.append(step.rotate_and_store(noise(num_tokens, 160), 0, qk_norm))
-        results += [part[:_NUM_FRAMES].clone() for part in cache.layer(0)]
+    results = [hidden, x, rows.norm(hidden, noise(80).to(kept)), rows.activate(noise(num_tokens, 96))]
+    results.append(rows.add(noise(num_tokens, 80), noise(num_tokens, 80)))
+    whole = noise(num_tokens, 160)
+    rows.norm_wide(whole, (noise(96).to(kept), noise(32).to(kept)))
+    results.append(whole)
+    for layer in range(model.num_layers):
+        has_qk_norm = model.block.norm is not NormKind.LAYER
+        for qk_norm in (noise(8, 16).to(kept), None) if has_qk_norm else (None,):
+            results.append(step.rotate_and_store(noise(num_tokens, 160), layer, qk_norm))
+            results += [part[:_NUM_FRAMES].clone() for part in cache.layer(layer)]
     return results
 
 

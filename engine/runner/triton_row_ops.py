@@ -4,66 +4,96 @@ The kernels and what is exact in them are described in engine/kernels: norm.py, 
 where TorchRowOps rounds.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from graftwork.engine.kernels.activation import activate_launch
-from graftwork.engine.kernels.norm import add_norm_launch
-from graftwork.engine.kernels.rotary import HeadNorm, RowPlaces, rotate_and_store_launch
+from graftwork.engine.kernels.norm import NormRules, add_norm_launch, norm_launch
+from graftwork.engine.kernels.rotary import HeadNorm, RotaryAngles, RowPlaces, rotate_and_store_launch
 from graftwork.engine.kv.transfer.device_memory import KvCache
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import RotaryTable
+from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.runner.input_batch import BatchTensors
+from graftwork.engine.runner.row_ops import norm_wide
 
 
 class TritonRowOps:
     """Computes the row operations by Triton kernels."""
 
-    def __init__(self, config: ModelConfig, rotary: RotaryTable, cache: KvCache) -> None:
+    def __init__(self, config: ModelConfig, rotary: RotaryTables, cache: KvCache) -> None:
         self._config = config
-        self._rotary = rotary
+        self._angles = [
+            None if table is None else RotaryAngles(table.cosines, table.sines, table.is_interleaved)
+            for table in rotary.by_layer
+        ]
         self._cache = cache
+        self._rules = NormRules(config.rms_norm_eps, config.block.norm.value, config.scales.residual)
+        self._activation = config.activation.value
 
     def plan(self, batch: BatchTensors) -> "TritonStepRows":
         if self._cache.device.type == "cuda":
             torch.cuda.set_device(self._cache.device)  # Triton launches on the thread's current device
         rows = RowPlaces(batch.positions, batch.row_pages, batch.row_offsets)
-        return TritonStepRows(self._config, self._rotary, self._cache, rows)
+        return TritonStepRows(self._config, self._angles, self._cache, rows)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        add_norm_launch(x, None, weight, normed, self._config.rms_norm_eps).run()
+        norm_launch(x, weight, normed, self._rules).run()
         return normed
 
-    def add_norm(
-        self, hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
-        add_norm_launch(hidden, delta, weight, normed, self._config.rms_norm_eps).run()
-        return hidden, normed
+    def norm_wide(
+        self,
+        qkv: torch.Tensor,
+        weights: tuple[torch.Tensor, torch.Tensor],
+        average: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        if average is not None:
+            norm_wide(qkv, weights, self._rules.epsilon, average)
+            return
+        start = 0
+        for weight in weights:
+            part = qkv[:, start : start + len(weight)]
+            norm_launch(part, weight, part, self._rules).run()
+            start += len(weight)
 
-    def add(self, hidden: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        return hidden + delta
+    def add_norm(
+        self,
+        hidden: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor | None,
+        post_weight: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        normed = None if weight is None else torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
+        add_norm_launch(hidden, delta, (post_weight, weight), normed, self._rules).run()
+        return hidden, hidden if normed is None else normed
+
+    def add(self, hidden: torch.Tensor, delta: torch.Tensor, post_weight: torch.Tensor | None = None) -> torch.Tensor:
+        if post_weight is None and self._rules.scale == 1.0:
+            return hidden + delta
+        return self.add_norm(hidden, delta, None, post_weight)[0]
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         num_tokens, width = gate_up.shape
         inner = torch.empty((num_tokens, width // 2), dtype=gate_up.dtype, device=gate_up.device)
-        activate_launch(gate_up, inner, "silu").run()
+        activate_launch(gate_up, inner, self._activation).run()
         return inner
 
 
 class TritonStepRows:
     """Rotates the rows of one step and writes their KV, by one kernel."""
 
-    def __init__(self, config: ModelConfig, rotary: RotaryTable, cache: KvCache, rows: RowPlaces) -> None:
+    def __init__(self, config: ModelConfig, angles: list[RotaryAngles | None], cache: KvCache, rows: RowPlaces) -> None:
+        """`angles` are the tables of the layers."""
         self._config = config
-        self._table = (rotary.cosines, rotary.sines)
+        self._angles = angles
         self._cache = cache
         self._rows = rows
 
     def rotate_and_store(self, qkv: torch.Tensor, layer: int, qk_norm: torch.Tensor | None) -> torch.Tensor:
         config = self._config
         query = torch.empty((len(qkv), config.num_heads, config.head_dim), dtype=qkv.dtype, device=qkv.device)
-        norm = None if qk_norm is None else HeadNorm(qk_norm, config.rms_norm_eps)
+        norm = None if qk_norm is None else HeadNorm(qk_norm, config.rms_norm_eps, config.block.norm.value)
         self._cache.gates.wait(layer)
-        rotate_and_store_launch(qkv, query, self._cache.layer(layer), self._table, self._rows, norm).run()
+        rotate_and_store_launch(qkv, query, self._cache.layer(layer), self._angles[layer], self._rows, norm).run()
         return query

@@ -23,6 +23,7 @@ from graftwork.engine.scheduler.speculator import Speculator
 from graftwork.engine.scheduler.step_time import StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.validation import SchedulerLimits
+from graftwork.engine.step_recorder import NO_RECORDER, StepRecorder
 from graftwork.platform.ids import RequestId
 
 
@@ -136,9 +137,10 @@ class StepPlanner:
 class StepBuilder:
     """Makes the slice of a request: the part of a step that belongs to this request."""
 
-    def __init__(self, page_tokens: int, grammars: GrammarProvider) -> None:
+    def __init__(self, page_tokens: int, grammars: GrammarProvider, recorder: StepRecorder = NO_RECORDER) -> None:
         self._page_tokens = page_tokens
         self._grammars = grammars
+        self._recorder = recorder
 
     def slice(self, state: RequestState, num_tokens: int, drafted: tuple[int, ...]) -> RequestSlice:
         """Returns the slice of a request, which is the request's part of a step.
@@ -164,6 +166,7 @@ class StepBuilder:
 
     def _sample_spec(self, state: RequestState, drafted: tuple[int, ...]) -> SampleSpec:
         banned = state.banned_token_ids(len(drafted))
+        mask = self._grammars.row(state.request_id, banned, drafted, state.num_tokens_in_flight)
         return SampleSpec(
             params=state.request.sampling,
             seed=state.seed,
@@ -171,5 +174,5 @@ class StepBuilder:
             banned_token_ids=banned,
             history=state.updated_history(),
             draft_token_ids=drafted,
-            mask=self._grammars.row(state.request_id, banned, drafted, state.num_tokens_in_flight),
+            mask=self._recorder.mask_of(state.request, mask),
         )

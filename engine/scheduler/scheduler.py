@@ -90,7 +90,7 @@ class Scheduler:
         self.step_times = StepTimes(clock, limits.target_itl_s, limits.page_tokens, limits.max_batch_tokens)
         self.deadlines = DeadlineAdmission(limits, self.requests, kv_cache, self.step_times, clock)
         self.speculator, self.counters = speculator or no_drafts(clock), EngineCounters()
-        builder = StepBuilder(limits.page_tokens, grammars)
+        builder = StepBuilder(limits.page_tokens, grammars, recorder)
         parts = (self._steps, self._page_grower, builder, self.speculator, self.step_times, self._flex)
         self._planner = StepPlanner(limits, self._running, self._waiting, *parts)
 

@@ -18,6 +18,7 @@ from graftwork.engine.speculative.draft_budget import DraftBackoff, StepCost, bu
 from graftwork.engine.speculative.lookup import NGRAM_LENGTHS, AnswerCache, AnswerLookup, PromptLookup
 from graftwork.engine.speculative.prediction import PredictionFollower
 from graftwork.engine.speculative.request_drafts import NO_DRAFT, AcceptanceRates, DraftCounts, RequestDrafts
+from graftwork.engine.step_recorder import NO_RECORDER, StepRecorder
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -55,11 +56,15 @@ class Speculator:
         limits: DraftLimits,
         clock: Clock,
         constraint_of: Callable[[RequestState], DraftConstraint | None] = lambda state: None,
+        recorder: StepRecorder = NO_RECORDER,
     ) -> None:
-        """`constraint_of` returns the limits that a request's grammar sets for its drafts; None without a grammar."""
+        """`constraint_of` returns the limits that a request's grammar sets for its drafts; None without a grammar.
+        `recorder` is told how long the drafts of traced requests took.
+        """
         self._limits = limits
         self._clock = clock
         self._constraint_of = constraint_of
+        self._recorder = recorder
         self._rates = AcceptanceRates()
         self.cost = StepCost()
         """Estimates the duration of a step from its number of rows (the tokens that it computes)."""
@@ -94,7 +99,7 @@ class Speculator:
         began_at = self._clock.monotonic()
         asked = [(state, self._drafts_of(state)) for state in known]
         most = self._limits.max_draft_tokens
-        survivals = [drafts.propose(min(most, state.max_draft_tokens())) for state, drafts in asked]
+        survivals = [self._propose(state, drafts, min(most, state.max_draft_tokens())) for state, drafts in asked]
         budget = budget_drafts(survivals, self.cost.seconds, spare_rows, only_certain=only_certain)
         took = self._clock.monotonic() - began_at
         self._backoff.record(len(states), budget.gain, took / self.cost.seconds(len(states)))
@@ -103,6 +108,14 @@ class Speculator:
             for (state, drafts), length in zip(asked, budget.lengths, strict=True)
             if length
         }
+
+    def _propose(self, state: RequestState, drafts: RequestDrafts, most: int) -> list[float]:
+        if not state.request.traced:
+            return drafts.propose(most)
+        began_at = self._clock.monotonic()
+        found = drafts.propose(most)
+        self._recorder.drafted(state.request_id, self._clock.monotonic() - began_at)
+        return found
 
     def may_draft(self, num_requests: int) -> bool:
         """Returns whether the next step, if it generates tokens for `num_requests` requests, would verify drafts if there

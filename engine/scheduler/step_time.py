@@ -178,6 +178,10 @@ _PROMPT_SHARE = 0.25
 """The least time for prompts in a step, as a fraction of the time of its other parts. So prompts advance also where the
 target cannot be met, because decoding alone takes that long.
 """
+_END_SHARE = 0.25
+"""By this fraction of the target a step may take longer if it then ends a prompt: a step of its own for a few tokens more
+would cost all requests a step's fixed time.
+"""
 
 
 class PromptRoom:
@@ -186,13 +190,18 @@ class PromptRoom:
     One page always fits, so that the first prompt advances in every step.
     """
 
-    def __init__(self, costs: StepCosts, rows: int, target_s: float, page_tokens: int) -> None:
-        """`rows` is the number of decoding rows of the step. `target_s` is its longest duration in seconds."""
+    def __init__(
+        self, costs: StepCosts, rows: int, target_s: float, page_tokens: int, *, end_share: float = 0.0
+    ) -> None:
+        """`rows` is the number of decoding rows of the step. `target_s` is its longest duration in seconds. With the end of
+        a prompt it may take longer, by `end_share` of that.
+        """
         self._token_s, self._attended_s = costs.token_s, costs.attended_s
         self._page_tokens = page_tokens
         self._tokens = costs.most_prompt_tokens
         decoding_s = costs.seconds(StepLoad(rows))
         self._seconds = max(target_s - decoding_s, _PROMPT_SHARE * decoding_s)
+        self._end_s = end_share * target_s
         self._is_first = True
 
     def take(self, start: int, wanted: int) -> int:
@@ -203,6 +212,8 @@ class PromptRoom:
         fitting = min(self._tokens, self._tokens_in(self._seconds, start))
         if self._is_first:
             fitting = max(fitting, self._page_tokens)
+        if 0 < fitting < wanted <= min(self._tokens, self._tokens_in(self._seconds + self._end_s, start)):
+            fitting = wanted
         if fitting < min(wanted, self._page_tokens):
             return 0
         taken = min(wanted, fitting)
@@ -296,7 +307,7 @@ class StepTimes:
         """Returns the room for prompts in a step with `rows` decoding rows; None if there is no limit."""
         if self._target_s is None or not rows or not self.costs.is_known:
             return None
-        return PromptRoom(self.costs, rows, self._target_s, self._page_tokens)
+        return PromptRoom(self.costs, rows, self._target_s, self._page_tokens, end_share=_END_SHARE)
 
     def prompt_tokens_beside(self, rows: int) -> int:
         """Returns how many prompt tokens a step can compute beside `rows` decoding rows, at least 1."""

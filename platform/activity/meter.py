@@ -14,6 +14,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from graftwork.platform.activity.outcomes import Outcomes, VersionOutcomes
 from graftwork.platform.activity.windows import WindowCounts, bucket_of, percentile
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import SessionId, TenantId
@@ -110,6 +111,8 @@ class ActivityMeter:
     def __init__(self, clock: Clock, objectives: Mapping[str, Objective] | None = None) -> None:
         """`objectives` are the service tiers' objectives, for the burn rates of tenants."""
         self.clock = clock
+        self.outcomes = VersionOutcomes()
+        """How the requests of watched adapter versions end."""
         self._objectives = objectives or {}
         self._tenants: _Table[TenantId, Activity] = _Table()
         self._adapters: _Table[tuple[TenantId, str], Activity] = _Table()
@@ -134,7 +137,8 @@ class ActivityMeter:
         if owner.adapter is not None:
             parties.append(self._adapter(owner.tenant_id, owner.adapter))
         session = None if owner.session_id is None else self._session(owner)
-        return RequestWatch(self, parties, session, tier)
+        outcomes = () if owner.adapter is None else self.outcomes.of((owner.tenant_id, owner.adapter))
+        return RequestWatch(self, parties, session, tier, outcomes)
 
     def refuse(self, tenant_id: TenantId, code: str) -> None:
         """Records a request that was refused before it went to the engine. `code` is that of its error."""
@@ -211,18 +215,25 @@ class RequestWatch:
         "_itl",
         "_meter",
         "_num_tokens",
+        "_outcomes",
         "_parties",
         "_session",
         "_tier",
     )
 
     def __init__(
-        self, meter: ActivityMeter, parties: list[Activity], session: SessionActivity | None, tier: str
+        self,
+        meter: ActivityMeter,
+        parties: list[Activity],
+        session: SessionActivity | None,
+        tier: str,
+        outcomes: tuple[Outcomes, ...] = (),
     ) -> None:
         self._meter = meter
         self._parties = parties
         self._session = session
         self._tier = tier
+        self._outcomes = outcomes
         self._is_admitted = self._is_over = False
         self._num_tokens = 0
         """Tokens that the counts of the tenant do not have yet."""
@@ -255,6 +266,8 @@ class RequestWatch:
         for party in self._parties:
             party.counts.add(("ttft", bucket_of(seconds)), now)
         self._meter.judge(self._parties[0], self._tier, "ttft", seconds, now)
+        for outcomes in self._outcomes:
+            outcomes.note_first_token(seconds)
         self._num_tokens += num_tokens
         self._count_tokens(now)
 
@@ -281,6 +294,8 @@ class RequestWatch:
         if not self._is_admitted:
             tenant.counts.add("refused", now)
         tenant.counts.add(("failed" if self._is_admitted else "refused", code), now)
+        for outcomes in self._outcomes:
+            outcomes.note_failure(by_server=by_server)
 
     def end(self) -> None:
         """Records that the request is over. A second call changes nothing."""
@@ -296,6 +311,8 @@ class RequestWatch:
             self._leave(party, unix)
         if self._session is not None:
             self._leave(self._session, unix)
+        for outcomes in self._outcomes:
+            outcomes.requests += 1
 
     def _leave(self, party: Activity | SessionActivity, unix: float) -> None:
         party.active_at = unix

@@ -1,6 +1,6 @@
 """Defines the JSON answers of the routes under `/v1/adapters`."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic needs the class of typing_extensions
 
@@ -27,6 +27,19 @@ AliasTarget = VersionTarget | WeightedTarget
 """The target of an alias. The SDK returns it as plain JSON."""
 
 
+class Provenance(TypedDict):
+    """Where a version comes from, as whoever pushed it says."""
+
+    pushed_by: str | None
+    """The id of the API key that pushed it."""
+    run: str | None
+    """The training run."""
+    parent: str | None
+    """The version from which it was trained, such as `support@3`."""
+    data_digest: str | None
+    """The digest of the training data."""
+
+
 class AdapterVersion(Answer):
     """One version of an adapter. Its weights never change. `digest` is a hash that identifies the weights."""
 
@@ -36,7 +49,13 @@ class AdapterVersion(Answer):
     target_modules: tuple[str, ...]
     size_bytes: int
     status: str
+    """`ready`, or `deleted` while the version can be restored."""
+    held: bool
+    """Whether the adapter's plain name passes this version over, because it was pushed without being promoted."""
     created_at: int
+    base: str
+    """The fingerprint of the base model for which the version was made."""
+    provenance: Provenance
 
 
 class Adapter(Answer):
@@ -48,6 +67,11 @@ class Adapter(Answer):
     created_at: int
     versions: tuple[AdapterVersion, ...]
     aliases: dict[str, AliasTarget]
+    tags: tuple[str, ...]
+    defaults: dict[str, Any]
+    """What requests have unless they say otherwise: `system`, `sampling`, `response_format`, `tools`."""
+    deleted_versions: tuple[AdapterVersion, ...]
+    """The versions that were deleted and can be restored. No request gets them."""
 
     @property
     def newest(self) -> AdapterVersion | None:
@@ -65,6 +89,74 @@ class AliasChange(Answer):
     alias: str
     target: AliasTarget | None
     previous: AliasTarget | None
+
+
+class AliasEvent(Answer):
+    """One change in the history of an alias."""
+
+    id: str
+    """The number of the change among those of the alias."""
+    object: Literal["adapter.alias_event"] = "adapter.alias_event"
+    target: AliasTarget | None
+    """The new target, or null if the alias was removed."""
+    reason: str
+    """`set`, `removed` or `rollback`, or what a roll-out did."""
+    actor: str
+    """The id of the API key that made the change, or the operator."""
+    at: int
+
+
+class RolloutStep(TypedDict):
+    """A step of a roll-out."""
+
+    weight: float
+    """The share of the new version in percent, above 0 and below 100."""
+    seconds: float
+    """How long the step lasts at least."""
+
+
+class RolloutLimits(TypedDict):
+    """By how much a new version may be worse than the stable one. Null sets no limit."""
+
+    min_requests: int
+    error_rate: float | None
+    refusal_rate: float | None
+    first_token_ratio: float | None
+
+
+class VersionFigures(TypedDict):
+    """What all gateways have counted of one version in the present step of a roll-out."""
+
+    requests: int
+    errors: int
+    refusals: int
+    first_token_s: float | None
+    """The median of the seconds to the first token."""
+
+
+class Rollout(Answer):
+    """A roll-out: a new version that takes over an alias step by step, or is rolled back."""
+
+    id: str
+    object: Literal["adapter.rollout"] = "adapter.rollout"
+    adapter: str
+    alias: str
+    version: int
+    stable: int
+    """The version that the alias led to before."""
+    steps: tuple[RolloutStep, ...]
+    limits: RolloutLimits
+    state: str
+    """`running`, `completed`, `rolled_back` or `cancelled`."""
+    step: int
+    """The index of the step that runs, or that ran last."""
+    step_began_at: int
+    created_at: int
+    ended_at: int | None
+    reason: str | None
+    """Why the roll-out was rolled back or cancelled."""
+    figures: dict[str, VersionFigures]
+    """The figures of the present step, by version number."""
 
 
 class AdapterDeleted(Answer):

@@ -44,8 +44,7 @@ class TenantErasure(Answer):
 class TenantKey(Answer):
     """An API key of a tenant.
 
-    `key` is the whole key, including its secret. Only the answer that creates the key, or gives it a new secret, has
-    this field.
+    `key` is the whole key, including its secret. Only the answer that creates the key has this field.
     """
 
     id: str
@@ -55,11 +54,17 @@ class TenantKey(Answer):
     redacted: str
     """A short form of the key that is safe to show."""
     scopes: tuple[str, ...]
+    adapters: tuple[str, ...] | None
+    """The models that the key may name, without versions and aliases. Null means all."""
+    allowed_ips: tuple[str, ...] | None
+    """The networks from which the key may be used. Null means all."""
     created_at: int
     expires_at: float | None
     revoked_at: float | None
     last_used_at: float | None
     """The time of the last use, in unix seconds. The real last use may be up to one minute later."""
+    replaced_by: str | None
+    """The id of the key that a rotation has made instead of this one. This one ends at `expires_at`."""
     key: str | None = absent()
 
 

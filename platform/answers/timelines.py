@@ -45,6 +45,10 @@ class EngineSpan(Answer):
     """Draft tokens that became part of the answer."""
     masks: int | None = absent()
     """Grammar masks filled."""
+    mask_ms: float | None = absent()
+    """How long it took to fill them. On a GPU, the device computes meanwhile."""
+    draft_ms: float | None = absent()
+    """How long it took to find the drafts."""
 
 
 class EngineRun(Answer):
@@ -78,7 +82,7 @@ class GenerationTimeline(Answer):
     drafted_tokens: int
     accepted_tokens: int
     detokenise_ms: float | None = absent()
-    """How long it took to turn tokens into text and calls, by every eighth call; of a traced request, as `engines`."""
+    """How long it took to turn tokens into text and calls, by every sixteenth call; of a traced request, as `engines`."""
     detokenise_calls: int | None = absent()
     engines: tuple[EngineRun, ...] = ()
 
@@ -117,7 +121,7 @@ class Timeline(Answer):
     generations: tuple[GenerationTimeline, ...]
     """The answers, at most 16."""
     write_ms: float | None = absent()
-    """How long writes of a stream took, with waits for a slow client, by every eighth write; of a traced request."""
+    """How long writes of a stream took, with waits for a slow client, by every sixteenth write; of a traced request."""
     writes: int | None = absent()
 
 

@@ -59,6 +59,11 @@ class GatewayLease:
         """Deletes the rows of gateways that died long ago."""
         await repository.forget_silent(session, _FORGOTTEN_AFTER_LEASES * self.lease_s, self.clock)
 
+    async def count_alive(self, database: Database) -> int:
+        """Returns how many gateways run, this one included."""
+        async with database.read() as session:
+            return max(1, await repository.count_alive(session, self.lease_s, self.clock))
+
     async def end(self, database: Database) -> None:
         """Gives the lease back, so that others need not wait for its end."""
         async with database.write() as session:

@@ -1,6 +1,6 @@
 """Contains the SQL statements over the gateways that run. Never commits: the caller that opened the session does."""
 
-from sqlalchemy import ColumnElement, Float, cast, delete, exists, func, literal
+from sqlalchemy import ColumnElement, Float, cast, delete, exists, func, literal, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -36,6 +36,12 @@ async def forget_others(session: WriteSession, prefix: str, gateway_id: str) -> 
 async def forget_silent(session: WriteSession, silent_s: float, clock: Clock | None) -> None:
     """Deletes the rows of the gateways that were not seen for more than `silent_s` seconds."""
     await session.execute(delete(GatewayRow).where(GatewayRow.seen_at < database_now(session, clock) - silent_s))
+
+
+async def count_alive(session: ReadSession, lease_s: float, clock: Clock | None) -> int:
+    """Returns how many gateways were seen in the last `lease_s` seconds."""
+    alive = GatewayRow.seen_at > database_now(session, clock) - lease_s
+    return int((await session.execute(select(func.count()).select_from(GatewayRow).where(alive))).scalar_one())
 
 
 def is_alive(

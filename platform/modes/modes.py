@@ -62,10 +62,9 @@ class ModeSwitch:
 
     async def refresh(self) -> DegradedModes:
         """Reads the modes from the database, applies them, and returns them."""
-        async with self._database.read() as session:
-            row = await repository.find_modes(session)
-        if row is not None:
-            self.current = DegradedModes(row.max_output_tokens, row.suspend_drafts, row.refuse_flex, row.changed_at)
+        found = await self._database.read_few(repository.find_modes)
+        if found is not None:
+            self.current = DegradedModes(*found)
         return self.current
 
     async def set(self, modes: DegradedModes, *, actor: str = "admin") -> DegradedModes:

@@ -6,15 +6,24 @@ from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.modes.tables import ModesRow, TraceSwitchRow
 
 _ONLY_ROW = "all"
+_MODES = ModesRow.__table__
+_ALL_MODES = select(
+    _MODES.c.max_output_tokens, _MODES.c.suspend_drafts, _MODES.c.refuse_flex, _MODES.c.changed_at
+).where(_MODES.c.id == _ONLY_ROW)
 _SWITCHES = TraceSwitchRow.__table__
 _ALL_SWITCHES = select(_SWITCHES.c.target, _SWITCHES.c.token_ids, _SWITCHES.c.changed_at).order_by(
     _SWITCHES.c.changed_at, _SWITCHES.c.target
 )
 
 
-async def find_modes(session: ReadSession) -> ModesRow | None:
-    """Returns the row of the modes, or None if none were ever set."""
-    return await session.get(ModesRow, _ONLY_ROW)
+async def find_modes(session: ReadSession) -> tuple[int | None, bool, bool, float] | None:
+    """Returns the columns of the modes: `max_output_tokens`, `suspend_drafts`, `refuse_flex` and `changed_at`. None if
+    none were ever set.
+
+    Every gateway asks this twice a second, so the statement is built once and selects columns.
+    """
+    row = (await session.execute(_ALL_MODES)).one_or_none()
+    return None if row is None else (row.max_output_tokens, row.suspend_drafts, row.refuse_flex, row.changed_at)
 
 
 async def put_modes(

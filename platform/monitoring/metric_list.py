@@ -76,6 +76,10 @@ METRICS = (
     MetricSpec("vllm:kv_cache_usage_perc", "gauge", "Share of KV pages in use, 0 to 1.", (), "percentunit"),
     MetricSpec("graftwork_kv_pages", "gauge", "KV pages by tier and state.", ("state", "tier")),
     MetricSpec("graftwork_kv_disk_troubles", "counter", "Troubles with KV files, by kind.", ("kind",)),
+    MetricSpec("graftwork_kv_object_bytes", "gauge", "Bytes in the bucket of KV that engines share.", (), "bytes"),
+    MetricSpec(
+        "graftwork_kv_object_pages", "counter", "KV pages written to the bucket and read from it.", ("direction",)
+    ),
     MetricSpec(
         "graftwork_engine_memory_bytes", "gauge", "Memory of the engine by owner.", ("memory", "owner"), "bytes"
     ),

@@ -107,6 +107,11 @@ _MEMORY = Row(
             "percentunit",
         ),
         Panel("Preemptions a second", (Query("sum(rate(graftwork_preemptions_total[5m]))", "preemptions"),)),
+        Panel("KV in the bucket", (Query("max(graftwork_kv_object_bytes)", "bytes"),), "bytes"),
+        Panel(
+            "KV pages to and from the bucket a second",
+            (Query("sum by (direction) (rate(graftwork_kv_object_pages_total[5m]))", "{{direction}}"),),
+        ),
         Panel(
             "Troubles of KV files a second",
             (Query("sum by (kind) (rate(graftwork_kv_disk_troubles_total[5m]))", "{{kind}}"),),

@@ -10,6 +10,8 @@ from graftwork.platform.prices.price_list import PriceList
 from graftwork.platform.prices.rates import Rates
 from graftwork.platform.prices.tables import PriceListRow
 
+_COUNT = select(func.count()).select_from(PriceListRow)
+
 
 async def add_price_list(session: WriteSession, prices: PriceList) -> None:
     session.add(
@@ -27,7 +29,8 @@ async def add_price_list(session: WriteSession, prices: PriceList) -> None:
 
 
 async def count_price_lists(session: ReadSession) -> int:
-    return int(await session.scalar(select(func.count()).select_from(PriceListRow)) or 0)
+    """Returns how many price lists there are. Every gateway asks this twice a second, so the statement is built once."""
+    return int((await session.execute(_COUNT)).scalar_one())
 
 
 async def find_price_lists(session: ReadSession, price_ids: Collection[str] | None = None) -> list[PriceList]:

@@ -156,11 +156,21 @@ class LocalQuotaKeeper:
         if waits:
             limit, wait = max(waits.items(), key=_longest)
             raise limit_exceeded(quota, limit, wait, window.standing(now))
-        entry_id = new_id("rsv")
-        window.add(entry_id, now, estimated_tokens, answers)
+        reservation = self._add(window, quota, estimated_tokens, answers)
+        await self._budget.check(tenant_id, quota, window.held_tokens, reservation)
+        return reservation
+
+    def note(self, tenant_id: TenantId, quota: Quota, tokens: int, answers: int) -> LocalReservation:
+        """Counts a request that another keeper has admitted, whatever the limits are."""
+        window = self._window_by_tenant.setdefault(tenant_id, _TenantWindow())
+        window.drop_old(self._clock.monotonic())
+        return self._add(window, quota, tokens, answers)
+
+    def _add(self, window: _TenantWindow, quota: Quota, tokens: int, answers: int) -> LocalReservation:
+        entry_id, now = new_id("rsv"), self._clock.monotonic()
+        window.add(entry_id, now, tokens, answers)
         reservation = LocalReservation(entry_id, window, quota, window.standing(now))
         self._reservations[entry_id] = reservation
-        await self._budget.check(tenant_id, quota, window.held_tokens, reservation)
         return reservation
 
     async def keep_alive(self) -> None:

@@ -20,6 +20,7 @@ from graftwork.platform.ids import TenantId
 from graftwork.platform.quotas.local_quotas import LocalQuotaKeeper
 from graftwork.platform.quotas.quota import Quota, TokenLedger
 from graftwork.platform.quotas.redis_quotas import RedisQuotaKeeper
+from graftwork.platform.quotas.shared_quotas import CountGateways, SharedQuotaKeeper
 
 __all__ = ["LocalQuotaKeeper", "Quota", "QuotaKeeper", "RedisQuotaKeeper", "Reservation", "open_quotas"]
 
@@ -79,10 +80,12 @@ class QuotaKeeper(Protocol):
         ...
 
 
-async def open_quotas(redis_url: str | None, clock: Clock, ledger: TokenLedger, lease_s: float) -> QuotaKeeper:
+async def open_quotas(
+    redis_url: str | None, clock: Clock, ledger: TokenLedger, lease_s: float, count_gateways: CountGateways
+) -> QuotaKeeper:
     """Returns the quota keeper that counts in the Redis at `redis_url`, or in this process for None.
 
-    Raises InvalidRequest for a wrong address of Redis, and Unavailable if Redis does not answer.
+    `count_gateways` returns how many gateways run: their parts of the limits hold while Redis does not answer. Raises InvalidRequest for a wrong address of Redis, and Unavailable if Redis does not answer.
     """
     if redis_url is None:
         return LocalQuotaKeeper(clock, ledger)
@@ -92,4 +95,4 @@ async def open_quotas(redis_url: str | None, clock: Clock, ledger: TokenLedger, 
     except Unavailable:
         await keeper.close()
         raise
-    return keeper
+    return SharedQuotaKeeper(keeper, LocalQuotaKeeper(clock, ledger), count_gateways)

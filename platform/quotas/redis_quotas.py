@@ -29,6 +29,8 @@ from graftwork.platform.quotas.quota import WINDOW_S, MonthlyBudget, Quota, Stan
 
 LEASE_S = 30.0
 ANSWER_WITHIN_S = 5.0
+LIMITS_UNAVAILABLE = "limits_unavailable"
+"""The code of the error when Redis does not answer."""
 
 _KEY_NAMES = ("log", "tokens", "running", "held", "sums", "answers", "ended")
 _MAX_CONNECTIONS = 32
@@ -87,7 +89,7 @@ def _redis_errors() -> Iterator[None]:
         yield
     except RedisError as error:
         message = "The limits cannot be checked at present; send the request again shortly."
-        raise Unavailable(message, code="limits_unavailable", retry_after_s=1.0) from error
+        raise Unavailable(message, code=LIMITS_UNAVAILABLE, retry_after_s=1.0) from error
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -121,6 +123,8 @@ class _Leases:
         """By id. A reservation that nobody refers to any more will never be ended, so its lease is not renewed."""
         self._unconfirmed: OrderedDict[str, _Command] = OrderedDict()
         """By reservation, oldest first: the command that ends it."""
+        self.is_silent = False
+        """Whether Redis is known not to answer. Then ends are only kept, so that no request waits for it."""
 
     def begin(self, reservation: RedisReservation) -> None:
         self._running[reservation.entry_id] = reservation
@@ -133,6 +137,8 @@ class _Leases:
         if self._running.pop(reservation.entry_id, None) is None:
             return
         self._remember(reservation.entry_id, command)
+        if self.is_silent:
+            return
         try:
             await self._script(command)
         except Unavailable:
@@ -197,8 +203,16 @@ class RedisQuotaKeeper:
         except (RedisError, OSError) as error:
             raise Unavailable(
                 f"Redis cannot be used ({error}): start it, correct --redis-url, or leave it out.",
-                code="limits_unavailable",
+                code=LIMITS_UNAVAILABLE,
             ) from error
+
+    async def is_reachable(self) -> bool:
+        """Returns whether Redis answers."""
+        try:
+            await self.check_reachable()
+        except Unavailable:
+            return False
+        return True
 
     async def reserve(
         self, tenant_id: TenantId, quota: Quota, estimated_tokens: int, answers: int = 1
@@ -222,11 +236,34 @@ class RedisQuotaKeeper:
         await self._budget.check(tenant_id, quota, int(held_tokens), reservation)
         return reservation
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether Redis is known not to answer. While it is, the ends of reservations are kept and not sent."""
+        return self._leases.is_silent
+
+    @is_silent.setter
+    def is_silent(self, value: bool) -> None:
+        self._leases.is_silent = value
+
+    def adopt(
+        self, tenant_id: TenantId, quota: Quota, tokens: int, answers: int, standing: Standing
+    ) -> RedisReservation:
+        """Returns a reservation for a request that was admitted without Redis. The next renewal counts it there."""
+        reservation = RedisReservation(new_id("rsv"), tenant_id, tokens, answers, quota, standing, self._leases)
+        self._leases.begin(reservation)
+        return reservation
+
     async def keep_alive(self) -> None:
+        await self.renew()
+
+    async def renew(self) -> bool:
+        """Does what `keep_alive` does. Returns whether Redis has answered."""
         try:
             await self._leases.keep_alive()
         except Unavailable as error:
             logger.warning("leases of quota not renewed", extra={"reason": str(error.__cause__)})
+            return False
+        return True
 
     async def close(self) -> None:
         """Sends the ends of reservations that Redis has not confirmed, and closes all connections to Redis."""
@@ -274,7 +311,7 @@ async def redis_time(url: str, within_s: float) -> float:
     except (RedisError, OSError) as error:
         raise Unavailable(
             f"Redis cannot be used ({error}): start it, correct --redis-url, or leave it out.",
-            code="limits_unavailable",
+            code=LIMITS_UNAVAILABLE,
         ) from error
     finally:
         await redis.aclose()

@@ -12,13 +12,14 @@ from typing import Self
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import NotAuthenticated, NotPermitted
 from graftwork.platform.ids import TenantId
-from graftwork.platform.tenancy.console_tickets import (
+from graftwork.platform.keys.console_tickets import (
     TICKET_EXPIRED,
     ConsoleTicket,
     parse_ticket,
     ticket_of_admin,
 )
-from graftwork.platform.tenancy.keys import KeyKind, WrongKeyLimit, key_digest
+from graftwork.platform.keys.keys import KeyKind, key_digest
+from graftwork.platform.keys.wrong_keys import WrongKeyLimit
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.tenancy import Tenancy
@@ -90,14 +91,14 @@ class Authenticator:
     async def authenticate(self, token: str, address: str) -> Principal:
         """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
 
-        Raises NotAuthenticated if the key is wrong, revoked or expired, NotPermitted for the admin key or a suspended
-        tenant, and LimitExceeded if the client's address has sent too many wrong keys.
+        Raises NotAuthenticated if the key is wrong, revoked or expired, NotPermitted for the admin key, a suspended tenant
+        or an address that the key does not allow, and LimitExceeded if the client's address has sent too many wrong keys.
         """
         if self._admin_key.is_right(token):
             raise NotPermitted("The admin key cannot be used here; use a tenant's key.", code="wrong_key_kind")
         await self._wrong_keys.check(address, token)
         try:
-            principal = await self._tenancy.authenticate(token)
+            principal = await self._tenancy.authenticate(token, address)
         except NotAuthenticated as error:
             if error.code != TICKET_EXPIRED:
                 self._wrong_keys.note_wrong(address, token)
@@ -122,6 +123,10 @@ class Authenticator:
                 raise
             raise NotAuthenticated("This admin key is not valid; check that it was copied whole.") from error
         raise NotPermitted("A tenant's key cannot be used here; use the admin key.", code="wrong_key_kind")
+
+    def is_admin_key(self, token: str) -> bool:
+        """Returns whether `token` is the admin key itself, and not a ticket for it. Counts nothing."""
+        return parse_ticket(token) is None and self._admin_key.is_right(token)
 
     async def authenticate_any(self, token: str, address: str) -> Principal | AdminPrincipal:
         """Returns the principal of a tenant's key or of the admin key. Raises the errors of `authenticate`."""

@@ -88,9 +88,10 @@ class TenantErasure:
             return False
 
     async def _erase_accounts(self, scope: TenantScope) -> bool:
-        """Deletes keys, limits and idempotency keys again, and the names of adapters in the usage records."""
+        """Deletes keys, limits and idempotency keys again, and the names of adapters in usage records and the audit log."""
         async with self._database.write() as session:
             await repository.delete_belongings(session, scope)
+            await erasure_rows.erase_adapters_in_audit(session, scope)
         num_rows = _USAGE_PER_TRANSACTION
         while num_rows == _USAGE_PER_TRANSACTION:
             async with self._database.write() as session:

@@ -8,7 +8,7 @@ from sqlalchemy.engine import CursorResult
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import TenantId
 from graftwork.platform.tenancy.repository import ERASED_ADAPTER
-from graftwork.platform.tenancy.tables import TenantRow, UsageRow
+from graftwork.platform.tenancy.tables import AuditRow, TenantRow, UsageRow
 from graftwork.platform.tenancy.tenants import Erasure, TenantStatus
 
 
@@ -43,6 +43,13 @@ async def erase_adapter_names(session: WriteSession, tenant_id: TenantId, limit:
     erase = update(UsageRow).where(UsageRow.tenant_id == tenant_id, UsageRow.request_id.in_(some))
     erase = erase.values(model=ERASED_ADAPTER, adapter=ERASED_ADAPTER).execution_options(synchronize_session=False)
     return cast(CursorResult[Any], await session.execute(erase)).rowcount
+
+
+async def erase_adapters_in_audit(session: WriteSession, tenant_id: TenantId) -> None:
+    """Replaces the names of a tenant's adapters in the audit log. What was done, when, and by whom stays."""
+    entries = update(AuditRow).where(AuditRow.tenant_id == tenant_id, AuditRow.action.startswith("adapter."))
+    erase = entries.values(target=ERASED_ADAPTER, details={}).execution_options(synchronize_session=False)
+    await session.execute(erase)
 
 
 def _erasure(row: TenantRow) -> Erasure:

@@ -1,4 +1,4 @@
-"""Finds the tenant that holds an API key, in reads that waiting requests share, without a cache.
+"""Finds the tenant that holds an API key, in reads that waiting requests share, and stores when keys were last used.
 
     get("a") ──► read(a)                  the first caller's read begins at once
     get("a"), get("a") ──► read(a)        these wait for the end of that read, and then share the next one
@@ -11,15 +11,16 @@ committed before its call. A read that is already in progress never serves a new
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Generic, TypeVar
 
 from graftwork.platform.database import Database
-from graftwork.platform.ids import KeyId
-from graftwork.platform.tenancy import repository
-from graftwork.platform.tenancy.console_tickets import ConsoleTicket
-from graftwork.platform.tenancy.keys import KeyParts, matches
+from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.keys.console_tickets import ConsoleTicket
+from graftwork.platform.keys.keys import KeyParts, matches
+from graftwork.platform.tenancy.key_rows import note_used
 from graftwork.platform.tenancy.request_rows import find_key_holders
 from graftwork.platform.tenancy.tenants import ApiKey, Tenant
 
@@ -95,9 +96,6 @@ def _take_error(future: "asyncio.Future[Value | None]") -> None:
         future.exception()
 
 
-_LAST_USED_STEP_S = 60.0  # `last_used_at` is written at most this often, so that most requests write nothing
-
-
 class KeyHolders:
     """The stored API keys with their tenants. `pepper` is the key of the hashes."""
 
@@ -105,14 +103,12 @@ class KeyHolders:
         self._database = database
         self._pepper = pepper
         self._reads = SharedReads(self._read)
-        self._noting: set[KeyId] = set()
-        """The keys whose `last_used_at` is being written."""
 
     async def find(self, parts: KeyParts | ConsoleTicket) -> tuple[ApiKey, Tenant] | None:
         """Returns the stored key and its tenant, or None if the key is unknown or its secret is wrong.
 
-        For a ticket of the console, finds the key that the ticket was made for, or None if the seal is wrong. Sees every change that was committed before the call. Takes the same time for an unknown key as for a wrong
-        secret.
+        For a ticket of the console, finds the key that the ticket was made for, or None if the seal is wrong. Sees
+        every change that was committed before the call. Takes the same time for an unknown key as for a wrong secret.
         """
         holder = await self._reads.get(parts.public_id)
         stored = holder[0].key_hash if holder else None
@@ -120,17 +116,41 @@ class KeyHolders:
             return holder if parts.is_of(stored, self._pepper) else None
         return holder if matches(parts, stored, self._pepper) else None
 
-    async def note_used(self, key: ApiKey, now: float) -> None:
-        """Stores the time at which the key was used, unless a recent time is stored or another request stores it."""
-        is_recent = key.last_used_at is not None and now - key.last_used_at < _LAST_USED_STEP_S
-        if is_recent or key.id in self._noting:
-            return
-        self._noting.add(key.id)
-        try:
-            async with self._database.write() as session:
-                await repository.change_key(session, key.tenant_id, key.id, {"last_used_at": now})
-        finally:
-            self._noting.discard(key.id)
-
     async def _read(self, public_ids: Collection[str]) -> dict[str, tuple[ApiKey, Tenant]]:
         return await self._database.read_few(partial(find_key_holders, public_ids=public_ids))
+
+
+FLUSH_USES_S = 5.0
+"""How often a gateway calls `KeyUses.flush`, in seconds."""
+_LAST_USED_STEP_S = 60.0
+_MOST_KEYS = 10_000
+
+
+class KeyUses:
+    """Stores when keys were last used: for each key at most once a minute, and never while a request waits."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._due: dict[KeyId, tuple[TenantId, float]] = {}
+        """The uses that `flush` will store."""
+        self._stored: dict[KeyId, float] = {}
+        """The uses that this process has stored since it forgot them last."""
+
+    def note(self, key: ApiKey, now: float) -> None:
+        """Notes that a key is used at `now`, in unix seconds, unless a use in the last minute is stored or noted."""
+        stored = max(self._stored.get(key.id, -math.inf), key.last_used_at or -math.inf)
+        if now - stored >= _LAST_USED_STEP_S and key.id not in self._due:
+            self._due[key.id] = (key.tenant_id, now)
+
+    async def flush(self) -> None:
+        """Stores what was noted. If that fails, the next call stores it."""
+        due = dict(self._due)
+        if not due:
+            return
+        async with self._database.write() as session:
+            await note_used(session, due)
+        if len(self._stored) > _MOST_KEYS:
+            self._stored.clear()
+        for key_id, (_, used_at) in due.items():
+            self._stored[key_id] = used_at
+            del self._due[key_id]

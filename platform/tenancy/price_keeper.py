@@ -55,8 +55,8 @@ class PriceKeeper:
 
     async def refresh(self) -> None:
         """Reads the lists, if there are more than this process knows."""
-        async with self._database.read() as session:
-            if await prices.count_price_lists(session) != len(self.book):
+        if await self._database.read_few(prices.count_price_lists) != len(self.book):
+            async with self._database.read() as session:
                 self.book.replace(await prices.find_price_lists(session))
 
     async def list(self) -> list[PriceList]:

@@ -11,9 +11,8 @@ Invariant: work is in the list from its start to its end, so that all of it ends
 
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from typing import NewType
 
@@ -21,6 +20,7 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
 from graftwork.platform.ids import IsolationDomain, KeyId, TenantId
+from graftwork.platform.keys.scopes import Scope, require_models, require_scope
 from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.platform.tenancy.idempotency import TurnClaim
 from graftwork.platform.tenancy.request_rows import find_usable_keys
@@ -30,18 +30,6 @@ TenantScope = NewType("TenantScope", TenantId)
 """Permission to read and write one tenant's rows."""
 
 
-class Scope(StrEnum):
-    """The permissions that a tenant's API key can have."""
-
-    INFERENCE = "inference"
-    """Allows a key to use completions, sessions and everything that these need."""
-    ADAPTERS = "adapters"
-    """Allows a key to publish, promote and delete adapters. Reading adapters needs no scope."""
-    USAGE = "usage"
-    """Allows a key to read the tenant's usage and quota."""
-
-
-ALL_SCOPES = frozenset(str(scope) for scope in Scope)
 SERVICE_TIERS = ("flex", "default", "priority")
 """The service tiers, lowest first. The names are those of `engine.core.requests.ServiceTier`."""
 
@@ -58,6 +46,8 @@ class Principal:
     tier_ceiling: str
     """The highest of `SERVICE_TIERS` that this tenant's requests may ask for."""
     scopes: frozenset[str]
+    adapters: frozenset[str] | None = None
+    """The models that the sender's key may name, without versions and aliases; None means all."""
     turn_claim: TurnClaim | None = field(default=None, compare=False)
     """The idempotency key of the sender's request, which the turn that it starts records; None without a key."""
     place: HeldPlaces | None = field(default=None, compare=False)
@@ -76,8 +66,11 @@ class Principal:
 
     def require(self, scope: Scope) -> None:
         """Raises NotPermitted if the sender's API key does not have this permission."""
-        if scope not in self.scopes:
-            raise NotPermitted(f"This key lacks the scope {str(scope)!r}; use a key that has it.", code="missing_scope")
+        require_scope(self.scopes, scope)
+
+    def require_models(self, models: Iterable[str], param: str | None = "model") -> None:
+        """Raises NotPermitted if the sender's API key may not name one of these models. `param` names the field."""
+        require_models(self.adapters, models, param)
 
     def capped_tier(self, asked: str) -> str:
         """Returns the service tier for a request that asks for the tier `asked`.

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import TenantId
-from graftwork.platform.tenancy.keys import key_digest
+from graftwork.platform.keys.keys import key_digest
 
 _REMEMBERED_S = 10.0
 _MOST_KEYS = 10_000

@@ -14,14 +14,13 @@ from sqlalchemy.orm import InstrumentedAttribute
 from graftwork.platform.database import Base, ReadSession, WriteSession
 from graftwork.platform.gateways import repository as gateways
 from graftwork.platform.gateways.lease import GatewayLease
-from graftwork.platform.ids import KeyId, SessionId, TenantId
+from graftwork.platform.ids import SessionId, TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
 from graftwork.platform.prices.rates import Cost, Quantities
 from graftwork.platform.prices.tables import PriceListRow
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.tables import ApiKeyRow, AuditRow, IdempotencyRow, QuotaRow, TenantRow, UsageRow
 from graftwork.platform.tenancy.tenants import (
-    ApiKey,
     AuditEntry,
     Tenant,
     TenantStatus,
@@ -94,7 +93,7 @@ async def hold_tenant(session: WriteSession, tenant_id: TenantId) -> Tenant | No
 
 
 async def list_tenants(session: ReadSession, page: PageRequest) -> Page[Tenant]:
-    rows = await _page(session, select(TenantRow).where(TenantRow.status != TenantStatus.DELETED), TenantRow, page)
+    rows = await page_of(session, select(TenantRow).where(TenantRow.status != TenantStatus.DELETED), TenantRow, page)
     return cut([_tenant(row) for row in rows], page)
 
 
@@ -116,41 +115,6 @@ async def delete_belongings(session: WriteSession, tenant_id: TenantId) -> None:
     await session.execute(delete(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id))
     await session.execute(delete(QuotaRow).where(QuotaRow.tenant_id == tenant_id))
     await session.execute(delete(IdempotencyRow).where(IdempotencyRow.owner == tenant_id))
-
-
-# Keys
-
-
-async def add_key(session: WriteSession, key: ApiKey) -> None:
-    session.add(
-        ApiKeyRow(
-            id=key.id,
-            tenant_id=key.tenant_id,
-            name=key.name,
-            public_id=key.public_id,
-            key_hash=key.key_hash,
-            scopes=sorted(key.scopes),
-            created_at=key.created_at,
-            expires_at=key.expires_at,
-        )
-    )
-    await session.flush()
-
-
-async def find_key(session: ReadSession, tenant_id: TenantId, key_id: KeyId) -> ApiKey | None:
-    statement = select(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id == key_id)
-    row = await session.scalar(statement)
-    return _key(row) if row else None
-
-
-async def list_keys(session: ReadSession, tenant_id: TenantId, page: PageRequest) -> Page[ApiKey]:
-    rows = await _page(session, select(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id), ApiKeyRow, page)
-    return cut([_key(row) for row in rows], page)
-
-
-async def change_key(session: WriteSession, tenant_id: TenantId, key_id: KeyId, changes: Mapping[str, Any]) -> None:
-    statement = update(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id == key_id)
-    await session.execute(statement.values(**changes))
 
 
 # Quotas
@@ -253,7 +217,7 @@ async def add_audit_entry(session: WriteSession, entry: AuditEntry) -> None:
 
 
 async def list_audit_entries(session: ReadSession, page: PageRequest) -> Page[AuditEntry]:
-    rows = await _page(session, select(AuditRow), AuditRow, page)
+    rows = await page_of(session, select(AuditRow), AuditRow, page)
     return cut([_audit_entry(row) for row in rows], page)
 
 
@@ -329,7 +293,7 @@ def _attempt(owner: str, key: str, claim: str) -> tuple[ColumnElement[bool], ...
     return IdempotencyRow.owner == owner, IdempotencyRow.key == key, IdempotencyRow.claim == claim
 
 
-async def _page(session: ReadSession, statement: Select[Row], row: type[Row], page: PageRequest) -> Sequence[Row]:
+async def page_of(session: ReadSession, statement: Select[Row], row: type[Row], page: PageRequest) -> Sequence[Row]:
     """Returns the rows of one page, plus one more if further rows follow."""
     if page.order is Order.ASCENDING:
         statement = statement.order_by(row.id)
@@ -362,21 +326,6 @@ def _tenant(row: TenantRow) -> Tenant:
 
 def _quota(row: QuotaRow) -> Quota:
     return Quota(**{limit: getattr(row, limit) for limit in Quota.model_fields})
-
-
-def _key(row: ApiKeyRow) -> ApiKey:
-    return ApiKey(
-        id=KeyId(row.id),
-        tenant_id=TenantId(row.tenant_id),
-        name=row.name,
-        public_id=row.public_id,
-        scopes=frozenset(row.scopes),
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        last_used_at=row.last_used_at,
-        key_hash=row.key_hash,
-    )
 
 
 def _audit_entry(row: AuditRow) -> AuditEntry:

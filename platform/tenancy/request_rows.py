@@ -80,4 +80,8 @@ def _holder(row: Sequence[Any]) -> tuple[ApiKey, Tenant]:
     key = dict(zip(_KEY_FIELDS, row, strict=False))
     tenant = dict(zip(_TENANT_FIELDS, row[len(_KEY_FIELDS) :], strict=True))
     key["scopes"], tenant["status"] = frozenset(key["scopes"]), TenantStatus(tenant["status"])
+    if key["adapters"] is not None:
+        key["adapters"] = frozenset(key["adapters"])
+    if key["allowed_ips"] is not None:
+        key["allowed_ips"] = tuple(key["allowed_ips"])
     return ApiKey(**key), Tenant(**tenant)

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from graftwork.platform.errors import InternalFailure
+from graftwork.platform.keys.keys import KeyKind, make_key
 from graftwork.platform.settings import Settings
-from graftwork.platform.tenancy.keys import KeyKind, make_key
 
 
 def load_pepper(settings: Settings) -> bytes:

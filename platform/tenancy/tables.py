@@ -40,10 +40,25 @@ class ApiKeyRow(Base):
     public_id: Mapped[str] = mapped_column(String(64), unique=True)
     key_hash: Mapped[bytes] = mapped_column(LargeBinary)
     scopes: Mapped[list[str]] = mapped_column(JSON)
+    adapters: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """The models that the key may name; NULL means all."""
+    allowed_ips: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """The networks from which the key may be used; NULL means all."""
     created_at: Mapped[float] = mapped_column(Float)
     expires_at: Mapped[float | None] = mapped_column(Float)
     revoked_at: Mapped[float | None] = mapped_column(Float)
     last_used_at: Mapped[float | None] = mapped_column(Float)
+    replaced_by: Mapped[str | None] = mapped_column(String(64))
+    """The id of the key that a rotation has made instead of this one."""
+
+
+class AccessChangesRow(Base):
+    """How often the access of a key or a tenant has been changed. The table has one row, from the first change on."""
+
+    __tablename__ = "access_changes"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger)
 
 
 class QuotaRow(Base):
@@ -104,7 +119,7 @@ class UsageRow(Base):
 
 
 class AuditRow(Base):
-    """One action of an administrator. Rows are added, and never changed or deleted."""
+    """One action of an administrator or of a key on adapters. Rows are never deleted; an erased tenant's lose adapters' names."""
 
     __tablename__ = "audit_entries"
 

@@ -14,19 +14,20 @@ from typing import Any
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, ReadSession, WriteSession
-from graftwork.platform.errors import Conflict, NotAuthenticated, NotFound, NotPermitted, ValidationFailed
+from graftwork.platform.errors import NotAuthenticated, NotFound, NotPermitted, ValidationFailed
 from graftwork.platform.ids import KeyId, TenantId, new_id
+from graftwork.platform.keys.console_tickets import ConsoleTicket, parse_ticket, ticket_of_key
+from graftwork.platform.keys.keys import KeyKind, KeyParts, key_digest, parse_key
+from graftwork.platform.keys.networks import require_network
 from graftwork.platform.pagination import FIRST_PAGE, Page, PageRequest
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy import repository
-from graftwork.platform.tenancy.console_tickets import ConsoleTicket, parse_ticket, ticket_of_key
-from graftwork.platform.tenancy.key_holders import KeyHolders
-from graftwork.platform.tenancy.keys import KeyKind, KeyParts, hash_key, make_key, parse_key, with_new_secret
-from graftwork.platform.tenancy.principals import ALL_SCOPES, SERVICE_TIERS, Principal, RunningWork
+from graftwork.platform.tenancy import key_rows, repository
+from graftwork.platform.tenancy.key_holders import KeyHolders, KeyUses
+from graftwork.platform.tenancy.new_keys import NewKey, audit_details, check_name, end_of_rotated, successor_of
+from graftwork.platform.tenancy.principals import SERVICE_TIERS, Principal, RunningWork
 from graftwork.platform.tenancy.request_rows import find_status_and_quota
 from graftwork.platform.tenancy.tenants import ApiKey, AuditEntry, Tenant, TenantStatus
-
-_MAX_NAME_CHARACTERS = 200
+from graftwork.platform.tenancy.verified_keys import Holder, VerifiedKeys
 
 
 class Tenancy:
@@ -42,6 +43,8 @@ class Tenancy:
         self._clock = clock
         self._work = work or RunningWork()
         self._holders = KeyHolders(database, pepper)
+        self.verified = VerifiedKeys(clock, lambda: database.read_few(key_rows.find_access_changes))
+        self.uses = KeyUses(database)
 
     # Tenants
 
@@ -117,6 +120,8 @@ class Tenancy:
             await repository.change_tenant(session, tenant_id, deleted)
             await repository.delete_belongings(session, tenant_id)
             await self._audit(session, actor, "tenant.deleted", tenant_id, tenant_id, {})
+            await key_rows.count_access_change(session)
+        self.verified.note_change()
         self._work.end_tenant(tenant_id)
 
     # Keys
@@ -127,34 +132,23 @@ class Tenancy:
         name: str,
         *,
         scopes: Collection[str] | None = None,
+        adapters: Collection[str] | None = None,
+        allowed_ips: Collection[str] | None = None,
         expires_at: float | None = None,
         actor: str = "admin",
     ) -> tuple[ApiKey, str]:
         """Makes an API key for a tenant. Returns the stored key and its plaintext, which the server cannot show again.
 
-        If `scopes` is None, the key has all permissions. `expires_at` is in unix seconds; None means never. Raises
-        NotFound if the tenant does not exist, and ValidationFailed if a value is not allowed.
+        See `NewKey` for the arguments. Raises NotFound if the tenant does not exist, and ValidationFailed if a value is
+        not allowed.
         """
-        _check_name(name)
-        parts = make_key(KeyKind.TENANT)
-        key = ApiKey(
-            id=KeyId(new_id("key")),
-            tenant_id=tenant_id,
-            name=name,
-            public_id=parts.public_id,
-            scopes=_checked_scopes(scopes),
-            created_at=self._clock.now(),
-            expires_at=_checked_time(expires_at),
-            revoked_at=None,
-            last_used_at=None,
-            key_hash=hash_key(parts, self._pepper),
-        )
+        new = NewKey(name, scopes, adapters, allowed_ips, expires_at)
+        key, plaintext = new.make(tenant_id, self._clock.now(), self._pepper)
         async with self._database.write() as session:
             await _hold_tenant(session, tenant_id)
-            await repository.add_key(session, key)
-            details = {"name": name, "scopes": sorted(key.scopes), "expires_at": expires_at}
-            await self._audit(session, actor, "key.created", tenant_id, key.id, details)
-        return key, parts.plaintext
+            await key_rows.add_key(session, key)
+            await self._audit(session, actor, "key.created", tenant_id, key.id, audit_details(key))
+        return key, plaintext
 
     async def list_keys(self, tenant_id: TenantId, page: PageRequest = FIRST_PAGE) -> Page[ApiKey]:
         """Returns one page of the tenant's API keys, including revoked keys. Raises NotFound if the tenant does not
@@ -162,23 +156,40 @@ class Tenancy:
         """
         async with self._database.read() as session:
             await _tenant(session, tenant_id)
-            return await repository.list_keys(session, tenant_id, page)
+            return await key_rows.list_keys(session, tenant_id, page)
 
-    async def rotate_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> tuple[ApiKey, str]:
-        """Gives an API key a new secret. Returns the stored key and its new plaintext. The old secret stops working at
-        once.
+    async def rotate_key(
+        self,
+        tenant_id: TenantId,
+        key_id: KeyId,
+        *,
+        overlap_s: float = 0.0,
+        expires_at: float | None = None,
+        actor: str = "admin",
+    ) -> tuple[ApiKey, str]:
+        """Makes a new API key that allows the same as an old one. Returns the new key and its plaintext.
 
-        Raises NotFound if the tenant or the key does not exist, and Conflict if the key was revoked.
+        The old key ends after `overlap_s` seconds, or at its own end if that is earlier. The new key ends at
+        `expires_at`, in unix seconds; None means at the end that the old key had. Work that was started with the old
+        key is cancelled when that key ends.
+
+        Raises NotFound if the tenant or the key does not exist, ValidationFailed if a value is not allowed, and
+        Conflict if the key was revoked, has expired, or was rotated before.
         """
+        now = self._clock.now()
         async with self._database.write() as session:
-            key = await _hold_key(session, tenant_id, key_id)
-            if key.revoked_at is not None:
-                raise Conflict("A revoked key cannot be rotated; create a new one.", code="key_revoked")
-            parts = with_new_secret(key.public_id)
-            rotated = replace(key, key_hash=hash_key(parts, self._pepper))
-            await repository.change_key(session, tenant_id, key_id, {"key_hash": rotated.key_hash})
-            await self._audit(session, actor, "key.rotated", tenant_id, key_id, {})
-        return rotated, parts.plaintext
+            old = await _hold_key(session, tenant_id, key_id)
+            ends_at = end_of_rotated(old, overlap_s, now)
+            key, plaintext = successor_of(old, expires_at, now).make(tenant_id, now, self._pepper)
+            await key_rows.add_key(session, key)
+            await key_rows.change_key(session, tenant_id, key_id, {"expires_at": ends_at, "replaced_by": key.id})
+            details = {"replaced_by": key.id, "ends_at": ends_at, "expires_at": key.expires_at}
+            await self._audit(session, actor, "key.rotated", tenant_id, key_id, details)
+            await key_rows.count_access_change(session)
+        self.verified.note_change()
+        if ends_at <= now:
+            self._work.end_key(key_id)
+        return key, plaintext
 
     async def revoke_key(self, tenant_id: TenantId, key_id: KeyId, *, actor: str = "admin") -> ApiKey:
         """Revokes an API key for ever, cancels the requests that it has started, and returns it.
@@ -192,38 +203,59 @@ class Tenancy:
             if key.revoked_at is not None:
                 return key
             revoked = replace(key, revoked_at=self._clock.now())
-            await repository.change_key(session, tenant_id, key_id, {"revoked_at": revoked.revoked_at})
+            await key_rows.change_key(session, tenant_id, key_id, {"revoked_at": revoked.revoked_at})
             await self._audit(session, actor, "key.revoked", tenant_id, key_id, {})
+            await key_rows.count_access_change(session)
+        self.verified.note_change()
         self._work.end_key(key_id)
         return revoked
 
-    async def authenticate(self, token: str) -> Principal:
+    async def authenticate(self, token: str, address: str = "") -> Principal:
         """Returns the principal (the authenticated sender) to whom a tenant's API key belongs.
 
-        `token` is the key, or a ticket of the console for the key. Sees every change that was committed before the
-        call. Calls at the same time share their reads of the database (see `key_holders.py`).
+        `token` is the key, or a ticket of the console for the key; `address` is the IP address of its sender. Sees
+        every change that this process has made before the call, and those of others after a second at most (see
+        `verified_keys.py`). Calls at the same time share their reads of the database (see `key_holders.py`).
 
         Raises NotAuthenticated if the key is wrong, revoked or expired, or the ticket has ended, and NotPermitted if the
-        tenant is suspended.
+        tenant is suspended or the key does not allow the address.
         """
-        parts = parse_key(token) or parse_ticket(token)
-        if parts is None or parts.kind is not KeyKind.TENANT:
-            raise _wrong_key()
+        key, tenant = await self._holder(token)
         now = self._clock.now()
-        if isinstance(parts, ConsoleTicket):
-            parts.check_time(now)
-        holder = await self._holders.find(parts)
-        if holder is None:
-            raise _wrong_key()
-        key, tenant = holder
         if key.revoked_at is not None:
             raise NotAuthenticated("This API key was revoked; use another one.")
         if key.is_expired(now):
             raise NotAuthenticated("This API key has expired; use another one.", code="expired_api_key")
+        require_network(key.allowed_ips, address)
         if tenant.status is not TenantStatus.ACTIVE:
             raise NotPermitted("This tenant is suspended; ask the operator.", code="tenant_suspended")
-        await self._holders.note_used(key, now)
-        return Principal(tenant.id, tenant.name, key.id, tenant.weight, tenant.service_tier_ceiling, key.scopes)
+        self.uses.note(key, now)
+        return Principal(
+            tenant.id, tenant.name, key.id, tenant.weight, tenant.service_tier_ceiling, key.scopes, key.adapters
+        )
+
+    async def _holder(self, token: str) -> Holder:
+        """Returns the key with this text, or the key of this ticket, and its tenant. It may be revoked or expired.
+
+        Raises NotAuthenticated if there is none, or if the ticket has ended.
+        """
+        digest, now = key_digest(token), self._clock.now()
+        known = self.verified.find(digest)
+        if known is not None and (known.until is None or now < known.until):
+            return known.holder
+        parts = parse_key(token) or parse_ticket(token)
+        if parts is None or parts.kind is not KeyKind.TENANT:
+            raise _wrong_key()
+        until = None
+        if isinstance(parts, ConsoleTicket):
+            parts.check_time(now)
+            until = float(parts.until)
+        state = self.verified.state
+        holder = await self._holders.find(parts)
+        if holder is None:
+            raise _wrong_key()
+        self.verified.add(digest, holder, until, state)
+        return holder
 
     async def ticket_for(self, token: str) -> ConsoleTicket:
         """Returns a new session's ticket for a tenant's key, or the renewed ticket for a ticket of the console.
@@ -278,6 +310,8 @@ class Tenancy:
             if changes:
                 await repository.change_tenant(session, tenant_id, changes)
             await self._audit(session, actor, action, tenant_id, tenant_id, dict(changes))
+            await key_rows.count_access_change(session)
+        self.verified.note_change()
         return tenant
 
     async def _audit(
@@ -304,7 +338,7 @@ def _existing(tenant: Tenant | None, tenant_id: TenantId) -> Tenant:
 
 async def _hold_key(session: WriteSession, tenant_id: TenantId, key_id: KeyId) -> ApiKey:
     await _hold_tenant(session, tenant_id)
-    key = await repository.find_key(session, tenant_id, key_id)
+    key = await key_rows.find_key(session, tenant_id, key_id)
     if key is None:
         raise NotFound(f"There is no key {key_id!r}.")
     return key
@@ -315,32 +349,10 @@ def _wrong_key() -> NotAuthenticated:
 
 
 def _check_tenant(name: str, weight: float, service_tier_ceiling: str) -> None:
-    _check_name(name)
+    check_name(name)
     if not 0 < weight < math.inf:
         raise ValidationFailed("weight must be a number above 0.", param="weight")
     if service_tier_ceiling not in SERVICE_TIERS:
         raise ValidationFailed(
             f"service_tier_ceiling must be one of {', '.join(SERVICE_TIERS)}.", param="service_tier_ceiling"
         )
-
-
-def _check_name(name: str) -> None:
-    if not name.strip() or len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
-        raise ValidationFailed(f"name must have 1 to {_MAX_NAME_CHARACTERS} printable characters.", param="name")
-
-
-def _checked_scopes(scopes: Collection[str] | None) -> frozenset[str]:
-    if scopes is None:
-        return ALL_SCOPES
-    unknown = sorted(set(scopes) - ALL_SCOPES)
-    if unknown:
-        raise ValidationFailed(
-            f"There is no scope {unknown[0]!r}; give some of {', '.join(sorted(ALL_SCOPES))}.", param="scopes"
-        )
-    return frozenset(scopes)
-
-
-def _checked_time(at: float | None) -> float | None:
-    if at is not None and not math.isfinite(at):
-        raise ValidationFailed("expires_at must be a time in unix seconds.", param="expires_at")
-    return at

@@ -8,9 +8,9 @@ from typing import Any
 
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TenantId
+from graftwork.platform.keys.keys import redacted
 from graftwork.platform.prices.price_list import PriceList
 from graftwork.platform.prices.rates import NO_COST, NO_USE, Cost, Quantities
-from graftwork.platform.tenancy.keys import redacted
 
 
 class TenantStatus(StrEnum):
@@ -54,11 +54,17 @@ class ApiKey:
     name: str
     public_id: str
     scopes: frozenset[str]
+    adapters: frozenset[str] | None
+    """The models that the key may name, without versions and aliases; None means all."""
+    allowed_ips: tuple[str, ...] | None
+    """The networks from which the key may be used; None means all."""
     created_at: float
     expires_at: float | None
     revoked_at: float | None
     last_used_at: float | None
     """The time of the key's last use, in unix seconds. The real last use may be up to one minute later."""
+    replaced_by: KeyId | None
+    """The id of the key that a rotation has made instead of this one."""
     key_hash: bytes = field(repr=False)
 
     @property

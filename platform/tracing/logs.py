@@ -25,6 +25,8 @@ TOKEN_LOGGER = "graftwork.token_ids"
 """The logger of token ids. It writes nowhere until `configure_token_log` is called."""
 
 _TOKEN_LOG_BYTES = 16 * 2**20
+_OWN = "graftwork"
+"""The logger of all our own modules."""
 _NOISY = ("alembic.runtime.plugins",)
 """The loggers of libraries whose lines below a warning tell an operator nothing."""
 _KEY = re.compile(r"\b((?:gwc_)?gwa?_[0-9A-Za-z]+)_[0-9A-Za-z]{16,}(?:_[0-9]+_[0-9]+_[0-9a-f]+)?")
@@ -101,6 +103,9 @@ def redact(text: str) -> str:
 def configure_logging(level: str, stream: TextIO | None = None, form: str = "json") -> None:
     """Makes all loggers of the process write to `stream`, by default stderr. `level` is the lowest level that is written.
 
+    Libraries write nothing below info, whatever the level is: at debug, drivers of databases log the values of their
+    statements, and those are prompts and answers.
+
     `form` is `json`, `text`, or `auto`: text if the stream is a terminal, JSON elsewhere. Text has colours at a terminal,
     unless the variable NO_COLOR is set.
     """
@@ -112,7 +117,8 @@ def configure_logging(level: str, stream: TextIO | None = None, form: str = "jso
     handler.setFormatter(TextFormatter(colours=colours) if as_text else JsonFormatter())
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level.upper())
+    logging.getLogger(_OWN).setLevel(level.upper())
+    root.setLevel(max(logging.getLogger(_OWN).level, logging.INFO))
     for name in _NOISY:
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 

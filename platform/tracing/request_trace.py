@@ -10,7 +10,7 @@ durations sum to the whole. Never holds text or token ids, and bounds what it ho
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.ids import KeyId, SessionId, TenantId
@@ -18,6 +18,8 @@ from graftwork.platform.tracing.trace_ids import TraceIds
 
 MAX_GENERATIONS = 16
 """So many answers of one request have a trace of their own."""
+OTHERS: Final = 15
+"""Between two calls that a CallTimer measures, so many others are only counted."""
 _MAX_SPANS = 512
 """So many spans of one answer are kept; more come only from an engine of another version."""
 
@@ -64,16 +66,15 @@ class Span:
 
 @dataclass(slots=True)
 class CallTimer:
-    """Estimates how long many calls take, by every eighth of them: to look at the clock costs as much as a short call."""
+    """Estimates how long many calls take, by every sixteenth: to look at the clock costs as much as a short call.
+
+    A caller counts each call itself, which costs half of a method: `timer.calls += 1`, and measures the call if then
+    `timer.calls & OTHERS == 1`.
+    """
 
     calls: int = 0
     measured: int = 0
     measured_s: float = 0.0
-
-    def begins(self) -> bool:
-        """Counts a call that begins. Returns whether to measure it."""
-        self.calls += 1
-        return self.calls & 7 == 1
 
     def add(self, seconds: float) -> None:
         """Adds the time of a measured call."""

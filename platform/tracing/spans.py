@@ -26,7 +26,7 @@ from graftwork.platform.tracing.timeline import INSIDE_QUEUE, run_start_s
 Attributes = Mapping[str, str | int | float]
 
 _SERVER_FAULTS = 500
-_NAMES = {"busy_s": "graftwork.engine.busy_seconds"}
+_NAMES = {f"{name}_s": f"graftwork.engine.{name}_seconds" for name in ("busy", "mask", "draft")}
 """The attributes whose names are not `graftwork.engine.` and the name of the figure."""
 
 

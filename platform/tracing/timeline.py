@@ -20,6 +20,7 @@ from graftwork.platform.tracing.request_trace import GenerationTrace, RequestTra
 INSIDE_QUEUE = frozenset({"adapter_load", "grammar_compile"})
 """The engine's spans that lie inside its span `queue`."""
 _WHOLE_NUMBERS = ("steps", "tokens", "drafted", "accepted", "masks")
+_TIMES = ("busy", "mask", "draft")
 _MEANS = ("batch_requests", "batch_tokens")
 
 
@@ -94,13 +95,13 @@ def run_start_s(trace: RequestTrace, generation: GenerationTrace, run: RecordedR
 
 def _span(start_s: float, span: Span) -> EngineSpan:
     figures: dict[str, Any] = {name: int(span.figures[name]) for name in _WHOLE_NUMBERS if name in span.figures}
+    figures |= {f"{name}_ms": _ms(span.figures[f"{name}_s"]) for name in _TIMES if f"{name}_s" in span.figures}
     figures |= {name: round(span.figures[name], 2) for name in _MEANS if name in span.figures}
     return EngineSpan(
         name=span.name,
         inside="queue" if span.name in INSIDE_QUEUE else None,
         start_ms=_ms(start_s + span.start_s),
         duration_ms=_ms(span.duration_s),
-        busy_ms=_ms(span.figures["busy_s"]) if "busy_s" in span.figures else None,
         **figures,
     )
 

@@ -17,11 +17,12 @@ Invariant: no session is idle while a tool call at the end of its latest checkpo
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
-from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.adapters.format.specs import Caller, ResolvedModel
 from graftwork.platform.errors import SERVER_FAULT_TYPES, Conflict
 from graftwork.platform.ids import CallId, CheckpointId, KeyId, SessionId, TenantId, TurnId, new_id
+from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.sessions.core.items import Item
 from graftwork.sessions.core.transcript import UNENCODED, Checkpoint, Opening, ToolDefinition
 from graftwork.sessions.tools.tool_choice import tool_for_prompt
@@ -69,6 +70,18 @@ class TurnStatus(StrEnum):
     AWAITING_TOOL = "awaiting_tool"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class ModelResolver(Protocol):
+    """The interface of the adapter registry: it finds adapter versions by name. It has only what sessions use."""
+
+    async def resolve(
+        self, scope: TenantScope, model: str, base_name: str, caller: Caller, *, pinned: ResolvedModel | None = None
+    ) -> ResolvedModel:
+        """Finds the adapter version to which `model` refers now for this caller. `pinned` is what the caller used last.
+
+        Raises NotFound if no model or adapter has this name.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Notes the times of one generation in the trace of its request.
 
 Turns what the engine reports into the terms of `platform/tracing`. An untraced generation costs four looks at the clock;
-a traced one two more for each report of new tokens, to time the parser.
+a traced one counts its reports of new tokens, and times the parser for every sixteenth.
 """
 
 import logging
@@ -12,7 +12,7 @@ from operator import attrgetter
 from graftwork.engine.core.events import CacheReport, StepsTraced, TokenLogprobs
 from graftwork.engine.core.step_spans import EngineSpan
 from graftwork.platform.tracing.logs import TOKEN_LOGGER
-from graftwork.platform.tracing.request_trace import RequestTrace, Span, Stage
+from graftwork.platform.tracing.request_trace import OTHERS, RequestTrace, Span, Stage
 from graftwork.sessions.generation.events import OutputEvent
 from graftwork.sessions.generation.usage import Usage
 
@@ -41,7 +41,8 @@ class GenerationTracer:
         timer, now = self._generation.detokenise, self._trace.now
 
         def timed_push(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[OutputEvent]:
-            if not timer.begins():
+            timer.calls += 1
+            if timer.calls & OTHERS != 1:
                 return push(token_ids, logprobs)
             began_at = now()
             events = push(token_ids, logprobs)

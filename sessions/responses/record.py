@@ -34,6 +34,10 @@ class NewResponse:
     is_background: bool = False
     previous_response_id: str | None = None
     conversation_id: str | None = None
+    names_tools: bool = False
+    """Whether the settings' tools are meant, also if there are none, instead of the adapter's own."""
+    end_user: str | None = None
+    """The end user that the request names. A new chain of responses uses their version of a canary."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from graftwork.adapters.format.specs import Caller
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, NotFound
@@ -28,7 +29,7 @@ from graftwork.sessions.responses.references import resolve_references
 from graftwork.sessions.responses.store import ResponseStore
 from graftwork.sessions.service import NewSession, SessionService
 from graftwork.sessions.turns.running import TurnHandle
-from graftwork.sessions.turns.settings import checked_settings
+from graftwork.sessions.turns.settings import checked_settings, with_defaults
 
 RETENTION_S = 30 * 86_400.0
 """How long a response is kept, in seconds: 30 days, as at OpenAI. A conversation keeps the response's items longer."""
@@ -85,9 +86,9 @@ class ResponseService:
 
         Can raise InvalidRequest, ValidationFailed, NotFound or LimitExceeded.
         """
-        settings = checked_settings(new.settings)
         items = await resolve_references(self._sessions.store, principal.scope(), new.items)
-        await self._sessions.resolve(principal, new.model)
+        model = await self._sessions.resolve(principal, new.model, Caller.of(principal.key_id, user=new.end_user))
+        settings = checked_settings(with_defaults(new.settings, model.defaults, names_tools=new.names_tools))
         session: AgentSession | None = None
         if new.conversation_id is not None:
             session = await find_conversation(self._sessions, principal, new.conversation_id)
@@ -156,7 +157,7 @@ class ResponseService:
             return await self._launch(principal, conversation, new, items)
         if new.previous_response_id is not None:
             return await self._continue(principal, new, items, new.previous_response_id)
-        chain = NewSession(new.model, new.settings, kind=SessionKind.RESPONSES)
+        chain = NewSession(new.model, new.settings, kind=SessionKind.RESPONSES, end_user=new.end_user)
         return await self._launch_on_own(principal, await self._sessions.create(principal, chain), new, items)
 
     async def _continue(self, principal: Principal, new: NewResponse, items: Items, previous_id: str) -> TurnHandle:
@@ -189,8 +190,10 @@ class ResponseService:
 
     async def _launch(self, principal: Principal, session: AgentSession, new: NewResponse, items: Items) -> TurnHandle:
         check_outputs(items, [call.call_id for call in session.ledger])
-        model = await self._sessions.resolve(principal, new.model)
-        return await self._sessions.launcher.launch(principal, replace(session, model=model), items, new.settings)
+        caller = Caller.of(principal.key_id, session_id=session.session_id)
+        model = await self._sessions.resolve(principal, new.model, caller, pinned=session.model)
+        settings = checked_settings(with_defaults(new.settings, model.defaults, names_tools=new.names_tools))
+        return await self._sessions.launcher.launch(principal, replace(session, model=model), items, settings)
 
     async def _previous(self, principal: Principal, response_id: str) -> tuple[ResponseRecord, CheckpointId]:
         """Returns the response to continue, and its checkpoint. Raises InvalidRequest."""

@@ -358,8 +358,16 @@ def _checkpoint_id(stored: str | None) -> CheckpointId | None:
     return None if stored is None else CheckpointId(stored)
 
 
+_UNSTORED = ("is_held", "deleted_at", "base", "provenance")
+"""The fields of an adapter version that sessions do not store: they may change."""
+
+
 def _model_to_json(model: ResolvedModel) -> dict[str, Any]:
-    return asdict(model)
+    stored = asdict(model)
+    del stored["defaults"]
+    for field in _UNSTORED if stored["version"] is not None else ():
+        del stored["version"][field]  # a gateway of an earlier release would not know it
+    return stored
 
 
 def _model_from_json(stored: Mapping[str, Any]) -> ResolvedModel:

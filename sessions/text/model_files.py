@@ -39,12 +39,15 @@ class ModelFolder:
     def load(cls, path: Path) -> "ModelFolder":
         """Reads the files of the model folder `path`: config.json, tokenizer.json and optional files.
 
-        Raises ValidationFailed if a file is missing or wrong. The error names the file.
+        Raises ValidationFailed if a file is missing or wrong, or if the tokenizer has tokens that the model's embedding
+        lacks. The error names the file.
         """
         config = _read_object(path / "config.json")
         tokenizer_config = _read_object(path / "tokenizer_config.json", missing_is_empty=True)
         special_tokens = _special_tokens(tokenizer_config)
         tokenizer = TextTokenizer(_read_text(path / "tokenizer.json"), special_tokens.values())
+        template = _chat_template(path, tokenizer_config)
+        _check_embedding(tokenizer, config.get("vocab_size"), " ".join([*special_tokens.values(), template or ""]))
         return cls(
             path=path,
             name=path.resolve().name,
@@ -52,7 +55,7 @@ class ModelFolder:
             special_tokens=special_tokens,
             eos_token_ids=_eos_token_ids(path, config, tokenizer.token_id(special_tokens.get("eos_token", ""))),
             context_tokens=_context_tokens(config),
-            chat_template_source=_chat_template(path, tokenizer_config),
+            chat_template_source=template,
         )
 
     def chat_template(self, clock: Clock) -> ChatTemplate:
@@ -75,6 +78,26 @@ class ModelFolder:
         Raises InvalidRequest if the model has no chat template.
         """
         return PromptEncoder(self.chat_template(clock), self.tokenizer, self.context_tokens)
+
+
+def _check_embedding(tokenizer: TextTokenizer, rows: object, used: str) -> None:
+    """Raises ValidationFailed if the tokenizer has tokens beyond the `rows` of the model's embedding.
+
+    An added token may lie beyond them if it is not in `used`, the texts of the special tokens and of the chat template:
+    the tokenizer of a text model may also be that of a model for images.
+    """
+    if not isinstance(rows, int):
+        return
+    own = tokenizer.backend.get_vocab(with_added_tokens=False)
+    every = tokenizer.backend.get_vocab(with_added_tokens=True)
+    beyond = {text: token_id for text, token_id in every.items() if token_id >= rows and (text in own or text in used)}
+    if beyond:
+        text = min(beyond, key=lambda found: beyond[found])
+        raise ValidationFailed(
+            f"tokenizer.json has {len(beyond)} tokens that the model's embedding of {rows} rows lacks, {text!r} with the id "
+            f"{beyond[text]} among them: the two files belong to different models, or the embedding was not resized.",
+            param="tokenizer.json",
+        )
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -69,8 +69,10 @@ class TurnLauncher:
         `new_items` is the input of the turn. If the instructions or tools have changed since the last turn, encodes the
         whole history again. The start continues even if the caller is cancelled.
         Raises Conflict if the session was changed after the caller has read it. Can also raise InvalidRequest,
-        ContextLengthExceeded, LimitExceeded or Unavailable. After these errors, the session is unchanged.
+        ContextLengthExceeded, LimitExceeded or Unavailable, and NotPermitted if the sender's key does not allow the
+        session's model. After these errors, the session is unchanged.
         """
+        principal.require_models([session.model.label])
         launching = self._launch(principal, session, new_items, settings, tool_hints)
         started = await self._running.launch(session.session_id, launching)
         return TurnHandle(principal.scope(), started[0].turn, self._reader, started)

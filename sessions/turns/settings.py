@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from graftwork.adapters.format.defaults import AdapterDefaults
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.errors import InvalidRequest, ValidationFailed
 from graftwork.sessions.core.session import SessionSettings
@@ -47,6 +48,23 @@ class TurnOverrides:
 
 
 NO_OVERRIDES = TurnOverrides()
+
+
+def with_defaults(settings: SessionSettings, defaults: AdapterDefaults, *, names_tools: bool) -> SessionSettings:
+    """Returns the settings with an adapter's defaults where they say nothing. `names_tools` says that an empty list of
+    tools is meant.
+    """
+    length = {"max_tokens", "max_completion_tokens"}
+    sampling = dict(defaults.sampling)
+    if length & settings.sampling.keys():
+        sampling = {name: value for name, value in sampling.items() if name not in length}
+    return replace(
+        settings,
+        instructions=defaults.system if settings.instructions is None else settings.instructions,
+        tools=settings.tools if settings.tools or names_tools else defaults.tools,
+        response_format=defaults.response_format if settings.response_format is None else settings.response_format,
+        sampling={**sampling, **settings.sampling},
+    )
 
 
 def checked_settings(settings: SessionSettings) -> SessionSettings:

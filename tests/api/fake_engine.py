@@ -50,6 +50,8 @@ class FakeEngine:
     text: str = "The weather in Paris is sunny."
     refusal: GraftworkError | None = None
     """Raised before a request is admitted."""
+    refused_digests: dict[str, GraftworkError] = field(default_factory=dict)
+    """Raised before a request for one of these adapters is admitted."""
     breaks_after: int | None = None
     """Tokens after which `breakage` is raised."""
     breakage: GraftworkError | None = None
@@ -87,6 +89,9 @@ class FakeEngine:
         self.requests.append(request)
         if self.refusal is not None:
             raise self.refusal
+        for digest in request.adapter_digests:
+            if digest in self.refused_digests:
+                raise self.refused_digests[digest]
         has_ended = False
         try:
             if self.holds_queue:

@@ -15,6 +15,8 @@ from graftwork.api.cli.chaos.whole_fleet import FleetPlan, WholeFleet, whole_fle
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 _TOKENS = 96
+_LONG_TOKENS = 800
+"""So many that the engine still works when it is found and killed."""
 _LOOKS = 600
 
 
@@ -32,8 +34,8 @@ def body(number: int) -> dict[str, Any]:
     }
 
 
-async def chunks(http: httpx.AsyncClient, url: str, number: int) -> AsyncIterator[dict[str, Any]]:
-    async with http.stream("POST", f"{url}/v1/completions", json=body(number)) as answer:
+async def chunks(http: httpx.AsyncClient, url: str, asked: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async with http.stream("POST", f"{url}/v1/completions", json=asked) as answer:
         assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
@@ -69,15 +71,16 @@ async def kill_the_busy_one(fleet: WholeFleet) -> str:
 
 
 async def check_a_kill(fleet: WholeFleet, http: httpx.AsyncClient) -> None:
-    expected = [chunk async for chunk in chunks(http, fleet.urls[0], 1)]
+    asked = body(1) | {"max_tokens": _LONG_TOKENS}
+    expected = [chunk async for chunk in chunks(http, fleet.urls[0], asked)]
     before, found, killed = await epochs(fleet), list[dict[str, Any]](), ""
-    async for chunk in chunks(http, fleet.urls[1], 1):
+    async for chunk in chunks(http, fleet.urls[1], asked):
         found.append(chunk)
         if len(found) == 3:
             killed = await kill_the_busy_one(fleet)
 
     assert tokens(found) == tokens(expected)
-    assert billed(found) == billed(expected) == _TOKENS
+    assert billed(found) == billed(expected) == _LONG_TOKENS
     await fleet.whole()
     after = await epochs(fleet)
     assert after[killed] == before[killed] + 1
@@ -88,7 +91,7 @@ async def check_a_drain(fleet: WholeFleet, http: httpx.AsyncClient) -> None:
     """The second gateway is told to drain an engine; the first one learns it from the lease."""
 
     async def ask(number: int) -> int:
-        return len(tokens([chunk async for chunk in chunks(http, fleet.urls[number % 2], number)]))
+        return len(tokens([chunk async for chunk in chunks(http, fleet.urls[number % 2], body(number))]))
 
     asked = [asyncio.create_task(ask(number)) for number in range(16)]
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}

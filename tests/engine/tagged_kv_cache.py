@@ -14,7 +14,7 @@ from graftwork.engine.core.prefix_keys import CacheScope, PageKey, PrefixScope, 
 from graftwork.engine.core.requests import EngineRequest, SessionKey, SessionUse
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.disk.index import DiskCounters
+from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, ObjectFigures
 from graftwork.engine.kv.index.cost_model import CostTracker, LoadCost, PrefillCost, TransferCost
 from graftwork.engine.kv.index.eviction_queue import Ranking
 from graftwork.engine.kv.index.page_store import KvSizes
@@ -62,6 +62,10 @@ class FakeDisk:
     @property
     def counters(self) -> DiskCounters:
         return DiskCounters()
+
+    @property
+    def objects(self) -> ObjectFigures:
+        return NO_OBJECTS
 
     def holds(self, key: PageKey) -> bool:
         return key in self.pages

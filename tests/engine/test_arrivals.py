@@ -177,6 +177,21 @@ def test_the_deadline_counts_from_the_receipt() -> None:
     assert not arrivals.wants_snapshot
 
 
+def test_a_snapshot_is_replaced_only_when_it_is_old() -> None:
+    """The loop makes the first snapshot at once, and the next after 20 ms; what was withdrawn is made at once again."""
+    driver = TimedDriver()
+    arrivals = Arrivals(driver.clock)
+
+    assert arrivals.is_old
+    publish(arrivals, driver, 0)
+    assert not arrivals.is_old
+    driver.clock.advance(0.021)
+    assert arrivals.is_old
+    publish(arrivals, driver, 0)
+    arrivals.publish(None)
+    assert arrivals.is_old
+
+
 def test_what_passes_is_what_other_domains_will_get_until_their_counters_are_equal() -> None:
     """Of 1,000 tokens ahead: domain b had 30 % of the service and has 100 tokens waiting, 50 below the new request's turn: 50
     pass. Of domain c something waits behind: none pass. The higher tier had 10 %, and passes by that part of all.

@@ -1,18 +1,21 @@
 """What the engine reports of traced requests, on a real engine over a small random model."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from graftwork.engine.core.events import FinishReason, RequestFinished, RequestOutput, StepsTraced, TokensGenerated
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.sampling import SamplingParams
-from graftwork.engine.core.step import RequestSlice, StepPlan
+from graftwork.engine.core.step import RequestSlice, SampleSpec, StepPlan
 from graftwork.engine.core.step_spans import EngineSpan, SpanName
 from graftwork.engine.step_recorder import TraceRecorder
 from graftwork.platform.clock import ManualClock
-from graftwork.platform.errors import InternalFailure
+from graftwork.platform.errors import GraftworkError, InternalFailure
 from graftwork.platform.ids import IsolationDomain, RequestId
 from tests.engine.engine_driver import EngineDriver, Outcome
 
@@ -105,6 +108,8 @@ def test_drafts_are_counted(make_engine: MakeEngine) -> None:
 
     assert sum(span.drafted for span in outcome.spans) == outcome.drafts.drafted_tokens
     assert sum(span.accepted for span in outcome.spans) == outcome.drafts.accepted_tokens
+    assert outcome.drafts.drafted_tokens
+    assert sum(span.draft_s for span in outcome.spans) > 0
 
 
 # ---- without an engine ------------------------------------------------------------------------------------------
@@ -115,6 +120,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
+        self.began_at = self.clock.monotonic()
         self.recorder = TraceRecorder(self.clock, lambda request: False, lambda request: False)
         self.request = EngineRequest(
             RequestId("req"), tuple(PROMPT), SamplingParams(max_tokens=4), IsolationDomain(b"x"), traced=True
@@ -122,8 +128,8 @@ class Recorded:
         self.spans: list[EngineSpan] = []
         self.recorder.arrived(self.request, self.clock.monotonic())
 
-    def step(self, start: int, tokens: int, seconds: float) -> None:
-        piece = RequestSlice(self.request.request_id, tuple(range(tokens)), start, (), (), ())
+    def step(self, start: int, tokens: int, seconds: float, samples: tuple[SampleSpec, ...] = ()) -> None:
+        piece = RequestSlice(self.request.request_id, tuple(range(tokens)), start, (), (), samples)
         plan = StepPlan((piece,))
         self.recorder.launched(plan)
         self.clock.advance(seconds)
@@ -188,6 +194,68 @@ def test_a_long_answer_has_few_spans() -> None:
     check_tiled(recorded.spans)
     assert sum(span.steps for span in decode) == sum(span.tokens for span in decode) == 20_000
     assert len(decode) < 80
+
+
+class SlowMask:
+    """A mask that takes a second to fill, as `clock` says."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def fill(self, words: NDArray[np.int32]) -> GraftworkError | None:
+        self._clock.advance(1.0)
+        words[:] = 7
+        return InternalFailure("ends here")
+
+
+def test_masks_and_drafts_have_their_time() -> None:
+    """A span has the seconds of the request's own masks and drafts; a mask does the same whether it is timed or not."""
+    recorded, words = Recorded(), np.zeros(2, np.int32)
+    recorder, request = recorded.recorder, recorded.request
+    recorder.started(request.request_id, loads=False)
+    mask = recorder.mask_of(request, SlowMask(recorded.clock))
+    assert mask is not None
+    failure = mask.fill(words)
+    recorder.drafted(request.request_id, 0.25)
+    recorder.drafted(RequestId("another"), 100.0)
+    recorded.step(len(PROMPT), 1, 0.5, (SampleSpec(request.sampling, seed=1, position=9, mask=mask),))
+    recorded.step(len(PROMPT) + 1, 1, 0.5)
+    recorded.out(RequestFinished(FinishReason.LENGTH, 2))
+
+    (decode,) = [span for span in recorded.spans if span.name is SpanName.DECODE]
+    assert (decode.masks, decode.mask_s, decode.draft_s) == (1, 1.0, 0.25)
+    assert isinstance(failure, InternalFailure)
+    assert words.tolist() == [7, 7]
+
+
+def test_the_mask_of_an_untraced_request_is_not_timed() -> None:
+    """It stays the same object."""
+    recorded = Recorded()
+    mask = SlowMask(recorded.clock)
+
+    assert recorded.recorder.mask_of(replace(recorded.request, traced=False), mask) is mask
+
+
+def test_decode_spans_are_reported_twice_a_second() -> None:
+    """In 10 seconds of 1,000 steps a gateway gets at most 21 reports, none is later than half a second and a span of
+    steps, and other spans are reported at once.
+    """
+    recorded = Recorded()
+    recorded.recorder.started(recorded.request.request_id, loads=False)
+    recorded.step(0, len(PROMPT), 0.01)
+    first = recorded.out(TokensGenerated((1,)))
+    reports = 0
+    for number in range(1000):
+        recorded.step(len(PROMPT) + number, 1, 0.01)
+        reports += len(recorded.out(TokensGenerated((2,)))) - 1
+    known_s = max(span.start_s + span.duration_s for span in recorded.spans)
+    recorded.out(RequestFinished(FinishReason.LENGTH, 1001))
+
+    assert [type(output.event) for output in first] == [TokensGenerated, StepsTraced]
+    assert 5 <= reports <= 20
+    assert recorded.clock.monotonic() - recorded.began_at - known_s < 10.01 / 4 + 0.5
+    check_tiled(recorded.spans)
+    assert sum(span.steps for span in recorded.spans) == 1001
 
 
 def test_a_cancelled_request_is_forgotten() -> None:

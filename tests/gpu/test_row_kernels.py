@@ -39,7 +39,7 @@ def test_the_trial_at_start_chooses_the_kernels(dtype: torch.dtype) -> None:
     """On a GPU the kernels pass their trial in every dtype, so an engine takes them."""
     from graftwork.engine.runner.triton_row_ops import TritonRowOps
 
-    assert choose_row_ops("triton", CUDA, dtype) is TritonRowOps
+    assert choose_row_ops("triton", MODEL, CUDA, dtype) is TritonRowOps
 
 
 @MODELS
@@ -121,7 +121,7 @@ def test_activations_are_those_of_torch_within_rounding(name: str, dtype: torch.
         "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     }
 
-    activate_launch(gate_up, inner, name).run()  # type: ignore[arg-type]
+    activate_launch(gate_up, inner, name).run()
 
     torch.testing.assert_close(inner, functions[name](gate) * up, rtol=2 * ROUNDING[dtype], atol=4 * ROUNDING[dtype])
 

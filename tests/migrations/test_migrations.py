@@ -15,8 +15,10 @@ import graftwork.platform.modes.tables
 import graftwork.platform.prices.tables
 import graftwork.platform.replicas.tables
 import graftwork.platform.tenancy.tables
+import graftwork.platform.tracing.tables
 import graftwork.sessions.store.tables  # noqa: F401
 from graftwork.platform.database import Base, Database
+from graftwork.platform.tenancy.request_rows import find_key_holders
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -45,7 +47,7 @@ async def test_head_is_what_the_models_say(empty_database: Database) -> None:
     """After an upgrade from nothing, every table, column, index and constraint is as in the models."""
     await empty_database.upgrade_to_head()
 
-    assert await empty_database.current_revision() == empty_database.head_revision() == "0017_trace_switches"
+    assert await empty_database.current_revision() == empty_database.head_revision() == "0022_adapter_details"
     assert await table_names(empty_database) == {*Base.metadata.tables, "alembic_version"}
     async with empty_database.read() as session:
         connection = await session.connection()
@@ -57,6 +59,11 @@ async def test_every_step_can_be_taken_back_and_again(empty_database: Database) 
     await empty_database.upgrade_to_head()
 
     for revision in (
+        "0021_rollouts",
+        "0020_alias_history",
+        "0019_request_traces",
+        "0018_key_rules",
+        "0017_trace_switches",
         "0014_generations",
         "0013_replicas",
         "0012_degraded_modes",
@@ -98,6 +105,37 @@ async def test_an_upgrade_keeps_the_rows(empty_database: Database) -> None:
 
     async with empty_database.read() as session:
         assert await session.scalar(text("SELECT name FROM tenants")) == "acme"
+
+
+async def test_older_keys_allow_what_they_did(empty_database: Database) -> None:
+    """A key of an older version has no list of models or networks, is not replaced, and survives a downgrade."""
+    await empty_database.upgrade_to_head()
+    await empty_database.downgrade("0017_trace_switches")
+    async with empty_database.write() as session:
+        await session.execute(
+            text(
+                "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
+                " VALUES ('ten_1', 'acme', 'active', 1, 'default', 0)"
+            )
+        )
+        await session.execute(
+            text(
+                "INSERT INTO api_keys (id, tenant_id, name, public_id, key_hash, scopes, created_at)"
+                " VALUES ('key_1', 'ten_1', 'ci', 'abc', :hash, '[\"usage\"]', 0)"
+            ),
+            {"hash": b"hash"},
+        )
+
+    await empty_database.upgrade_to_head()
+    async with empty_database.read() as session:
+        holders = await find_key_holders(session, ["abc"])
+    await empty_database.downgrade("0017_trace_switches")
+
+    key, _ = holders["abc"]
+    assert key.scopes == {"usage"}
+    assert (key.adapters, key.allowed_ips, key.replaced_by) == (None, None, None)
+    async with empty_database.read() as session:
+        assert await session.scalar(text("SELECT key_hash FROM api_keys")) == b"hash"
 
 
 async def test_older_usage_has_no_price(empty_database: Database) -> None:
@@ -182,6 +220,44 @@ async def test_older_sessions_end_when_they_did(
 
     async with empty_database.read() as session:
         assert await session.scalar(text("SELECT ends_at FROM sessions")) == ends_at
+
+
+async def test_an_older_alias_has_a_history(empty_database: Database) -> None:
+    """The history of an alias that is older than histories begins with its target, and a downgrade keeps the alias.
+
+    Adapters that were deleted are gone after a downgrade.
+    """
+    await empty_database.upgrade_to_head()
+    await empty_database.downgrade("0017_trace_switches")
+    async with empty_database.write() as session:
+        for statement in (
+            (
+                "INSERT INTO tenants (id, name, status, weight, service_tier_ceiling, created_at)"
+                " VALUES ('ten_1', 'acme', 'active', 1, 'default', 0)"
+            ),
+            (
+                "INSERT INTO adapters (id, tenant_id, name, next_version, created_at) VALUES ('adp_1', 'ten_1', 'bot', 2, 0),"
+                " ('adp_2', 'ten_1', 'gone', 2, 0)"
+            ),
+            (
+                "INSERT INTO adapter_aliases (adapter_id, alias, tenant_id, weights, updated_at)"
+                " VALUES ('adp_1', 'prod', 'ten_1', '[[1.0, 1.0]]', 7)"
+            ),
+        ):
+            await session.execute(text(statement))
+
+    await empty_database.upgrade_to_head()
+    async with empty_database.write() as session:
+        columns = "number, weights, returns_to, reason, actor, at"
+        row = (await session.execute(text(f"SELECT {columns} FROM adapter_alias_changes"))).one()
+        await session.execute(text("UPDATE adapters SET deleted_at = 1 WHERE id = 'adp_2'"))
+    await empty_database.downgrade("0017_trace_switches")
+
+    assert (row[0], *row[2:]) == (1, None, "set", "unknown", 7)
+    assert row[1] in ("[[1.0, 1.0]]", [[1.0, 1.0]])  # PostgreSQL's driver reads JSON
+    async with empty_database.read() as session:
+        assert (await session.execute(text("SELECT alias FROM adapter_aliases"))).scalars().all() == ["prod"]
+        assert (await session.execute(text("SELECT id FROM adapters"))).scalars().all() == ["adp_1"]
 
 
 async def test_gateways_that_start_at_once_upgrade_once(empty_database: Database) -> None:

@@ -125,6 +125,17 @@ async def test_two_processes_lose_no_update(sqlite_database: Database, tmp_path:
     await other.close()
 
 
+async def test_gateways_that_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """SQLite fails at once, without a wait, where two connections switch a new file to a write-ahead log."""
+    for number in range(40):
+        databases = [Database(f"sqlite+aiosqlite:///{tmp_path}/{number}.db") for _ in range(4)]
+        try:
+            assert await asyncio.gather(*(one.current_revision() for one in databases)) == [None] * 4
+        finally:
+            for one in databases:
+                await one.close()
+
+
 async def test_a_write_inside_a_write_is_caught(sqlite_database: Database) -> None:
     """On SQLite a write block within a write block fails at once."""
     async with sqlite_database.write():

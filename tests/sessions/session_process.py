@@ -27,7 +27,7 @@ from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
-from graftwork.platform.tenancy.principals import ALL_SCOPES, Principal, TenantScope
+from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.lease import Pause
 from graftwork.sessions.core.session import AgentSession, SessionSettings
@@ -52,7 +52,7 @@ LEASE_S = 30.0
 
 
 def principal(tenant: str = "ten_1") -> Principal:
-    return Principal(TenantId(tenant), "acme", KeyId("key_1"), 1.0, "default", ALL_SCOPES)
+    return Principal(TenantId(tenant), "acme", KeyId("key_1"), 1.0, "default", frozenset({"inference"}))
 
 
 def new_principal() -> Principal:
@@ -209,7 +209,7 @@ class CountingQuotas:
 class TwoVersionResolver:
     """Implements ModelResolver: the base model, and `graft` in the versions 1 and 2."""
 
-    async def resolve(self, scope: TenantScope, model: str, base_name: str) -> ResolvedModel:
+    async def resolve(self, scope: TenantScope, model: str, base_name: str, *_: object, **__: object) -> ResolvedModel:
         if model == base_name:
             return ResolvedModel(model, None)
         number = {"graft": 2, "graft@1": 1, "graft@2": 2}.get(model)

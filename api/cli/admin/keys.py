@@ -1,5 +1,6 @@
 """Defines `graftwork keys`, which creates, lists, rotates and revokes the API keys of tenants."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,12 @@ def create(
     tenant: TenantArgument,
     name: Annotated[str, typer.Option(help="What to call the key.")],
     scope: Annotated[list[str] | None, typer.Option(help="Allow only this; may be given again (default: all).")] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="Allow only this model; may be given again (default: all).")
+    ] = None,
+    allow_ip: Annotated[
+        list[str] | None, typer.Option(help="Allow only this network (CIDR); may be given again (default: all).")
+    ] = None,
     expires_at: Annotated[
         str | None, typer.Option(help="When it ends, ISO 8601 or unix seconds (default: never).")
     ] = None,
@@ -28,11 +35,17 @@ def create(
 ) -> None:
     """Make a key. Its secret is shown only this once.
 
-    Example: graftwork keys create acme --name laptop --expires-at 2030-01-01
+    Example: graftwork keys create acme --name laptop --scope read --allow-ip 192.0.2.0/24 --expires-at 2030-01-01
     """
-    scopes = tuple(scope) if scope else None
     with connect() as client:
-        key = client.admin.keys.create(tenant_id_of(client, tenant), name=name, scopes=scopes, expires_at=expires_at)
+        key = client.admin.keys.create(
+            tenant_id_of(client, tenant),
+            name=name,
+            scopes=tuple(scope) if scope else None,
+            adapters=tuple(adapter) if adapter else None,
+            allowed_ips=tuple(allow_ip) if allow_ip else None,
+            expires_at=expires_at,
+        )
     _show_secret(key, as_json)
 
 
@@ -47,22 +60,45 @@ def list_keys(tenant: TenantArgument, as_json: JsonFlag = False) -> None:
     if as_json:
         return show_json(keys.raw)
     rows = [
-        (key.id, key.name, key.scopes or "all", moment(key.created_at), moment(key.expires_at), moment(key.revoked_at))
+        (
+            key.id,
+            key.name,
+            ", ".join(key.scopes) or "none",
+            "all" if key.adapters is None else ", ".join(key.adapters) or "none",
+            "all" if key.allowed_ips is None else ", ".join(key.allowed_ips),
+            moment(key.last_used_at),
+            moment(key.expires_at),
+            moment(key.revoked_at),
+        )
         for key in keys
     ]
-    columns = ("id", "name", "scopes", "created", "expires", "revoked")
+    columns = ("id", "name", "scopes", "models", "addresses", "last used", "expires", "revoked")
     return show_table(columns, rows, f"No keys yet: graftwork keys create {tenant} --name NAME")
 
 
 @app.command()
-def rotate(tenant: TenantArgument, key: KeyArgument, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """Give a key a new secret. The new secret is shown only this once, and the old secret stops working.
+def rotate(
+    tenant: TenantArgument,
+    key: KeyArgument,
+    overlap: Annotated[
+        str, typer.Option(help="How long the old key stays valid: 90s, 30m, 24h or 7d.", metavar="TIME")
+    ] = "0s",
+    expires_at: Annotated[
+        str | None, typer.Option(help="When the new key ends, ISO 8601 or unix seconds (default: as the old one).")
+    ] = None,
+    yes: YesFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a new key that allows the same as an old one, which ends. The secret is shown only this once.
 
-    Example: graftwork keys rotate acme key_01h… --yes
+    Example: graftwork keys rotate acme key_01h… --overlap 24h --yes
     """
-    confirm(f"Replace the secret of {key}?", yes)
+    overlap_s = _seconds(overlap)
+    ends = f"in {overlap}" if overlap_s else "at once, with the requests that it has started"
+    confirm(f"Make a new key for {key}, which ends {ends}?", yes)
     with connect() as client:
-        _show_secret(client.admin.keys.rotate(tenant_id_of(client, tenant), key), as_json)
+        new = client.admin.keys.rotate(tenant_id_of(client, tenant), key, overlap_s=overlap_s, expires_at=expires_at)
+    _show_secret(new, as_json)
 
 
 @app.command()
@@ -82,3 +118,10 @@ def _show_secret(key: "TenantKey", as_json: bool) -> None:
         return show_json(key.raw)
     typer.echo(f"{key.name} ({key.id}); this secret is shown this once:", err=True)
     return typer.echo(key.key or "")
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no time: write 90s, 30m, 24h or 7d.", param_hint="--overlap")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]

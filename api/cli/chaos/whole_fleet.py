@@ -48,6 +48,8 @@ class FleetPlan:
     gateways: int = 2
     store: str = "auto"
     """One of STORES: `postgres` (with Redis), `sqlite`, or `auto`, which is `postgres` where its programs are."""
+    shares_kv: bool = True
+    """Whether engines share a folder of KV files. If not, each has one of its own."""
 
 
 @dataclass
@@ -61,6 +63,8 @@ class WholeFleet(Fleet):
     """Whether `data` is a disk of its own, which can be full."""
     stores: Stores
     link: Link
+    kv_folders: list[Path]
+    """By engine: the folder with its KV files, which may be that of all."""
     clocks: list[Path]
     """By process of `clocked`: the file with the seconds that its clock is off."""
 
@@ -71,31 +75,38 @@ class WholeFleet(Fleet):
 
     async def replicas(self) -> list[dict[str, Any]]:
         """Returns the engines as the first gateway that answers sees them."""
-        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         for url in self.urls:
-            with suppress(httpx.TransportError):
-                async with httpx.AsyncClient(headers=headers, trust_env=False, timeout=10) as admin:
-                    answer = await admin.get(f"{url}/v1/admin/replicas")
-                if answer.is_success:
-                    found: list[dict[str, Any]] = answer.json()["data"]
-                    return found
+            if found := await _replicas_at(url):
+                return found
         return []
 
     async def whole(self) -> None:
-        """Returns once all gateways and all engines are ready. Raises ServerFailed."""
+        """Returns once all gateways are ready, and see all engines ready. Raises ServerFailed."""
         await self.ready()
         deadline = time.monotonic() + READY_WITHIN_S
-        replicas: list[dict[str, Any]] = []
+        seen: list[list[dict[str, Any]]] = []
         while time.monotonic() < deadline:
-            replicas = await self.replicas()
-            if sum(one["status"] == "ready" for one in replicas) >= len(self.engines):
+            seen = [await _replicas_at(url) for url in self.urls]
+            if all(sum(one["status"] == "ready" for one in replicas) >= len(self.engines) for replicas in seen):
                 return
             await asyncio.sleep(_POLL_S)
-        raise ServerFailed(f"The fleet does not get whole: {replicas}")
+        raise ServerFailed(f"The fleet does not get whole: {seen}")
 
     def log_lines(self, event: str) -> list[str]:
         """Returns the lines of all gateways' logs that have an event."""
         return [line for gateway in self.gateways for line in gateway.log.splitlines() if f'"event": "{event}"' in line]
+
+
+async def _replicas_at(url: str) -> list[dict[str, Any]]:
+    """Returns the engines as one gateway sees them; none if it does not answer."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    with suppress(httpx.TransportError):
+        async with httpx.AsyncClient(headers=headers, trust_env=False, timeout=10) as admin:
+            answer = await admin.get(f"{url}/v1/admin/replicas")
+        if answer.is_success:
+            found: list[dict[str, Any]] = answer.json()["data"]
+            return found
+    return []
 
 
 @asynccontextmanager
@@ -134,7 +145,7 @@ def _processes(
 ) -> WholeFleet:
     data, environment = folder / "data", fleet_environment()
     shared = ["--demo", "--data-dir", str(data), "--fleet", "leases"]
-    engine = [*shared, *stores.database_options, "--shared-kv-dir", str(data / "shared-kv")]
+    engine = [*shared, *stores.database_options]
     engine += [
         "--disk-kv-bytes",
         str(_DISK_KV_BYTES),
@@ -145,11 +156,14 @@ def _processes(
     ]
     clocks = [folder / "clock-gateway", folder / "clock-engine"]
     engines, gateways, ports = [], [], [free_port() for _ in range(plan.gateways)]
+    own_folders = [data / f"kv-{number}" for number in range(plan.engines)]
+    kv_folders = [data / "shared-kv"] * plan.engines if plan.shares_kv else own_folders
     for number in range(plan.engines):
         name = f"engine-{number}"
         where = ["--listen", f"unix:{folder / name}.sock"]
         if number == plan.engines - 1:
             where = ["--listen", f"127.0.0.1:{link_port}", "--advertise", f"127.0.0.1:{link.port}"]
+        where += ["--shared-kv-dir" if plan.shares_kv else "--kv-dir", str(kv_folders[number])]
         program = [*_CLOCKED, str(clocks[1])] if number == 0 else PROGRAM
         engines.append(Process(name, [*program, "engine", *engine, "--replica-id", name, *where], folder, environment))
     for number, port in enumerate(ports):
@@ -157,7 +171,7 @@ def _processes(
         command = [*program, "gateway", *shared, *stores.options, "--port", str(port)]
         gateways.append(Process(f"gateway-{number}", command, folder, environment))
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    return WholeFleet(engines, gateways, urls, folder, data, has_small_disk, stores, link, clocks)
+    return WholeFleet(engines, gateways, urls, folder, data, has_small_disk, stores, link, kv_folders, clocks)
 
 
 def _mount_small_disk(folder: Path) -> bool:

@@ -1,10 +1,12 @@
 """Defines `graftwork adapters`, which uploads, lists, checks and deletes LoRA adapters, and moves their aliases."""
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graftwork.api.cli.commands import rollouts
 from graftwork.api.cli.console.connect import connect
 from graftwork.api.cli.console.flags import ModelDir
 from graftwork.api.cli.console.output import (
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from graftwork.platform.answers.adapters import Adapter, AliasChange
 
 app = typer.Typer(no_args_is_help=True, help="LoRA adapters and their versions. Needs GRAFTWORK_API_KEY.")
+app.add_typer(rollouts.app, name="rollouts")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The adapter's name.")]
 Folder = Annotated[
@@ -36,6 +39,12 @@ Alias = Annotated[str, typer.Option(help="The alias; `prod` is what the plain na
 def push(
     folder: Folder,
     name: Annotated[str | None, typer.Option(help="The adapter's name (default: the folder's).")] = None,
+    promote: Annotated[
+        bool, typer.Option("--promote/--no-promote", help="Whether the plain name may stand for this version.")
+    ] = True,
+    run: Annotated[str | None, typer.Option(help="The training run, as an id or an address.")] = None,
+    parent: Annotated[str | None, typer.Option(help="The version it was trained from, such as support@3.")] = None,
+    data_digest: Annotated[str | None, typer.Option(help="The sha256:… of the training data.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Upload a folder as the next version of an adapter. If a version has the same files, no new version is made.
@@ -43,22 +52,33 @@ def push(
     Example: graftwork adapters push ./my-lora --name support
     """
     with connect() as client:
-        adapter = client.adapters.push(folder, name=name)
+        adapter = client.adapters.push(
+            folder, name=name, promote=promote, run=run, parent=parent, data_digest=data_digest
+        )
     if as_json:
         return show_json(adapter.raw)
     if adapter.newest is not None:
         typer.echo(f"{adapter.name}@{adapter.newest.version} is ready ({size(adapter.newest.size_bytes)}).")
+    if not promote:
+        return typer.echo(f"Next: graftwork adapters promote {adapter.name} VERSION, once it is tried out.")
     return typer.echo(f'Next: use "{adapter.name}" as the model, or graftwork sessions chat {adapter.name}')
 
 
 @app.command(name="list")
-def list_adapters(as_json: JsonFlag = False) -> None:
+def list_adapters(
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Only those with this tag; give several for all of them.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Only those with this text in their names.")] = None,
+    deleted: Annotated[bool, typer.Option("--deleted", help="Those that can be restored, instead.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
     """List your adapters.
 
     Example: graftwork adapters list
     """
     with connect() as client:
-        adapters = client.adapters.list(limit=100)
+        adapters = client.adapters.list(limit=100, tags=tag or (), name=name, state="deleted" if deleted else None)
     if as_json:
         return show_json(adapters.raw)
     rows = [_row(adapter) for adapter in adapters]
@@ -76,13 +96,45 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
         adapter = client.adapters.get(name)
     if as_json:
         return show_json(adapter.raw)
-    show_facts([("id", adapter.id), ("name", adapter.name), ("aliases", _aliases(adapter))])
+    facts = [("id", adapter.id), ("name", adapter.name), ("aliases", _aliases(adapter))]
+    show_facts([*facts, ("tags", ", ".join(adapter.tags or ())), ("defaults", ", ".join(adapter.defaults or ()))])
     typer.echo()
     rows = [
         (each.version, each.status, each.rank, size(each.size_bytes), moment(each.created_at), each.digest[:19])
         for each in adapter.versions
     ]
     return show_table(("version", "status", "rank", "size", "created", "digest"), rows, "No versions.")
+
+
+@app.command()
+def change(
+    name: NameArgument,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag; those that are given replace all.")] = None,
+    defaults: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON with system, sampling, response_format and tools; {} removes all."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Change an adapter's tags, or what its requests have unless they say otherwise.
+
+    Example: graftwork adapters change support --tag team:care --defaults defaults.json
+    """
+    read = None if defaults is None else read_json(defaults)
+    with connect() as client:
+        adapter = client.adapters.change(name, tags=tag, defaults=read)
+    return show_json(adapter.raw) if as_json else typer.echo(f"Changed {name}.")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads an object from a JSON file. Raises BadParameter."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"{path} must hold a JSON object.")
+    return value
 
 
 @app.command()
@@ -102,7 +154,7 @@ def promote(
 
 @app.command()
 def rollback(name: NameArgument, alias: Alias = "prod", as_json: JsonFlag = False) -> None:
-    """Point an adapter's alias back at an older version: the newest one before the alias's current version.
+    """Give an adapter's alias the target that it had before. A second rollback goes back one target more.
 
     Example: graftwork adapters rollback support
     """
@@ -111,20 +163,51 @@ def rollback(name: NameArgument, alias: Alias = "prod", as_json: JsonFlag = Fals
 
 
 @app.command()
+def history(name: NameArgument, alias: Alias = "prod", as_json: JsonFlag = False) -> None:
+    """List the targets that an adapter's alias had, the newest first, and which key set them.
+
+    Example: graftwork adapters history support
+    """
+    with connect() as client:
+        events = client.adapters.history(name, alias=alias, limit=100)
+    if as_json:
+        return show_json(events.raw)
+    rows = [(moment(each.at), _target(each.target), each.reason, each.actor) for each in events]
+    return show_table(("at", "version", "reason", "by"), rows, "No changes.")
+
+
+@app.command()
+def restore(
+    name: NameArgument,
+    version: Annotated[int | None, typer.Argument(help="Only this version.", min=1)] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Restore an adapter, or one of its versions, after it was deleted.
+
+    Example: graftwork adapters restore support 2
+    """
+    with connect() as client:
+        adapter = client.adapters.restore(name, version)
+    what = name if version is None else f"{name}@{version}"
+    return show_json(adapter.raw) if as_json else typer.echo(f"Restored {what}.")
+
+
+@app.command()
 def delete(
     name: NameArgument,
     version: Annotated[int | None, typer.Argument(help="Only this version.", min=1)] = None,
+    erase: Annotated[bool, typer.Option("--erase", help="Erase it at once: it cannot be restored.")] = False,
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete an adapter, or one of its versions. Running requests still finish.
+    """Delete an adapter, or one of its versions. It can be restored for a time. Running requests still finish.
 
     Example: graftwork adapters delete support 2 --yes
     """
     what = name if version is None else f"{name}@{version}"
     confirm(f"Delete {what}?", yes)
     with connect() as client:
-        deleted = client.adapters.delete(name, version)
+        deleted = client.adapters.delete(name, version, erase=erase)
     return show_json(deleted.raw) if as_json else typer.echo(f"Deleted {what}.")
 
 

@@ -13,6 +13,7 @@ from graftwork.api.cli.console.flags import (
     DeviceBytes,
     DiskKvBytes,
     HostKvBytes,
+    KvObjectUrl,
     MaxContextTokens,
     MaxReplicas,
     ModelDir,
@@ -59,6 +60,7 @@ def start(
     host_kv_bytes: HostKvBytes = None,
     disk_kv_bytes: DiskKvBytes = None,
     shared_kv_dir: SharedKvDir = None,
+    kv_object_url: KvObjectUrl = None,
 ) -> None:
     """Start a fleet. Needs GRAFTWORK_ENGINE_TOKEN. The engines go on when this command, or Ray, ends.
 
@@ -125,6 +127,7 @@ def upgrade(
     host_kv_bytes: HostKvBytes = None,
     disk_kv_bytes: DiskKvBytes = None,
     shared_kv_dir: SharedKvDir = None,
+    kv_object_url: KvObjectUrl = None,
 ) -> None:
     """Replace all engines, one after another, by those of the next generation. Give all flags of `start` again.
 

@@ -1,16 +1,19 @@
 """Makes a trace of a request's timeline that Perfetto and chrome://tracing load.
 
 The form is Chrome's Trace Event Format: complete events (`ph` is `X`) with times in microseconds, in a lane (`tid`) for
-the gateway and one for each run at an engine, and metadata events (`M`) that name the lanes.
+the gateway, one for each run at an engine, and one for totals, and metadata events (`M`) that name the lanes.
+What is known only as a sum, such as the time of all masks, has a bar in the lane of totals: these stand one after
+another, so only their lengths mean something.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from graftwork.platform.answers.timelines import EngineSpan, Timeline
+from graftwork.platform.answers.timelines import EngineRun, EngineSpan, GenerationTimeline, Timeline
 
 _PROCESS = 1
 _GATEWAY = 1
+_TOTALS = 2
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
@@ -29,16 +32,52 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         "trace_id": timeline.trace_id,
     }
     yield _complete(f"{timeline.method} {timeline.path}", _GATEWAY, 0.0, timeline.total_ms, summary)
+    yield from _totals(timeline)
     for stage in timeline.stages:
         yield _complete(stage.name, _GATEWAY, stage.start_ms, stage.duration_ms, {})
-    lane = _GATEWAY
+    lane = _TOTALS
     for generation in timeline.generations:
         for run in generation.engines:
             lane += 1
             yield _name("thread_name", lane, f"engine {generation.id}")
+            yield _complete("engine", lane, run.start_ms, _length_ms(run), _prompt(generation))
             # Of two events that begin together, viewers nest the one that comes later and is not longer.
             for span in sorted(run.spans, key=lambda span: (span.start_ms, -span.duration_ms, span.inside is not None)):
                 yield _complete(span.name, lane, span.start_ms, span.duration_ms, _arguments(span))
+
+
+def _totals(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Yields one bar for each sum: masks and drafts of a span, detokenising of an answer, writes to the network."""
+    sums = [
+        (f"{what} of {span.name}", took_ms, {"count": count})
+        for generation in timeline.generations
+        for run in generation.engines
+        for span in run.spans
+        for what, took_ms, count in (("masks", span.mask_ms, span.masks), ("drafts", span.draft_ms, span.drafted))
+        if took_ms is not None
+    ]
+    sums += [
+        ("detokenise", one.detokenise_ms, {"count": one.detokenise_calls})
+        for one in timeline.generations
+        if one.detokenise_ms is not None
+    ]
+    if timeline.write_ms is not None:
+        sums.append(("network", timeline.write_ms, {"count": timeline.writes}))
+    if sums:
+        yield _name("thread_name", _TOTALS, "totals")
+    start_ms = 0.0
+    for name, took_ms, counted in sums:
+        yield _complete(name, _TOTALS, start_ms, took_ms, counted)
+        start_ms += took_ms
+
+
+def _length_ms(run: EngineRun) -> float:
+    return max((span.start_ms + span.duration_ms for span in run.spans), default=run.start_ms) - run.start_ms
+
+
+def _prompt(generation: GenerationTimeline) -> dict[str, Any]:
+    """Returns where the KV of the prompt was found, by tier, and why the rest was not."""
+    return {} if generation.prompt is None else {"prompt": generation.prompt.body()}
 
 
 def _arguments(span: EngineSpan) -> dict[str, Any]:

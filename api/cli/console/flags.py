@@ -95,6 +95,13 @@ SharedKvDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="A folder in which engines of one model read each other's cache (default: none)."),
 ]
+KvObjectUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="A bucket in which engines of one model share their cache: s3://BUCKET/PREFIX (default: none).",
+    ),
+]
 CorsOrigin = Annotated[
     list[str] | None,
     typer.Option(

@@ -120,6 +120,7 @@ def _figures(span: EngineSpan) -> str:
         f"{span.tokens} tokens" if span.tokens else "",
         f"batch {span.batch_requests:g}" if span.batch_requests else "",
         f"drafts {span.accepted or 0}/{span.drafted}" if span.drafted else "",
-        f"{span.masks} masks" if span.masks else "",
+        f"drafting {span.draft_ms:.1f} ms" if span.draft_ms else "",
+        f"{span.masks} masks {span.mask_ms or 0:.1f} ms" if span.masks else "",
     ]
     return ", ".join(part for part in parts if part)

@@ -42,9 +42,11 @@ class ModelSizes:
         """All weights: embeddings, output head, projections, biases and norms."""
         model = self.model
         shapes = model.target_shapes
-        layer = sum(out * width for out, width in shapes.values()) + 2 * model.hidden_size
+        layer = sum(out * width for out, width in shapes.values())
+        layer += len(model.block.norms.names) * model.hidden_size
         layer += sum(shapes[name][0] for name in model.biased_targets)
         layer += 2 * model.head_dim if model.has_qk_norm else 0
+        layer += shapes["q_proj"][0] + model.kv_width if model.block.has_wide_qk_norm else 0
         tables = 1 if model.tie_word_embeddings else 2
         return model.num_layers * layer + tables * model.vocab_size * model.hidden_size + model.hidden_size
 

@@ -91,6 +91,8 @@ const ICONS = {
   sessions: "M4 4.500h12v8.500H9l-3.500 3v-3H4z",
   replicas: "M4 4h12v5H4zM4 11h12v5H4zM7 6.500h.1M7 13.500h.1",
   usage: "M3.500 16.500h13M6 14V9M10 14V5M14 14v-3",
+  invoices: "M5 3.500h10v13l-2-1.300-1.500 1.300-1.500-1.300-1.500 1.300-1.500-1.300-2 1.300zM8 7h4M8 10h4",
+  prices: "M10.500 3.500h6v6l-7 7-6-6zM13.500 6.500h.1",
   audit: "M5 3.500h10v13H5zM8 7h4M8 10h4M8 13h2",
   modes: "M3 6h8M15 6h2M3 14h2M9 14h8M13 4v4M7 12v4",
   playground: "M4 4.500h5v11H4zM11 4.500h5v11h-5z",

@@ -43,7 +43,7 @@ export function live({ load, show, every, signal, failed }) {
 }
 
 /** Seconds until the next try after this many failures in a row. */
-function pause(failures, error) {
+export function pause(failures, error) {
   const wanted = Math.max(error.retryAfter ?? 0, 2 ** Math.min(failures - 1, 5));
   return Math.min(LONGEST_S, wanted) * (0.8 + Math.random() * 0.4);
 }

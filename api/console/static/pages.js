@@ -1,6 +1,8 @@
 // The list of pages: which addresses there are, and which of them a key may see.
 
 import { showAdapter, showAdapters, showUpload } from "./pages/adapters.js";
+import { showInvoice, showInvoices, showMonths } from "./pages/billing/invoices.js";
+import { showPrices } from "./pages/billing/prices.js";
 import { showAudit, showModes } from "./pages/operator.js";
 import { showFleetAdapters, showFleetSessions } from "./pages/fleet_lists.js";
 import { showOverview } from "./pages/overview.js";
@@ -15,11 +17,11 @@ import { showPlayground } from "./playground/page.js";
 
 const ADMIN = [
   ["", [["", "Overview", "overview", "o"], ["tenants", "Tenants", "tenants", "n"], ["adapters", "Adapters", "adapters", "a"], ["sessions", "Sessions", "sessions", "s"], ["replicas", "Engines", "replicas", "e"]]],
-  ["Records", [["requests", "Requests", "request", "r"], ["usage", "Usage", "usage", "u"], ["audit", "Audit", "audit", "l"], ["modes", "Degraded modes", "modes", "m"]]],
+  ["Records", [["requests", "Requests", "request", "r"], ["usage", "Usage", "usage", "u"], ["invoices", "Invoices", "invoices", "i"], ["prices", "Prices", "prices", "c"], ["audit", "Audit", "audit", "l"], ["modes", "Degraded modes", "modes", "m"]]],
 ];
 const TENANT = [
   ["", [["", "Overview", "overview", "o"], ["playground", "Playground", "playground", "p"], ["adapters", "Adapters", "adapters", "a"], ["sessions", "Sessions", "sessions", "s"]]],
-  ["Records", [["requests", "Requests", "request", "r"], ["usage", "Usage", "usage", "u"]]],
+  ["Records", [["requests", "Requests", "request", "r"], ["usage", "Usage", "usage", "u"], ["invoices", "Invoices", "invoices", "i"], ["prices", "Prices", "prices", "c"]]],
 ];
 
 export function sectionsFor(identity) {
@@ -30,6 +32,7 @@ export function routesFor(identity) {
   const shared = [
     { pattern: /^$/, title: "Overview", show: showOverview },
     { pattern: /^usage$/, title: "Usage", show: showUsage },
+    { pattern: /^prices$/, title: "Prices", show: showPrices },
     { pattern: /^requests$/, title: "Requests", show: showRequests },
     { pattern: /^requests\/([^/]+)$/, title: "Request", show: showRequest },
   ];
@@ -39,6 +42,9 @@ export function routesFor(identity) {
     { pattern: /^adapters$/, title: "Adapters", show: showFleetAdapters },
     { pattern: /^sessions$/, title: "Sessions", show: showFleetSessions },
     { pattern: /^replicas$/, title: "Engines", show: showReplicas },
+    { pattern: /^invoices$/, title: "Invoices", show: showInvoices },
+    { pattern: /^invoices\/([^/]+)$/, title: "Invoices of a tenant", show: showMonths },
+    { pattern: /^invoices\/([^/]+)\/([^/]+)$/, title: "Invoice", show: showInvoice },
     { pattern: /^audit$/, title: "Audit", show: showAudit },
     { pattern: /^modes$/, title: "Degraded modes", show: showModes },
   ] : [
@@ -46,6 +52,8 @@ export function routesFor(identity) {
     { pattern: /^adapters$/, title: "Adapters", show: showAdapters },
     { pattern: /^adapters\/upload$/, title: "Upload an adapter", show: showUpload },
     { pattern: /^adapters\/name\/([^/]+)$/, title: "Adapter", show: showAdapter },
+    { pattern: /^invoices$/, title: "Invoices", show: showMonths },
+    { pattern: /^invoices\/([^/]+)$/, title: "Invoice", show: showInvoice },
     { pattern: /^sessions$/, title: "Sessions", show: showSessions },
     { pattern: /^sessions\/([^/]+)$/, title: "Session", show: showSession },
   ];

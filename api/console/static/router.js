@@ -1,12 +1,22 @@
 // Shows the page that the address names after `#`. Each page gets a signal that aborts when the next page is shown.
+// A page that the server could not load, because it was away, is loaded again until it comes.
 
 import { h, plain, put, say } from "./dom.js";
 import { ApiError } from "./http.js";
+import { pause } from "./live.js";
 import { errorBox } from "./parts.js";
 
 /** Starts the router. `routes`: {pattern, title, show}. `show(context)` returns the page's elements, or a promise. */
 export function startRouter(main, routes, onShown) {
   let leaving = new AbortController();
+  let failures = 0;
+
+  /** Shows the page anew when the server may be back. */
+  function retry(error, signal) {
+    failures += 1;
+    const timer = setTimeout(go, 1000 * pause(failures, error));
+    signal.addEventListener("abort", () => clearTimeout(timer));
+  }
 
   async function go() {
     leaving.abort();
@@ -19,10 +29,12 @@ export function startRouter(main, routes, onShown) {
     let content;
     try {
       content = await found.route.show(context);
+      failures = 0;
     } catch (error) {
       if (signal.aborted || error.name === "AbortError") return;
       if (!(error instanceof ApiError)) console.error(error);
       content = failure(error, go);
+      if (error.isAway) retry(error, signal);
     }
     if (signal.aborted) return;
     if (content !== undefined) put(main, content);

@@ -75,7 +75,7 @@ function line(columns, row) {
 
 /**
  * A table that loads pages of a list. `load(after, limit, signal)` returns the server's page; `text(row)` is what a
- * search looks at. Returns {element, reload}.
+ * search looks at. Returns {element, reload, restart}.
  */
 export function pagedTable({ caption, columns, load, text, signal, empty, tools = [], noun = "row" }) {
   const plural = many(0, noun).slice(2);
@@ -132,8 +132,24 @@ export function pagedTable({ caption, columns, load, text, signal, empty, tools 
     draw();
   }
 
+  /** Begins anew, for a list whose rows are others now. */
+  async function restart() {
+    await loading?.catch(() => {});
+    rows = [];
+    after = null;
+    hasMore = true;
+    await next().catch(fail);
+  }
+
   const ready = next().catch((error) => { if (rows.length === 0) throw error; fail(error); });
   const element = h("div", {}, search || tools.length ? h("div", { class: "table-tools" }, search, tools) : null, problem, inner.element,
     h("div", { class: "table-foot" }, note, more));
-  return { element, reload, ready, say: () => say(note.textContent) };
+  return { element, reload, restart, ready, say: () => say(note.textContent) };
+}
+
+/** One page of rows that are all here, as the server would send it. */
+export function pageOf(rows, after, limit) {
+  const first = after === null ? 0 : rows.findIndex((row) => row.id === after) + 1;
+  const data = rows.slice(first, first + limit);
+  return { data, last_id: data.at(-1)?.id ?? after, has_more: first + limit < rows.length };
 }

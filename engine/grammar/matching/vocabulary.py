@@ -37,7 +37,7 @@ def read_vocabulary(folder: Path, size: int, eos_token_ids: tuple[int, ...]) -> 
     """Reads the vocabulary from the tokenizer.json of a model folder. Returns None if there is no such file.
 
     `size` is the number of rows of the model's output head. Token ids beyond the tokenizer's own are padding.
-    Raises InvalidRequest if the file cannot be read, or holds no tokenizer.
+    Raises InvalidRequest if the file cannot be read, holds no tokenizer, or has more tokens than the model.
     """
     path = folder / "tokenizer.json"
     if not path.exists():
@@ -54,10 +54,16 @@ def _read_vocabulary(content: bytes, size: int, eos_token_ids: tuple[int, ...]) 
     tokenizer = json.loads(content)
     pieces: dict[str, int] = _pieces(tokenizer["model"]["vocab"])
     decode = _from_byte_level if "ByteLevel" in json.dumps(tokenizer.get("decoder")) else _from_byte_fallback
+    highest = max(pieces.values(), default=-1)
+    if highest >= size:
+        raise InvalidRequest(
+            f"tokenizer.json has tokens up to the id {highest}, but the model's embedding has {size} rows: "
+            "the two files belong to different models.",
+            param="model",
+        )
     tokens = [b""] * size
     for piece, token_id in pieces.items():
-        if token_id < size:
-            tokens[token_id] = decode(piece)
+        tokens[token_id] = decode(piece)
     specials: dict[str, int] = {}
     for added in tokenizer.get("added_tokens", ()):
         if added["id"] < size:

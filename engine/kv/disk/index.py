@@ -48,6 +48,25 @@ class DiskCounters:
     """
     failed: int = 0
     """The number of operations that failed in the file system, for example because the disk was full."""
+    object_written: int = 0
+    """The number of pages written to a bucket."""
+    object_read: int = 0
+    """The number of pages read from a bucket with a correct checksum."""
+    object_failed: int = 0
+    """The number of operations on a bucket that failed."""
+    object_dropped: int = 0
+    """The number of pages that were not written to a bucket, because it has no room or uploads are too slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFigures:
+    """What is in a bucket, as far as one engine knows."""
+
+    num_pages: int = 0
+    num_bytes: int = 0
+
+
+NO_OBJECTS = ObjectFigures()
 
 
 class DiskMonitor:
@@ -73,9 +92,9 @@ class DiskMonitor:
         self.add("corrupt")
         self._log_failure("disk_tier_corrupt", name, reason)
 
-    def record_failure(self, name: str, error: OSError) -> None:
-        """Counts and logs a failed operation of the file system. `name` is the name of the file."""
-        self.add("failed")
+    def record_failure(self, name: str, error: OSError, counter: str = "failed") -> None:
+        """Counts and logs a failed operation of the file system or a bucket. `name` is the name of the file."""
+        self.add(counter)
         self._log_failure("disk_tier_failed", name, str(error))
 
     def check_integrity(self) -> None:
@@ -264,6 +283,12 @@ class DiskIndex:
         """Returns the keys of all pages that lookups find."""
         with self._lock:
             return list(self._locations)
+
+    def files_holding(self, keys: Iterable[PageKey]) -> list[PageFile]:
+        """Returns the files that contain the pages of `keys`, each once. Ignores keys that are not on disk."""
+        with self._lock:
+            found = (self._locations[key][0] for key in keys if key in self._locations)
+            return list({file.name: file for file in found}.values())
 
     def names_holding(self, keys: Iterable[PageKey]) -> set[str]:
         """Returns the names of the files that contain the pages of `keys`. Ignores keys that are not on disk."""

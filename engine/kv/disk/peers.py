@@ -24,8 +24,9 @@ from pathlib import Path
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.kv.disk.file_format import DamagedFile, FileSpan, ForeignFile, PageFile, page_checksum
 from graftwork.engine.kv.disk.files import DRAFT_SUFFIX, FaultTolerantFiles, FileEntry, LocalFiles
-from graftwork.engine.kv.disk.index import DiskCounters, DiskIndex, DiskMonitor
+from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, DiskIndex, DiskMonitor, ObjectFigures
 from graftwork.engine.kv.disk.recovery import is_our_name, read_header
+from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.platform.clock import Clock
 
 SLOT_PATTERN = "slot-*"
@@ -58,6 +59,11 @@ class PeerPages:
     @property
     def counters(self) -> DiskCounters:
         return self._monitor.snapshot()
+
+    @property
+    def objects(self) -> ObjectFigures:
+        """Nothing: a folder is no bucket."""
+        return NO_OBJECTS
 
     @property
     def num_pages(self) -> int:
@@ -100,6 +106,12 @@ class PeerPages:
                 self._lose(span.file)
                 break
         return done
+
+    def offer(self, own: DiskStore, keys: Sequence[PageKey]) -> None:
+        """Does nothing: the others read this engine's slot."""
+
+    def close(self) -> None:
+        """Does nothing: no file is open."""
 
     def forget(self, key: PageKey) -> None:
         """Forgets where a page is. Its owner keeps the page."""

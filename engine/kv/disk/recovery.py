@@ -5,6 +5,7 @@ read. Files with other names than the store's are counted as foreign and never c
 """
 
 import re
+from typing import Protocol
 
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.kv.disk.file_format import (
@@ -34,6 +35,14 @@ def file_name(last_key: PageKey, stamp: int) -> str:
 def is_our_name(name: str) -> bool:
     """Returns whether `name` has the form of the store's file names. This includes the names of incomplete files."""
     return _NAME.fullmatch(name.removesuffix(DRAFT_SUFFIX)) is not None
+
+
+class FileReader(Protocol):
+    """Reads files, wherever they are."""
+
+    def read(self, name: str, offset: int, into: memoryview) -> int | None:
+        """Reads bytes of a file. Returns how many, or None if they cannot be read now."""
+        ...
 
 
 class FolderScan:
@@ -72,7 +81,7 @@ class FolderScan:
         return file if is_our_name(entry.name) else None
 
 
-def read_header(files: FaultTolerantFiles, entry: FileEntry) -> PageFileHeader | None:
+def read_header(files: FileReader, entry: FileEntry) -> PageFileHeader | None:
     """Reads and checks the header of a file of any layout. Returns None if the disk cannot be read.
 
     Raises DamagedFile if the file is incomplete or wrong, or ForeignFile if it has another version.
@@ -90,7 +99,7 @@ def read_header(files: FaultTolerantFiles, entry: FileEntry) -> PageFileHeader |
     return header
 
 
-def _read_start(files: FaultTolerantFiles, name: str, num_bytes: int) -> bytes | None:
+def _read_start(files: FileReader, name: str, num_bytes: int) -> bytes | None:
     start = bytearray(num_bytes)
     count = files.read(name, 0, memoryview(start))
     return bytes(start[:count]) if count is not None else None

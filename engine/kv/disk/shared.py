@@ -1,13 +1,15 @@
-"""Keeps the KV pages of one engine on a disk that engines share, and reads the pages of the others.
+"""Keeps the KV pages of one engine where other engines can read them, and reads the pages of the others.
 
-    SharedStore     what the KV cache and the copier see: one DiskStore, and PeerPages
+    SharedStore     what the KV cache and the copier see: one DiskStore, and the pages of others
     take_slot       finds a folder below the shared one that no running engine has, and opens it
+    open_bucket     opens a folder of this engine alone, whose files are copied to a bucket that engines share
 
-Each engine writes only to its own slot, within its own budget. It may read every slot of its layout. A slot of an engine
-that has ended stays readable, and the next engine that starts takes it over with its pages.
+In a shared folder, each engine writes only to its own slot, within its own budget. It may read every slot of its layout.
+A slot of an engine that has ended stays readable, and the next engine that starts takes it over with its pages.
+In a bucket, all objects belong to all engines (object_pages.py).
 
-SharedStore owns the thread that looks for new pages of others. Invariant: what a DiskStore promises of reads holds for
-the pages of all slots.
+SharedStore owns the thread that looks for new pages of others, and removes what is forgotten. Invariant: what a DiskStore
+promises of reads holds for the pages of others.
 """
 
 import logging
@@ -15,10 +17,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
+from typing import Protocol
 
 from graftwork.engine.core.prefix_keys import PageKey
+from graftwork.engine.kv.disk.bucket import Bucket
 from graftwork.engine.kv.disk.files import Buffer
-from graftwork.engine.kv.disk.index import DiskCounters
+from graftwork.engine.kv.disk.index import DiskCounters, ObjectFigures
+from graftwork.engine.kv.disk.object_pages import ObjectPages
 from graftwork.engine.kv.disk.peers import PeerPages
 from graftwork.engine.kv.disk.store import DiskStore
 from graftwork.platform.clock import Clock, SystemClock
@@ -29,6 +34,43 @@ _log = logging.getLogger(__name__)
 MAX_SLOTS = 1024
 REFRESH_S = 1.0
 """Seconds between two looks at the slots of other engines."""
+LIST_EVERY_S = 2.0
+"""Seconds between two listings of a bucket."""
+
+
+class OtherPages(Protocol):
+    """The pages of other engines. `holds`, `offer` and the methods that forget never wait."""
+
+    @property
+    def counters(self) -> DiskCounters: ...
+    @property
+    def objects(self) -> ObjectFigures: ...
+    @property
+    def num_pages(self) -> int: ...
+
+    def holds(self, key: PageKey) -> bool: ...
+
+    def refresh(self) -> None:
+        """Looks for pages that others have written or removed."""
+        ...
+
+    def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
+        """See `DiskStore.read_pages`."""
+        ...
+
+    def offer(self, own: DiskStore, keys: Sequence[PageKey]) -> None:
+        """Lets others read those pages of `keys` that this engine has on its disk."""
+        ...
+
+    def forget(self, key: PageKey) -> None: ...
+    def forget_domain(self, domain: bytes) -> int: ...
+
+    def sweep(self) -> None:
+        """Removes what was forgotten, and must not stay."""
+        ...
+
+    def close(self) -> None: ...
+    def check_integrity(self) -> None: ...
 
 
 def take_slot(root: Path, max_bytes: int, layout: bytes, reserve_share: float = 0.0) -> "SharedStore":
@@ -48,62 +90,91 @@ def take_slot(root: Path, max_bytes: int, layout: bytes, reserve_share: float = 
     )
 
 
-class SharedStore:
-    """Implements what the KV cache and the copier ask of a disk store, over all slots."""
+def open_bucket(own: DiskStore, url: str, max_bytes: int, layout: bytes) -> "SharedStore":
+    """Returns the store of an engine that has opened its folder `own`, with the bucket at `url`.
 
-    def __init__(self, own: DiskStore, peers: PeerPages, clock: Clock) -> None:
+    `layout` is that of `own`, and `max_bytes` what all engines together may keep in the bucket. Call `start` on the
+    result. Raises InvalidRequest if the URL names no bucket.
+    """
+    clock = SystemClock()
+    return SharedStore(own, ObjectPages(Bucket(url), layout, max_bytes, clock), clock)
+
+
+class SharedStore:
+    """Implements what the KV cache and the copier ask of a disk store, over the pages of all engines."""
+
+    def __init__(self, own: DiskStore, peers: OtherPages, clock: Clock) -> None:
         self.own = own
         self.peers = peers
         self._clock = clock
         self._stopping = threading.Event()
+        self._must_look = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, refresh_s: float = REFRESH_S) -> None:
-        """Looks at the slots of other engines now, and then every `refresh_s` seconds on a thread, until `close`."""
-        self.refresh()
+    def start(self, refresh_s: float = REFRESH_S, *, waits: bool = True) -> None:
+        """Looks at the pages of other engines every `refresh_s` seconds on a thread, until `close`.
+
+        With `waits`, returns after the first look.
+        """
+        if waits:
+            self.refresh()
+        else:
+            self._must_look.set()
         self._thread = threading.Thread(target=self._keep_fresh, args=(refresh_s,), name="kv-peers", daemon=True)
         self._thread.start()
 
     def refresh(self) -> None:
-        """Looks for files that other engines have written or removed, and removes files that an erasure has left."""
+        """Looks for what other engines have written or removed, and removes what an erasure has left."""
         self.peers.refresh()
         self.peers.sweep()
 
     def close(self) -> None:
-        """Ends the thread and gives the slot back. The files stay on disk."""
+        """Ends the thread, removes what is forgotten, and gives the folder back. The files stay on disk."""
         self._stopping.set()
+        has_work = self._must_look.is_set()
+        self._must_look.set()
         if self._thread is not None:
             self._thread.join()
+        if has_work:
+            self.peers.sweep()
+        self.peers.close()
         self.own.close()
 
     @property
     def num_pages(self) -> int:
-        """The number of pages in this engine's own slot."""
+        """The number of pages in this engine's own folder."""
         return self.own.num_pages
 
     @property
     def bytes_used(self) -> int:
-        """The bytes of this engine's own slot."""
+        """The bytes of this engine's own folder."""
         return self.own.bytes_used
 
     @property
     def counters(self) -> DiskCounters:
-        """What this engine has done in all slots."""
+        """What this engine has done with its own pages and those of others."""
         pairs = zip(astuple(self.own.counters), astuple(self.peers.counters), strict=True)
         return DiskCounters(*map(sum, pairs))
 
+    @property
+    def objects(self) -> ObjectFigures:
+        """What is in the bucket."""
+        return self.peers.objects
+
     def holds(self, key: PageKey) -> bool:
-        """Returns whether a page is in any slot, as far as this engine knows. O(1). Any thread may call it."""
+        """Returns whether any engine has stored a page, as far as this one knows. O(1). Any thread may call it."""
         return self.own.holds(key) or self.peers.holds(key)
 
     def write(
         self, domain: bytes, keys: Sequence[PageKey], pages: Sequence[Buffer], above: Sequence[PageKey] = ()
     ) -> int:
-        """Stores pages in this engine's own slot. See `DiskStore.write`."""
-        return self.own.write(domain, keys, pages, above)
+        """Stores pages in this engine's own folder, and lets others read them. See `DiskStore.write`."""
+        num_written = self.own.write(domain, keys, pages, above)
+        self.peers.offer(self.own, [*above, *keys])
+        return num_written
 
     def read_pages(self, keys: Sequence[PageKey], into: memoryview) -> int:
-        """Reads the pages of the longest prefix of `keys` that is in any slot and not damaged. See `DiskStore.read_pages`."""
+        """Reads the pages of the longest prefix of `keys` that is stored and not damaged. See `DiskStore.read_pages`."""
         space, done = into.cast("B"), 0
         page_bytes = len(space) // len(keys)
         while done < len(keys):
@@ -115,33 +186,43 @@ class SharedStore:
         return done
 
     def forget(self, key: PageKey) -> None:
-        """Forgets a page. It stays in the slots of other engines until they forget or evict it."""
+        """Forgets a page. It stays in the slots of other engines until they forget or evict it, and leaves a bucket."""
         self.own.forget(key)
         self.peers.forget(key)
 
     def forget_domain(self, domain: bytes) -> int:
-        """Forgets all pages of a domain (usually one tenant). `sweep` then removes their files from all slots.
+        """Forgets all pages of a domain (usually one tenant). `sweep` then removes them everywhere.
 
         `domain` is the domain's digest. Returns the number of these pages.
         """
         return self.own.forget_domain(domain) + self.peers.forget_domain(domain)
 
     def sweep(self) -> None:
-        """Removes the files of pages that were forgotten: in its own slot, and of forgotten domains in all slots."""
+        """Removes the files of pages that were forgotten: in its own folder, and of forgotten domains everywhere.
+
+        Where others keep theirs, the thread removes them, if it was started.
+        """
         self.own.sweep()
-        self.peers.sweep()
+        if self._thread is None:
+            self.peers.sweep()
+        else:
+            self._must_look.set()
 
     def enforce_limits(self) -> int:
         """See `DiskStore.enforce_limits`."""
         return self.own.enforce_limits()
 
     def check_integrity(self) -> None:
-        """Checks the own slot and what is known of the others. Call it only while nothing is written."""
+        """Checks the own folder and what is known of the others. Call it only while nothing is written."""
         self.own.check_integrity()
         self.peers.check_integrity()
 
     def _keep_fresh(self, refresh_s: float) -> None:
-        while not self._stopping.wait(refresh_s):
+        while not self._stopping.is_set():
+            self._must_look.wait(refresh_s)
+            if self._stopping.is_set():
+                return
+            self._must_look.clear()
             try:
                 self.refresh()
             except Exception:  # noqa: BLE001 - the outermost loop of the thread: the next look may succeed

@@ -32,7 +32,7 @@ from graftwork.engine.kv.disk.file_format import (
     page_checksum,
 )
 from graftwork.engine.kv.disk.files import Buffer, FaultTolerantFiles, FileSystem, LocalFiles
-from graftwork.engine.kv.disk.index import DiskCounters, DiskIndex, DiskMonitor
+from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, DiskIndex, DiskMonitor, ObjectFigures
 from graftwork.engine.kv.disk.lock import FolderLock
 from graftwork.engine.kv.disk.recovery import FolderScan, file_name, is_our_name
 from graftwork.platform.clock import Clock, SystemClock
@@ -84,6 +84,22 @@ class DiskStore:
     @property
     def counters(self) -> DiskCounters:
         return self._monitor.snapshot()
+
+    @property
+    def objects(self) -> ObjectFigures:
+        """Nothing: a folder is no bucket."""
+        return NO_OBJECTS
+
+    def files_of(self, keys: Sequence[PageKey]) -> list[PageFile]:
+        """Returns the records of the files that contain pages of `keys`. Any thread may call it."""
+        return self._index.files_holding(keys)
+
+    def content_of(self, file: PageFile) -> bytes | None:
+        """Reads a whole file, with its header. Returns None if it is gone, or if all of its pages were forgotten."""
+        content = bytearray(file.num_bytes)
+        if not file.num_live or self._files.read(file.name, 0, memoryview(content)) != file.num_bytes:
+            return None
+        return bytes(content)
 
     def bytes_of(self, domain: bytes) -> int:
         """Returns the total size in bytes of all files of a domain (usually one tenant). `domain` is the domain's

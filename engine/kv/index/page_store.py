@@ -18,7 +18,7 @@ from graftwork.engine.core.events import MissReason
 from graftwork.engine.core.prefix_keys import PageKey
 from graftwork.engine.core.requests import NO_KV_LIMITS, KvLimits
 from graftwork.engine.core.tiers import PageId, Tier
-from graftwork.engine.kv.disk.index import DiskCounters
+from graftwork.engine.kv.disk.index import NO_OBJECTS, DiskCounters, ObjectFigures
 from graftwork.engine.kv.index.eviction_queue import (
     Evictable,
     EvictionQueue,
@@ -46,6 +46,9 @@ class DiskPages(Protocol):
     @property
     def counters(self) -> DiskCounters: ...
 
+    @property
+    def objects(self) -> ObjectFigures: ...
+
     def holds(self, key: PageKey) -> bool:
         """Returns whether the page is stored on disk, without reading its content."""
         ...
@@ -72,6 +75,7 @@ class NoDisk:
     num_pages = 0
     bytes_used = 0
     counters = DiskCounters()
+    objects = NO_OBJECTS
 
     def holds(self, key: PageKey) -> bool:
         return False

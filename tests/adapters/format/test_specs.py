@@ -1,18 +1,19 @@
 """Tests of adapter names, model references and aliases."""
 
-import random
 from collections import Counter
 
 import pytest
 
 from graftwork.adapters.format.specs import (
     AliasTarget,
+    Caller,
     ModelReference,
     check_adapter_name,
     check_alias,
     parse_reference,
 )
 from graftwork.platform.errors import ValidationFailed
+from graftwork.platform.ids import KeyId, SessionId
 
 HOSTILE = [
     "",
@@ -141,21 +142,85 @@ def test_a_wrong_target_is_refused_by_its_field(body: object, param: str) -> Non
     assert caught.value.param == param
 
 
-def test_a_canary_draws_by_weight() -> None:
-    """Of 10,000 draws at weights 9 and 1, about 1,000 choose the canary, within four standard deviations."""
-    target = AliasTarget.from_json({"weights": {"2": 0.9, "3": 0.1}})
-    generator = random.Random(7)
-
-    drawn = Counter(target.choose(generator) for _ in range(10_000))
-
-    assert set(drawn) == {2, 3}
-    assert abs(drawn[3] - 1000) < 4 * 30
+def users(count: int = 10_000) -> list[Caller]:
+    return [Caller("user", f"user-{number}") for number in range(count)]
 
 
-def test_one_version_is_chosen_without_drawing() -> None:
-    """An alias of one version draws no random number."""
-    generator = random.Random(7)
-    state = generator.getstate()
+def choices(weights: dict[str, float], callers: list[Caller], alias: str = "adp_1@prod") -> list[int]:
+    target = AliasTarget.from_json({"weights": weights})
+    return [target.choose(alias, caller) for caller in callers]
 
-    assert AliasTarget.to_version(5).choose(generator) == 5
-    assert generator.getstate() == state
+
+@pytest.mark.parametrize("alias", ["adp_1@prod", "adp_1@beta", "adp_01hzx@prod"])
+def test_a_canary_gets_its_share_of_the_users(alias: str) -> None:
+    """Of 10,000 users at weights 90 and 10, the canary gets 10 %, within one percentage point."""
+    chosen = Counter(choices({"1": 90, "2": 10}, users(), alias))
+
+    assert abs(chosen[2] / 10_000 - 0.10) < 0.01
+    assert chosen[1] + chosen[2] == 10_000
+
+
+def test_three_versions_get_their_shares() -> None:
+    """Weights need not sum to 1, and every version gets its share within one percentage point."""
+    chosen = Counter(choices({"1": 5, "2": 3, "9": 2}, users()))
+
+    assert [abs(chosen[version] / 10_000 - share) < 0.01 for version, share in ((1, 0.5), (2, 0.3), (9, 0.2))] == [
+        True
+    ] * 3
+
+
+@pytest.mark.parametrize("canary", ["1", "2"])
+def test_a_growing_canary_keeps_its_users(canary: str) -> None:
+    """Who is in a canary of 10 % is in it at 20 %, 50 % and 99 % too, also if it is the older version."""
+    other = "1" if canary == "2" else "2"
+    before: set[int] = set()
+    for share in (10, 20, 50, 99):
+        chosen = choices({other: 100 - share, canary: share}, users())
+        inside = {index for index, version in enumerate(chosen) if version == int(canary)}
+
+        assert before <= inside
+        before = inside
+
+
+def test_a_third_version_moves_users_only_to_itself() -> None:
+    """If a version joins a canary, no user moves between the versions that were there before."""
+    before = choices({"1": 60, "2": 40}, users())
+    after = choices({"1": 60, "2": 40, "3": 10}, users())
+
+    assert {new for old, new in zip(before, after, strict=True) if old != new} == {3}
+
+
+def test_canaries_of_two_aliases_are_independent() -> None:
+    """The users in one alias's canary are not those in another's: of a canary's users, a tenth is in the other."""
+    first, second = (choices({"1": 90, "2": 10}, users(), alias) for alias in ("adp_1@prod", "adp_2@prod"))
+    both = sum(one == two == 2 for one, two in zip(first, second, strict=True))
+
+    assert 50 <= both <= 150
+
+
+def test_the_choice_is_the_same_in_every_process() -> None:
+    """The choice is fixed by known values, so that gateways of later releases agree with those of today."""
+    target = AliasTarget.from_json({"weights": {"1": 1, "2": 1}})
+    callers = [Caller(kind, "a") for kind in ("session", "user", "key")] + [
+        Caller("user", "\ud800"),
+        Caller("user", "ä"),
+    ]
+
+    assert [target.choose("adp_1@prod", caller) for caller in callers] == [1, 1, 1, 2, 2]
+
+
+def test_a_caller_is_the_session_then_the_user_then_the_key() -> None:
+    """The session comes before the end user, and the end user before the key; an empty name is no user."""
+    key, session = KeyId("key_1"), SessionId("ses_1")
+
+    assert [
+        Caller.of(key, user="ann", session_id=session),
+        Caller.of(key, user="ann"),
+        Caller.of(key, user=""),
+        Caller.of(key),
+    ] == [Caller("session", "ses_1"), Caller("user", "ann"), Caller("key", "key_1"), Caller("key", "key_1")]
+
+
+def test_an_alias_of_one_version_gives_it_to_everyone() -> None:
+    """An alias of one version chooses this version for every caller."""
+    assert {AliasTarget.to_version(5).choose("adp_1@prod", caller) for caller in users(100)} == {5}

@@ -21,3 +21,10 @@ async def two_tenants(
         for name in ("ten_a", "ten_b"):
             await add_tenant(session, Tenant(TenantId(name), name, TenantStatus.ACTIVE, 1.0, "default", 0.0))
     return TwoTenants(database, tmp_path / "artifacts", manual_clock, inspector)
+
+
+@pytest.fixture
+def with_grace(two_tenants: TwoTenants) -> TwoTenants:
+    """The same registry, in which what was deleted can be restored for 100 s."""
+    root, clock, inspector = two_tenants.root, two_tenants.clock, two_tenants.inspector
+    return TwoTenants(two_tenants.database, root, clock, inspector, grace_s=100.0)

@@ -14,7 +14,7 @@ from graftwork.platform.errors import (
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.quotas.quota import Quota
 from tests.adapters.adapter_files import DESCRIPTION
-from tests.adapters.registry.two_tenants import BYTES, TwoTenants
+from tests.adapters.registry.two_tenants import BYTES, SOMEONE, TwoTenants
 
 
 async def test_a_published_adapter_is_described_stored_and_loadable(two_tenants: TwoTenants) -> None:
@@ -66,14 +66,14 @@ async def test_a_deleted_adapter_is_gone_and_its_name_is_free(two_tenants: TwoTe
     """A deleted adapter is not found, and its name can be used for a new adapter."""
     await two_tenants.publish(seed=0)
     await two_tenants.publish(seed=1)
-    await two_tenants.registry.set_alias(two_tenants.a, "bot", "prod", AliasTarget.to_version(1))
+    await two_tenants.registry.aliases.set(two_tenants.a, "bot", "prod", AliasTarget.to_version(1))
 
-    freed = await two_tenants.registry.delete(two_tenants.a, "bot")
+    freed = await two_tenants.registry.deletions.delete(two_tenants.a, "bot")
 
     assert len(freed) == 2
     for model in ("bot", "bot@1", "bot@prod"):
         with pytest.raises(NotFound):
-            await two_tenants.registry.resolve(two_tenants.a, model, "tiny")
+            await two_tenants.registry.resolve(two_tenants.a, model, "tiny", SOMEONE)
     again = await two_tenants.publish(seed=2)
     assert [version.version for version in again.versions] == [1]
     assert again.aliases == {}
@@ -83,7 +83,7 @@ async def test_a_version_number_is_never_used_again(two_tenants: TwoTenants) -> 
     """A deleted version's number is not given to later weights."""
     await two_tenants.publish(seed=0)
     await two_tenants.publish(seed=1)
-    await two_tenants.registry.delete_version(two_tenants.a, "bot", 2)
+    await two_tenants.registry.deletions.delete_version(two_tenants.a, "bot", 2)
 
     adapter = await two_tenants.publish(seed=2)
     back = await two_tenants.publish(seed=1)
@@ -99,17 +99,17 @@ def answer(error: GraftworkError) -> dict[str, Any]:
 async def test_anothers_adapter_answers_like_one_that_does_not_exist(two_tenants: TwoTenants) -> None:
     """Every action on another tenant's adapter gives the same error as on one that does not exist."""
     await two_tenants.publish("secret")
-    await two_tenants.registry.set_alias(two_tenants.a, "secret", "prod", AliasTarget.to_version(1))
+    await two_tenants.registry.aliases.set(two_tenants.a, "secret", "prod", AliasTarget.to_version(1))
     target = AliasTarget.to_version(1)
     verbs: list[Callable[[str], Any]] = [
         lambda name: two_tenants.registry.get(two_tenants.b, name),
-        lambda name: two_tenants.registry.delete(two_tenants.b, name),
-        lambda name: two_tenants.registry.delete_version(two_tenants.b, name, 1),
-        lambda name: two_tenants.registry.set_alias(two_tenants.b, name, "prod", target),
-        lambda name: two_tenants.registry.remove_alias(two_tenants.b, name, "prod"),
-        lambda name: two_tenants.registry.resolve(two_tenants.b, name, "tiny"),
-        lambda name: two_tenants.registry.resolve(two_tenants.b, f"{name}@1", "tiny"),
-        lambda name: two_tenants.registry.resolve(two_tenants.b, f"{name}@prod", "tiny"),
+        lambda name: two_tenants.registry.deletions.delete(two_tenants.b, name),
+        lambda name: two_tenants.registry.deletions.delete_version(two_tenants.b, name, 1),
+        lambda name: two_tenants.registry.aliases.set(two_tenants.b, name, "prod", target),
+        lambda name: two_tenants.registry.aliases.remove(two_tenants.b, name, "prod"),
+        lambda name: two_tenants.registry.resolve(two_tenants.b, name, "tiny", SOMEONE),
+        lambda name: two_tenants.registry.resolve(two_tenants.b, f"{name}@1", "tiny", SOMEONE),
+        lambda name: two_tenants.registry.resolve(two_tenants.b, f"{name}@prod", "tiny", SOMEONE),
     ]
 
     for verb in verbs:
@@ -130,12 +130,13 @@ async def test_tenants_may_use_one_name_for_different_weights(two_tenants: TwoTe
     await two_tenants.publish("bot", seed=1, scope=two_tenants.b)
 
     digests = [
-        (await two_tenants.registry.resolve(scope, "bot", "tiny")).digest for scope in (two_tenants.a, two_tenants.b)
+        (await two_tenants.registry.resolve(scope, "bot", "tiny", SOMEONE)).digest
+        for scope in (two_tenants.a, two_tenants.b)
     ]
 
     assert len(set(digests)) == 2
-    await two_tenants.registry.delete(two_tenants.b, "bot")
-    assert (await two_tenants.registry.resolve(two_tenants.a, "bot", "tiny")).digest == digests[0]
+    await two_tenants.registry.deletions.delete(two_tenants.b, "bot")
+    assert (await two_tenants.registry.resolve(two_tenants.a, "bot", "tiny", SOMEONE)).digest == digests[0]
 
 
 async def test_deleting_all_of_a_tenant_leaves_the_others(two_tenants: TwoTenants) -> None:
@@ -144,7 +145,7 @@ async def test_deleting_all_of_a_tenant_leaves_the_others(two_tenants: TwoTenant
     await two_tenants.publish("two", seed=1)
     shared = await two_tenants.publish("one", seed=0, scope=two_tenants.b)
 
-    freed = await two_tenants.registry.delete_all(two_tenants.a)
+    freed = await two_tenants.registry.deletions.delete_all(two_tenants.a)
 
     assert len(freed) == 1
     assert await two_tenants.registry.model_names(two_tenants.a) == ()
@@ -178,14 +179,17 @@ async def test_an_adapter_is_gone_with_its_last_version(two_tenants: TwoTenants)
     """It is in no list, frees its place and its files, and is unknown; its name goes on with the next number."""
     limits = Quota(max_adapters=1)
     await two_tenants.publish("bot", seed=0)
-    await two_tenants.registry.delete_version(two_tenants.a, "bot", 1)
+    await two_tenants.registry.deletions.delete_version(two_tenants.a, "bot", 1)
 
     listed = await two_tenants.registry.list(two_tenants.a)
-    for unknown in (two_tenants.registry.get(two_tenants.a, "bot"), two_tenants.registry.delete(two_tenants.a, "bot")):
+    for unknown in (
+        two_tenants.registry.get(two_tenants.a, "bot"),
+        two_tenants.registry.deletions.delete(two_tenants.a, "bot"),
+    ):
         with pytest.raises(NotFound, match="does not exist"):
             await unknown
     assert (listed.items, two_tenants.stored) == ((), set())
     other = await two_tenants.publish("other", seed=1, limits=limits)
-    await two_tenants.registry.delete(two_tenants.a, other.name)
+    await two_tenants.registry.deletions.delete(two_tenants.a, other.name)
     again = await two_tenants.publish("bot", seed=2, limits=limits)
     assert [version.version for version in again.versions] == [2]

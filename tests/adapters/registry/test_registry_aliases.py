@@ -1,30 +1,38 @@
 """Tests of the registry on both databases: names, aliases and canaries."""
 
-import random
-from collections import Counter
-
 import pytest
 
-from graftwork.adapters.format.specs import AliasTarget
+from graftwork.adapters.format.specs import AliasTarget, Caller
 from graftwork.platform.errors import (
     Conflict,
     NotFound,
     ValidationFailed,
 )
 from graftwork.platform.pagination import PageRequest
-from tests.adapters.registry.two_tenants import TwoTenants
+from tests.adapters.registry.two_tenants import SOMEONE, TwoTenants
+
+
+async def set_weights(two_tenants: TwoTenants, weights: dict[str, float]) -> None:
+    target = AliasTarget.from_json({"weights": weights})
+    await two_tenants.registry.aliases.set(two_tenants.a, "bot", "prod", target)
+
+
+async def version_for(two_tenants: TwoTenants, caller: Caller) -> int:
+    found = (await two_tenants.registry.resolve(two_tenants.a, "bot", "tiny", caller)).version
+    assert found is not None
+    return found.version
 
 
 async def test_a_version_that_an_alias_leads_to_cannot_be_deleted(two_tenants: TwoTenants) -> None:
     """A version that an alias or a canary leads to cannot be deleted, and the error names the alias."""
     for seed in (0, 1):
         await two_tenants.publish(seed=seed)
-    await two_tenants.registry.set_alias(
+    await two_tenants.registry.aliases.set(
         two_tenants.a, "bot", "prod", AliasTarget.from_json({"weights": {"1": 0.9, "2": 0.1}})
     )
 
     with pytest.raises(Conflict) as caught:
-        await two_tenants.registry.delete_version(two_tenants.a, "bot", 2)
+        await two_tenants.registry.deletions.delete_version(two_tenants.a, "bot", 2)
 
     assert caught.value.details == {"aliases": ["prod"]}
     assert len(two_tenants.stored) == 2
@@ -36,14 +44,14 @@ async def test_resolving_a_name_prefers_prod_and_then_the_newest(two_tenants: Tw
     await two_tenants.publish(seed=1)
 
     async def version_of(model: str) -> int | None:
-        version = (await two_tenants.registry.resolve(two_tenants.a, model, "tiny")).version
+        version = (await two_tenants.registry.resolve(two_tenants.a, model, "tiny", SOMEONE)).version
         return version.version if version else None
 
     assert await version_of("bot") == 2
-    await two_tenants.registry.set_alias(two_tenants.a, "bot", "prod", AliasTarget.to_version(1))
-    await two_tenants.registry.set_alias(two_tenants.a, "bot", "next", AliasTarget.to_version(2))
+    await two_tenants.registry.aliases.set(two_tenants.a, "bot", "prod", AliasTarget.to_version(1))
+    await two_tenants.registry.aliases.set(two_tenants.a, "bot", "next", AliasTarget.to_version(2))
     assert [await version_of(model) for model in ("bot", "bot@prod", "bot@next", "bot@2")] == [1, 1, 2, 2]
-    await two_tenants.registry.remove_alias(two_tenants.a, "bot", "prod")
+    await two_tenants.registry.aliases.remove(two_tenants.a, "bot", "prod")
     assert await version_of("bot") == 2
     assert await version_of("tiny") is None
 
@@ -52,8 +60,8 @@ async def test_a_resolved_model_knows_its_digest_and_label(two_tenants: TwoTenan
     """A resolved model has the digest for the engine and the label for the usage rows."""
     adapter = await two_tenants.publish()
 
-    resolved = await two_tenants.registry.resolve(two_tenants.a, "bot", "tiny")
-    base = await two_tenants.registry.resolve(two_tenants.a, "tiny", "tiny")
+    resolved = await two_tenants.registry.resolve(two_tenants.a, "bot", "tiny", SOMEONE)
+    base = await two_tenants.registry.resolve(two_tenants.a, "tiny", "tiny", SOMEONE)
 
     assert (resolved.requested, resolved.digest, resolved.label) == ("bot", adapter.versions[0].digest, "bot@1")
     assert (base.requested, base.digest, base.label) == ("tiny", None, "tiny")
@@ -66,7 +74,7 @@ async def test_what_is_unknown_or_malformed_is_one_kind_of_not_found(two_tenants
 
     for model in models:
         with pytest.raises(NotFound) as caught:
-            await two_tenants.registry.resolve(two_tenants.a, model, "tiny")
+            await two_tenants.registry.resolve(two_tenants.a, model, "tiny", SOMEONE)
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
         if "@" not in model:
             with pytest.raises(NotFound):
@@ -75,22 +83,35 @@ async def test_what_is_unknown_or_malformed_is_one_kind_of_not_found(two_tenants
                 await two_tenants.registry.list(two_tenants.a, PageRequest(after=model))
 
 
-async def test_a_canary_shares_requests_by_weight(two_tenants: TwoTenants) -> None:
-    """A canary draws a version by weight for each request, from the registry's own generator."""
+async def test_a_caller_keeps_its_version_of_a_canary(two_tenants: TwoTenants) -> None:
+    """Each caller always gets the same version of a canary, and other callers get the other version."""
     for seed in (0, 1):
         await two_tenants.publish(seed=seed)
-    await two_tenants.registry.set_alias(
-        two_tenants.a, "bot", "prod", AliasTarget.from_json({"weights": {"1": 0.75, "2": 0.25}})
-    )
-    expected = random.Random(3).choices([1, 2], weights=[0.75, 0.25], k=1)[0]
+    await set_weights(two_tenants, {"1": 0.75, "2": 0.25})
+    callers = [Caller("user", f"user {number}") for number in range(40)]
 
-    versions = [(await two_tenants.registry.resolve(two_tenants.a, "bot", "tiny")).version for _ in range(40)]
+    first = [await version_for(two_tenants, caller) for caller in callers]
+    again = [await version_for(two_tenants, caller) for caller in callers]
 
-    drawn = Counter(version.version for version in versions if version)
-    assert versions[0] is not None
-    assert versions[0].version == expected
-    assert 20 <= drawn[1] <= 39
-    assert drawn[1] + drawn[2] == 40
+    assert again == first
+    assert set(first) == {1, 2}
+
+
+async def test_a_pin_outlasts_a_change_of_weights(two_tenants: TwoTenants) -> None:
+    """Whoever used a version keeps it as long as the alias leads to it, whatever its weight is."""
+    for seed in (0, 1):
+        await two_tenants.publish(seed=seed)
+    await two_tenants.registry.aliases.set(two_tenants.a, "bot", "prod", AliasTarget.to_version(1))
+    registry, a = two_tenants.registry, two_tenants.a
+    pinned = await registry.resolve(a, "bot", "tiny", SOMEONE)
+
+    await set_weights(two_tenants, {"1": 1e-6, "2": 1e6})
+    kept = await registry.resolve(a, "bot", "tiny", SOMEONE, pinned=pinned)
+    other_name = await registry.resolve(a, "bot@prod", "tiny", SOMEONE, pinned=pinned)
+    await registry.aliases.set(a, "bot", "prod", AliasTarget.to_version(2))
+    moved = await registry.resolve(a, "bot", "tiny", SOMEONE, pinned=pinned)
+
+    assert [each.label for each in (pinned, kept, other_name, moved)] == ["bot@1", "bot@1", "bot@2", "bot@2"]
 
 
 async def test_moving_an_alias_answers_with_where_it_led(two_tenants: TwoTenants) -> None:
@@ -98,9 +119,9 @@ async def test_moving_an_alias_answers_with_where_it_led(two_tenants: TwoTenants
     for seed in (0, 1):
         await two_tenants.publish(seed=seed)
 
-    first = await two_tenants.registry.set_alias(two_tenants.a, "bot", "prod", AliasTarget.to_version(1))
-    second = await two_tenants.registry.set_alias(two_tenants.a, "bot", "prod", AliasTarget.to_version(2))
-    removed = await two_tenants.registry.remove_alias(two_tenants.a, "bot", "prod")
+    first = await two_tenants.registry.aliases.set(two_tenants.a, "bot", "prod", AliasTarget.to_version(1))
+    second = await two_tenants.registry.aliases.set(two_tenants.a, "bot", "prod", AliasTarget.to_version(2))
+    removed = await two_tenants.registry.aliases.remove(two_tenants.a, "bot", "prod")
 
     one, two = AliasTarget.to_version(1), AliasTarget.to_version(2)
     assert [(change.target, change.previous) for change in (first, second, removed)] == [
@@ -115,13 +136,13 @@ async def test_an_alias_leads_only_to_versions_that_exist(two_tenants: TwoTenant
     await two_tenants.publish()
 
     with pytest.raises(NotFound):
-        await two_tenants.registry.set_alias(
+        await two_tenants.registry.aliases.set(
             two_tenants.a, "bot", "prod", AliasTarget.from_json({"weights": {"1": 1, "2": 1}})
         )
     with pytest.raises(NotFound):
-        await two_tenants.registry.remove_alias(two_tenants.a, "bot", "prod")
+        await two_tenants.registry.aliases.remove(two_tenants.a, "bot", "prod")
     with pytest.raises(ValidationFailed):
-        await two_tenants.registry.set_alias(two_tenants.a, "bot", "1", AliasTarget.to_version(1))
+        await two_tenants.registry.aliases.set(two_tenants.a, "bot", "1", AliasTarget.to_version(1))
     assert (await two_tenants.registry.get(two_tenants.a, "bot")).aliases == {}
 
 
@@ -130,10 +151,10 @@ async def test_model_names_list_adapters_and_their_aliases(two_tenants: TwoTenan
     await two_tenants.publish("b", seed=0)
     await two_tenants.publish("a", seed=1)
     await two_tenants.publish("empty", seed=2)
-    await two_tenants.registry.delete_version(two_tenants.a, "empty", 1)
+    await two_tenants.registry.deletions.delete_version(two_tenants.a, "empty", 1)
     for alias in ("prod", "beta"):
-        await two_tenants.registry.set_alias(two_tenants.a, "a", alias, AliasTarget.to_version(1))
+        await two_tenants.registry.aliases.set(two_tenants.a, "a", alias, AliasTarget.to_version(1))
 
     assert await two_tenants.registry.model_names(two_tenants.a) == ("a", "a@beta", "a@prod", "b")
     with pytest.raises(NotFound):
-        await two_tenants.registry.resolve(two_tenants.a, "empty", "tiny")
+        await two_tenants.registry.resolve(two_tenants.a, "empty", "tiny", SOMEONE)

@@ -38,9 +38,9 @@ async def test_files_go_with_the_last_version_of_any_tenant(two_tenants: TwoTena
     digest = adapter.versions[0].digest
 
     freed = [
-        await two_tenants.registry.delete(two_tenants.a, "one"),
-        await two_tenants.registry.delete_version(two_tenants.a, "two", 1),
-        await two_tenants.registry.delete(two_tenants.b, "one"),
+        await two_tenants.registry.deletions.delete(two_tenants.a, "one"),
+        await two_tenants.registry.deletions.delete_version(two_tenants.a, "two", 1),
+        await two_tenants.registry.deletions.delete(two_tenants.b, "one"),
     ]
 
     assert freed == [(), (), (digest,)]
@@ -74,7 +74,7 @@ async def test_whoever_has_a_version_has_its_files_while_others_delete_the_same(
     async def churn(scope: TenantScope) -> None:
         for _ in range(4):
             await two_tenants.publish(scope=scope)
-            await two_tenants.registry.delete(scope, "bot")
+            await two_tenants.registry.deletions.delete(scope, "bot")
         await two_tenants.publish(scope=scope)
 
     await asyncio.gather(churn(two_tenants.a), churn(two_tenants.b))
@@ -161,7 +161,7 @@ async def test_sweep_removes_what_a_crash_left_behind(two_tenants: TwoTenants, m
     with monkeypatch.context() as patch:
         patch.setattr(two_tenants.store, "delete", crash)
         with pytest.raises(KeyboardInterrupt):
-            await two_tenants.registry.delete(two_tenants.a, "lost")
+            await two_tenants.registry.deletions.delete(two_tenants.a, "lost")
     assert len(two_tenants.stored) == 2
 
     assert await two_tenants.registry.sweep() == (lost.versions[0].digest,)
@@ -177,7 +177,7 @@ async def test_an_engine_that_is_gone_does_not_keep_an_adapter_from_being_delete
     registry = AdapterRegistry(two_tenants.database, two_tenants.store, two_tenants.inspector, before_free=gone)
     await two_tenants.publish()
 
-    assert len(await registry.delete(two_tenants.a, "bot")) == 1
+    assert len(await registry.deletions.delete(two_tenants.a, "bot")) == 1
     assert two_tenants.stored == set()
 
 

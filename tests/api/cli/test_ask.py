@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 import graftwork as package
+from graftwork.api.cli.commands import ask as command
 from graftwork.api.cli.commands.ask import CUT
 from tests.api.cli.conftest import Graftwork
 from tests.api.cli.live_gateway import LiveGateway
+from tests.api.in_process_gateway import adapter_upload
 from tests.sessions.tokenizer_and_templates import text_tokenizer
 
 ANSWER = "The weather in Paris is sunny."
@@ -97,10 +100,42 @@ def test_an_unknown_model(graftwork: Graftwork) -> None:
     assert result.stdout == ""
 
 
-def test_models_are_listed(graftwork: Graftwork) -> None:
-    """The base model is in the list, as text and as JSON."""
-    assert "tiny" in graftwork("models").stdout
-    assert [one["id"] for one in json.loads(graftwork("models", "--json").stdout)["data"]] == ["tiny"]
+def test_models_are_listed(graftwork: Graftwork, live: LiveGateway) -> None:
+    """The base model and the tenant's adapters are in the list, as text with what they serve and as JSON."""
+    headers = {"authorization": f"Bearer {live.key}"}
+    pushed = httpx.post(f"{live.url}/v1/adapters", data={"name": "pirate"}, files=adapter_upload(), headers=headers)
+    assert pushed.status_code == 201, pushed.text
+    shown = [line.split() for line in graftwork("models").stdout.splitlines()]
+    listed = json.loads(graftwork("models", "--json").stdout)["data"]
+    httpx.delete(f"{live.url}/v1/adapters/pirate", headers=headers).raise_for_status()
+
+    context = str(listed[0]["max_model_len"])
+    assert [one["id"] for one in listed] == ["tiny", "pirate"]
+    assert ["tiny", "tiny", "base", "model", context] in shown
+    assert any(line[0] == "pirate" and line[2:] == ["adapter", context] for line in shown if line)
+
+
+def test_the_models_text_is_no_command_to_the_terminal(
+    graftwork: Graftwork, live: LiveGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a terminal may not get is taken out of each piece of the answer; a pipe gets it as it is."""
+    live.engine.lines.extend(["a\x1b[2Jb", "a\x1b[2Jb"])
+    piped = graftwork("ask", "tiny", "Hello?").stdout
+    monkeypatch.setattr(command, "terminal_text", lambda text: text.replace("\x1b", "·"))
+    shown = graftwork("ask", "tiny", "Hello?").stdout
+
+    assert piped == "a\x1b[2Jb\n"
+    assert shown == "a·[2Jb\n"
+
+
+def test_the_temperature_reaches_the_engine(graftwork: Graftwork, live: LiveGateway) -> None:
+    """What a flag says is sampled with; without it the server's default is."""
+    graftwork("ask", "tiny", "Hello?", "--temperature", "0.25")
+    graftwork("ask", "tiny", "Hello?")
+
+    first, second = (request.sampling.temperature for request in live.engine.requests[-2:])
+    assert first == 0.25
+    assert second != 0.25
 
 
 def test_the_version(graftwork: Graftwork) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from graftwork import Graftwork as Client
 from graftwork.platform.errors import CapacityContended
-from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.cli.conftest import Graftwork
 from tests.api.cli.live_gateway import LiveGateway
 from tests.sessions.tokenizer_and_templates import text_tokenizer
@@ -28,15 +27,6 @@ def graftwork(graftwork: Graftwork, live: LiveGateway, monkeypatch: pytest.Monke
     for name, value in (("URL", live.url), ("API_KEY", live.key), ("ADMIN_KEY", live.admin_key)):
         monkeypatch.setenv(f"GRAFTWORK_{name}", value)
     return graftwork
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "pirate"
-    path.mkdir()
-    (path / "adapter_config.json").write_bytes(config_bytes())
-    (path / "adapter_model.safetensors").write_bytes(weights_bytes(tensors(0)))
-    return path
 
 
 def answer(graftwork: Graftwork, *arguments: str) -> Any:
@@ -79,13 +69,18 @@ def test_a_name_of_two_tenants_is_asked_for_by_id(graftwork: Graftwork) -> None:
 
 def test_keys_show_their_secret_once(graftwork: Graftwork) -> None:
     """Creating or rotating a key prints only the secret; the list of keys has no secret."""
-    made = answer(graftwork, "keys", "create", "acme", "--name", "laptop", "--scope", "inference")
-    rotated = graftwork("keys", "rotate", "acme", made["id"], "--yes")
+    allowed = ("--scope", "inference", "--adapter", "pirate", "--allow-ip", "192.0.2.7", "--allow-ip", "2001:db8::/32")
+    made = answer(graftwork, "keys", "create", "acme", "--name", "laptop", *allowed)
+    rotated = graftwork("keys", "rotate", "acme", made["id"], "--overlap", "24h", "--yes")
+    wrong = graftwork("keys", "rotate", "acme", made["id"], "--overlap", "tomorrow", "--yes")
     listed = graftwork("keys", "list", "acme")
     revoked = answer(graftwork, "keys", "revoke", "acme", made["id"], "--yes")
 
     assert made["key"].startswith("gw_")
     assert made["scopes"] == ["inference"]
+    assert (made["adapters"], made["allowed_ips"]) == (["pirate"], ["192.0.2.7/32", "2001:db8::/32"])
+    assert wrong.exit_code == 2
+    assert "write 90s, 30m, 24h or 7d" in wrong.output
     assert rotated.stdout.startswith("gw_")
     assert rotated.stdout.count("\n") == 1
     assert made["id"] in listed.stdout
@@ -118,37 +113,6 @@ def test_modes_change_what_is_named(graftwork: Graftwork) -> None:
     assert (lifted["max_output_tokens"], lifted["suspend_drafts"]) == (None, True)
     assert "suspended" in shown
     assert cleared["suspend_drafts"] is False
-
-
-def test_adapters_from_folder_to_rollback(graftwork: Graftwork, folder: Path) -> None:
-    """An adapter is pushed twice, promoted, rolled back and deleted."""
-    first = answer(graftwork, "adapters", "push", str(folder), "--name", "support")
-    (folder / "adapter_model.safetensors").write_bytes(weights_bytes(tensors(1)))
-    second = graftwork("adapters", "push", str(folder), "--name", "support")
-    promoted = graftwork("adapters", "promote", "support", "2")
-    rolled_back = answer(graftwork, "adapters", "rollback", "support")
-    shown = graftwork("adapters", "show", "support")
-    deleted = graftwork("adapters", "delete", "support", "--yes")
-
-    assert len(first["versions"]) == 1
-    assert "support@2 is ready" in second.stdout
-    assert promoted.stdout == "support@prod → version 2 (before: nothing)\n"
-    assert rolled_back["target"] == {"version": 1}
-    assert "prod → 1" in shown.stdout
-    assert deleted.stdout == "Deleted support.\n"
-    assert "adapters push" in graftwork("adapters", "list").stdout
-
-
-def test_a_bad_upload_names_the_tensor(graftwork: Graftwork, folder: Path) -> None:
-    """The server's reason for a bad upload is printed in one line, with status 1."""
-    weights = folder / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-8])
-
-    result = graftwork("adapters", "push", str(folder))
-
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: weights")
-    assert result.stderr.count("\n") == 1
 
 
 def test_a_chat_with_tools_and_branches(graftwork: Graftwork, live: LiveGateway, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|usage
 db upgrade|db downgrade|db current|
 tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants delete|tenants erasure|
 keys create|keys list|keys rotate|keys revoke|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|
-replicas drain|adapters push|adapters list|adapters show|adapters promote|adapters rollback|adapters delete|adapters verify|
+replicas drain|adapters push|adapters list|adapters show|adapters change|adapters promote|adapters rollback|adapters history|adapters delete|adapters restore|
+adapters rollouts start|adapters rollouts list|adapters rollouts show|adapters rollouts cancel|adapters verify|
 sessions list|sessions show|sessions chat|sessions close""".replace("\n", "").split("|")
 
 
@@ -53,6 +54,40 @@ def test_every_option_is_explained(command: str) -> None:
     silent = [parameter.name for parameter in ALL[command].params if not getattr(parameter, "help", None)]
 
     assert silent == []
+
+
+DIFFERENT = {
+    "--agents": 2,  # agents of sessions, and of the chaos
+    "--alias": 2,  # of a push, and of a roll-out
+    "--demo": 2,  # to serve the model, and to check an adapter against it
+    "--expires-at": 2,  # of a key, and of its successor
+    "--from": 2,  # prices, and usage
+    "--limit": 2,  # sessions, and audit entries
+    "--model": 3,  # a folder, a folder that needs no weights, and a name
+    "--name": 4,  # a fleet, a key, an adapter, and a part of its name
+    "--outstanding": 2,  # while the capacity is measured, and all the time
+    "--plot": 2,  # charts, and bars
+    "--png": 2,
+    "--replicas": 2,  # of one machine, and of a cluster
+    "--seconds": 2,  # of one phase and of a longer one
+    "--tag": 2,  # to set, and to filter by
+    "--temperature": 2,  # of a question, and of a session
+    "--tenant": 4,  # traced, with prices shown, with prices set, and with usage
+}
+"""The flags that mean different things in different commands, and how many. Every other flag is stated once."""
+
+
+def test_a_flag_is_the_same_in_all_commands() -> None:
+    """A flag has one help text, one default and one form in all commands, if no other meaning is listed."""
+    forms: dict[str, set[str]] = {}
+    for command in ALL.values():
+        for parameter in command.params:
+            told = (parameter.help, parameter.default, parameter.metavar, parameter.min, parameter.max, parameter.opts)
+            for flag in parameter.opts:
+                if flag.startswith("--"):
+                    forms.setdefault(flag, set()).add(repr(told))
+
+    assert {flag: len(found) for flag, found in forms.items() if len(found) > 1} == DIFFERENT
 
 
 DATA = [name for name in COMMANDS if name.split()[0] in ("tenants", "keys", "quotas", "prices", "adapters", "audit")]

@@ -123,9 +123,35 @@ def test_the_chrome_trace_has_the_form_that_viewers_load() -> None:
     lanes = {event["tid"] for event in content["traceEvents"] if event["name"] == "thread_name"}
     complete = [event for event in content["traceEvents"] if event["ph"] == "X"]
     assert {event["ph"] for event in content["traceEvents"]} == {"X", "M"}
-    assert {event["tid"] for event in complete} == lanes == {1, 2}
-    decode = [event for event in complete if event["name"] == "decode" and event["tid"] == 2]
+    assert {event["tid"] for event in complete} == lanes == {1, 2, 3}
+    decode = [event for event in complete if event["name"] == "decode" and event["tid"] == 3]
     assert [(event["ts"], event["dur"], event["args"]["tokens"]) for event in decode] == [(49500, 46000, 5)]
+
+
+def test_sums_and_the_prompts_tiers_are_in_the_chrome_trace() -> None:
+    """Masks, drafts, detokenising and writes have a bar each, one after another, and the engine's has the prompt's tiers."""
+    timeline = Timeline.read({**TIMELINE, "writes": 9, "write_ms": 1.5})
+    complete = [event for event in chrome_trace(timeline)["traceEvents"] if event["ph"] == "X"]
+
+    sums = [
+        (event["name"], event["ts"], event["dur"], event["args"]["count"]) for event in complete if event["tid"] == 2
+    ]
+    (engine,) = [event for event in complete if event["name"] == "engine"]
+    assert sums == [
+        ("masks of decode", 0, 310, 7),
+        ("drafts of decode", 310, 120, 4),
+        ("detokenise", 430, 210, 4),
+        ("network", 640, 1500, 9),
+    ]
+    assert engine["args"]["prompt"]["device"] == 16
+    assert (engine["ts"], engine["dur"]) == (3500, 92000)
+
+
+def test_masks_and_drafts_are_drawn_with_their_time() -> None:
+    """The line of a span says how many masks were filled and how long masks and drafts took."""
+    decode = [bar for bar in bars(EXAMPLE) if bar.name.strip() == "decode"][-1]  # the engine's, after the stage
+
+    assert "drafts 3/4, drafting 0.1 ms, 7 masks 0.3 ms" in decode.figures
 
 
 def test_events_of_a_lane_nest() -> None:

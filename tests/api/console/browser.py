@@ -86,7 +86,13 @@ class Browser:
 
     def press(self, name: str) -> None:
         """Presses a button or a link with this name."""
-        self._retried(lambda: self.button(name).click())
+
+        def press() -> None:
+            button = self.button(name)
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+            button.click()
+
+        self._retried(press)
 
     def fill(self, label: str, value: str) -> WebElement:
         """Types into the field with this label."""
@@ -115,7 +121,7 @@ class Browser:
         wrapped = f"const done = arguments[arguments.length - 1]; (async () => {{ {script} }})().then(done, (error) => done(String(error)))"
         return self.driver.execute_async_script(wrapped, *arguments)
 
-    def wait(self, condition: Callable[[], Result]) -> Result:
+    def wait(self, condition: Callable[[], Result | None]) -> Result:
         return self._until(condition, "what the test waits for")
 
     def complaints(self) -> list[str]:

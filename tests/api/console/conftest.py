@@ -31,12 +31,23 @@ def server(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> It
         yield server
 
 
+@pytest.fixture(scope="session")
+def fleet(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
+    """A gateway over two engines that promises first tokens sooner than they come."""
+    objectives = "default.ttft_ms=5,default.target=0.9"
+    with console_server(tmp_path_factory.mktemp("fleet") / "gateway", engines=2, objectives=objectives) as server:
+        for model in server.models:
+            model.first_token_s = 0.03
+        yield server
+
+
 @pytest.fixture
 def browser(one_browser: Browser, server: ConsoleServer) -> Iterator[Browser]:
     """The browser with a window of a laptop. At the end its console must have no error, such as a broken policy."""
     one_browser.resize(1280, 860)
     one_browser.complaints()
-    server.model.refusal, server.model.replies = None, ()
+    model = server.model
+    model.refusal, model.replies, model.cached_shares, model.miss_reason = None, (), None, None
     yield one_browser
     assert one_browser.complaints() == []
 

@@ -1,10 +1,10 @@
-"""A gateway on a real port, in a thread of its own, whose model follows a script: what the console's tests look at."""
+"""A gateway on a real port, in a thread of its own, whose models follow a script: what the console's tests look at."""
 
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +14,13 @@ from graftwork.api.deps.resources import Resources
 from graftwork.api.server.app import create_app
 from graftwork.api.server.uvicorn_server import HttpServer, bind, url_of
 from graftwork.api.server.wiring import open_resources
+from graftwork.engine.fleet.client import FleetClient
+from graftwork.engine.fleet.members import StaticMembers
+from graftwork.platform.clock import SystemClock
+from graftwork.platform.objectives import parse_objectives
 from graftwork.platform.settings import Settings
+from tests.api.console.console_model import CONTEXT_TOKENS, ConsoleModel
 from tests.api.in_process_gateway import ADMIN_KEY, gateway_settings, write_model_folder
-from tests.clients.scripted_gateway import ScriptedModel
 
 Result = TypeVar("Result")
 _PATIENCE_S = 60
@@ -28,10 +32,15 @@ class ConsoleServer:
 
     url: str
     resources: Resources
-    model: ScriptedModel
+    models: tuple[ConsoleModel, ...]
+    """Its engines: one, unless the gateway was started with more."""
     loop: asyncio.AbstractEventLoop
     admin_key: str = ADMIN_KEY
     clients: list[httpx.Client] = field(default_factory=list)
+
+    @property
+    def model(self) -> ConsoleModel:
+        return self.models[0]
 
     def run(self, work: Coroutine[Any, Any, Result], patience_s: float = _PATIENCE_S) -> Result:
         """Runs a coroutine on the gateway's loop, and waits for it."""
@@ -45,10 +54,10 @@ class ConsoleServer:
         self.clients.append(client)
         return client
 
-    def tenant(self, name: str = "Acme") -> "ConsoleTenant":
+    def tenant(self, name: str = "Acme", weight: float = 1.0) -> "ConsoleTenant":
         """A new tenant with one key."""
         tenancy = self.resources.account.tenancy
-        tenant = self.run(tenancy.create_tenant(name))
+        tenant = self.run(tenancy.create_tenant(name, weight=weight))
         key, plaintext = self.run(tenancy.create_key(tenant.id, "first"))
         return ConsoleTenant(tenant.id, name, plaintext, key.id, self.client(plaintext))
 
@@ -65,10 +74,11 @@ class ConsoleTenant:
 
 
 @contextmanager
-def console_server(folder: Path) -> Iterator[ConsoleServer]:
-    """Runs a gateway with its data in `folder`."""
-    model = ScriptedModel(context_tokens=16_384)
-    settings = gateway_settings(folder, write_model_folder(folder / "tiny", 16_384))
+def console_server(folder: Path, engines: int = 1, objectives: str = "") -> Iterator[ConsoleServer]:
+    """Runs a gateway with its data in `folder`, over so many engines."""
+    models = tuple(ConsoleModel() for _ in range(engines))
+    settings = gateway_settings(folder, write_model_folder(folder / "tiny", CONTEXT_TOKENS))
+    settings = replace(settings, objectives=parse_objectives(objectives))
     started: list[ConsoleServer] = []
     stop: list[Callable[[], None]] = []
     ready = threading.Event()
@@ -76,7 +86,7 @@ def console_server(folder: Path) -> Iterator[ConsoleServer]:
 
     def live() -> None:
         try:
-            asyncio.run(_serve(settings, model, started, stop, ready))
+            asyncio.run(_serve(settings, models, started, stop, ready))
         except BaseException as error:  # the tests' thread raises it
             failures.append(error)
             raise
@@ -100,14 +110,17 @@ def console_server(folder: Path) -> Iterator[ConsoleServer]:
 
 async def _serve(
     settings: Settings,
-    model: ScriptedModel,
+    models: tuple[ConsoleModel, ...],
     started: list[ConsoleServer],
     stop: list[Callable[[], None]],
     ready: threading.Event,
 ) -> None:
+    by_address = {f"engine-{number}": model for number, model in enumerate(models)}
+    fleet = FleetClient(StaticMembers([*by_address]), by_address.__getitem__, SystemClock())
+    engine = fleet if len(models) > 1 else models[0]
     with bind("127.0.0.1", 0) as listening:
-        async with open_resources(settings, engine=model) as resources:
+        async with open_resources(settings, engine=engine) as resources:
             server = HttpServer(create_app(settings, resources=resources), ready.set)
-            started.append(ConsoleServer(url_of(listening), resources, model, asyncio.get_running_loop()))
+            started.append(ConsoleServer(url_of(listening), resources, models, asyncio.get_running_loop()))
             stop.append(server.stop)
             await server.serve(sockets=[listening])

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/console.md from a gateway whose model follows a script.
+"""Makes the pictures of the docs from a busy gateway whose models follow a script.
 
 python -m tests.api.console.pictures [FOLDER]
 """
@@ -8,76 +8,112 @@ import tempfile
 from pathlib import Path
 
 from tests.api.console.browser import Browser, chromium
-from tests.api.console.console_server import ConsoleServer, ConsoleTenant, console_server
-from tests.api.in_process_gateway import adapter_upload
-from tests.clients.scripted_gateway import Reply, tool_call
+from tests.api.console.console_server import ConsoleServer, console_server
+from tests.api.console.lively_server import OBJECTIVES, Lively, fill, traffic
 
-PICTURES = Path(__file__).parents[3] / "docs" / "images"
-NAMES = ("Northwind Logistics", "Blackbeard Charters", "Corner Helpdesk", "Plain Labs", "Ada & Sons", "Mirror Health")
-PARAMETERS = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
-TOOL = {"type": "function", "function": {"name": "find_order", "parameters": PARAMETERS}}
-REPLIES = (
-    Reply("refund", "Yes: within 30 days, if the box is still closed. Shall I start one?"),
-    Reply("left Rotterdam", "It left Rotterdam this morning and should reach you on Thursday."),
-    Reply("order 4711", tool_call("find_order", '{"order": "4711"}')),
-    Reply("Hello", "Hello! What can I do for you today?"),
-)
+DOCS = Path(__file__).parents[3] / "docs"
+PICTURES = DOCS / "images"
+ENGINES = 3
+LAPTOP, PHONE = (1280, 860), (390, 844)
+POINTS = 12
+"""The points that the overview's charts must have before its picture is taken: one for each second."""
 
 
-def make_traffic(server: ConsoleServer) -> tuple[ConsoleTenant, str]:
-    """Sends requests of several tenants. Returns the tenant that the pictures show, and its session."""
-    server.model.replies = REPLIES
-    tenants = [server.tenant(name) for name in NAMES]
-    first = tenants[0]
-    for name, seed in (("support", 1), ("triage", 2)):
-        first.client.post("/v1/adapters", data={"name": name}, files=adapter_upload(seed)).raise_for_status()
-    first.client.put("/v1/adapters/support/aliases/prod", json={"version": 1}).raise_for_status()
-    admin = server.client(server.admin_key)
-    admin.put(f"/v1/admin/tenants/{tenants[2].id}/quota", json={"requests_per_minute": 4}).raise_for_status()
-    for number, tenant in enumerate(tenants):
-        for _ in range(12 - 2 * number):
-            body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
-            tenant.client.post("/v1/chat/completions", json=body)
-    new = {"model": "support", "tools": [TOOL], "metadata": {"ticket": "4711"}, "instructions": "You help customers."}
-    session = str(first.client.post("/v1/sessions", json=new).json()["id"])
-    path = f"/v1/sessions/{session}"
-    call = first.client.post(f"{path}/turns", json={"input": "Where is my order 4711?"}).json()["tool_calls"][0]
-    server.model.cached_tokens = 210
-    given = {"outputs": [{"call_id": call["call_id"], "output": '{"state": "left Rotterdam", "eta": "Thursday"}'}]}
-    first.client.post(f"{path}/tool_outputs", json=given).raise_for_status()
-    fork = first.client.post(f"{path}/fork", json={}).json()["data"][0]["id"]
-    first.client.post(f"{path}/turns", json={"input": "Could I still get a refund?"}).raise_for_status()
-    first.client.post(f"/v1/sessions/{fork}/turns", json={"input": "Hello again"}).raise_for_status()
-    return first, session
+class Camera:
+    """Takes pictures of pages that have loaded, and keeps their names."""
+
+    def __init__(self, browser: Browser, folder: Path) -> None:
+        self.browser = browser
+        self.folder = folder
+        self.names: list[str] = []
+
+    def shoot(self, name: str, size: tuple[int, int] = LAPTOP, dark: bool = False) -> None:
+        """Writes `name`.png. Fails if a part of the page still loads, or could not be loaded."""
+        browser = self.browser
+        browser.resize(*size, dark=dark)
+        browser.wait(lambda: "Loading…" not in browser.text() or None)
+        assert not browser.find_all_shown("main .error, #banner"), name
+        browser.shoot(self.folder / f"{name}.png")
+        self.names.append(f"{name}.png")
+        browser.resize(*LAPTOP)
 
 
-def take(browser: Browser, server: ConsoleServer, folder: Path) -> None:
-    """Takes each picture in light colours, the overview also in dark ones, and a session as on a phone."""
-    tenant, session = make_traffic(server)
-    browser.resize(1280, 900)
-    browser.sign_in(server.url, server.admin_key)
-    browser.with_text(".worst li", "refused")
-    browser.run("await new Promise((resolve) => setTimeout(resolve, 5000))")
-    browser.shoot(folder / "console-overview.png")
-    browser.resize(1280, 900, dark=True)
-    browser.shoot(folder / "console-overview-dark.png")
-    browser.resize(1280, 900)
+def take_all(browser: Browser, server: ConsoleServer, folder: Path) -> list[str]:
+    """Takes each picture, and returns their names."""
+    browser.resize(*LAPTOP)
+    lively = fill(server)
+    camera = Camera(browser, folder)
+    take_operators(browser, server, lively, camera)
+    take_tenants(browser, server, lively, camera)
+    return camera.names
+
+
+def take_operators(browser: Browser, server: ConsoleServer, lively: Lively, camera: Camera) -> None:
+    """What the operator sees: who suffers, a tenant, prices, invoices."""
+    with traffic(lively):
+        browser.sign_in(server.url, server.admin_key)
+        browser.with_text(".worst li", "refused")
+        browser.with_text(".worst li", "misses its latency objective")
+        browser.wait(lambda: has_points(browser) or None)
+        camera.shoot("console-overview")
+        camera.shoot("console-overview-dark", dark=True)
+        camera.shoot("console-overview-phone", PHONE)
+        browser.go("replicas", "Engines")
+        browser.wait(lambda: len(browser.all(".card .chip.good")) == ENGINES or None)
+        camera.shoot("console-engines")
+        browser.go("adapters", "Adapters")
+        browser.with_text("tbody tr", "device of")
+        camera.shoot("console-residency")
     browser.go("tenants", "Tenants")
-    browser.shoot(folder / "console-tenants.png")
-    browser.sign_in(server.url, tenant.key, f"sessions/{session}")
-    browser.with_text(".tree", "2 sessions")
-    browser.shoot(folder / "console-session.png")
-    browser.resize(390, 844)
-    browser.shoot(folder / "console-phone.png")
-    browser.resize(1280, 760)
+    browser.press("New tenant")
+    browser.fill("Name", "Harbour Pilots")
+    browser.press("Create tenant")
+    browser.find("#secret")
+    camera.shoot("console-new-key")
+    browser.press("I have stored it")
+    browser.go(f"tenants/{lively.shown.id}", lively.shown.name)
+    browser.find(".card .chart")
+    camera.shoot("console-tenant")
+    browser.go("prices", "Prices")
+    camera.shoot("console-prices")
+    browser.go(f"invoices/{lively.shown.id}", "Invoices of")
+    camera.shoot("console-months")
+    browser.all("tbody a")[1].click()
+    browser.find(".totals")
+    camera.shoot("console-invoice")
+
+
+def take_tenants(browser: Browser, server: ConsoleServer, lively: Lively, camera: Camera) -> None:
+    """What a tenant sees: its adapter, its session, a request's life, the playground."""
+    browser.sign_in(server.url, lively.shown.key, "adapters/name/support")
+    browser.with_text("tbody tr", "canary")
+    camera.shoot("console-adapter")
+    browser.go(f"sessions/{lively.session}", lively.session[-8:])
+    browser.with_text(".tree", "3 sessions")
+    camera.shoot("console-session")
+    camera.shoot("console-session-phone", PHONE)
+    browser.go(f"requests/{lively.request}", "Request")
+    camera.shoot("console-request")
     browser.go("playground", "Playground")
     browser.find(".composer textarea").send_keys("Could I still get a refund?")
     browser.press("Send")
     browser.wait(lambda: len(browser.all(".figures")) >= 2 or None)
-    browser.all(".lane:first-child .token")[3].click()
-    browser.shoot(folder / "console-playground.png")
+    browser.all(".lane:first-child .token")[7].click()
+    camera.shoot("console-playground")
+
+
+def has_points(browser: Browser) -> bool:
+    """Whether each chart of the overview has enough points."""
+    found: list[int] = browser.run(
+        "return [...document.querySelectorAll('.chart polyline')].map((one) => one.points.numberOfItems)"
+    )
+    return len(found) > 2 and min(found) >= POINTS
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as data, console_server(Path(data) / "gateway") as server, chromium() as browser:
-        take(browser, server, Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES)
+    with (
+        tempfile.TemporaryDirectory() as data,
+        console_server(Path(data) / "gateway", engines=ENGINES, objectives=OBJECTIVES) as server,
+        chromium() as browser,
+    ):
+        take_all(browser, server, Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES)

@@ -1,35 +1,51 @@
 """Tests of what people with a screen reader, a keyboard or a phone get, by axe-core's rules."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from tests.api.console.browser import Browser
 from tests.api.console.console_server import ConsoleServer, ConsoleTenant
+from tests.api.console.ledger import record_days, set_prices
 from tests.api.in_process_gateway import adapter_upload
 from tests.clients.environments import node_packages
 
-ADMIN_PAGES = (
-    "",
-    "tenants",
-    "tenants/{tenant}",
-    "adapters",
-    "sessions",
-    "replicas",
-    "requests",
-    "usage",
-    "audit",
-    "modes",
-)
-TENANT_PAGES = (
-    "",
-    "adapters",
-    "adapters/upload",
-    "adapters/name/pirate",
-    "sessions",
-    "sessions/{session}",
-    "playground",
-    "usage",
+EXAMPLES = {
+    "admin": {
+        r"^requests\/([^/]+)$": "requests/{request}",
+        r"^tenants\/([^/]+)$": "tenants/{tenant}",
+        r"^invoices\/([^/]+)$": "invoices/{tenant}",
+        r"^invoices\/([^/]+)\/([^/]+)$": "invoices/{tenant}/{month}",
+    },
+    "tenant": {
+        r"^requests\/([^/]+)$": "requests/{request}",
+        r"^invoices\/([^/]+)$": "invoices/{month}",
+        r"^adapters\/name\/([^/]+)$": "adapters/name/pirate",
+        r"^sessions\/([^/]+)$": "sessions/{session}",
+    },
+}
+"""An address for each route of the console that has parameters."""
+DIALOGS = {
+    "admin": (
+        ("tenants", "New tenant"),
+        ("tenants/{tenant}", "Edit"),
+        ("tenants/{tenant}", "New key"),
+        ("tenants/{tenant}", "Set prices"),
+        ("tenants/{tenant}", "Delete"),
+        ("prices", "Set prices"),
+        ("replicas", "Drain engine-0"),
+        ("", "Keyboard shortcuts"),
+    ),
+    "tenant": (
+        ("adapters/name/pirate", "New alias"),
+        ("adapters/name/pirate", "Change prod"),
+        ("sessions", "New session"),
+    ),
+}
+SIZES = pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (1280, True), (360, False)], ids=["light", "dark", "phone"]
 )
 
 
@@ -51,28 +67,104 @@ def faults(browser: Browser, axe: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (360, False)], ids=["light", "dark", "phone"])
-def test_no_serious_fault(
-    browser: Browser, server: ConsoleServer, tenant: ConsoleTenant, axe: str, width: int, dark: bool
-) -> None:
-    """No page of either kind of key has a serious fault, and none is wider than a phone."""
+def pages_of(browser: Browser, role: str) -> list[str]:
+    """An address of every page that the console has for a role, read from the console's own list of routes."""
+    routes, entries = browser.run(
+        """
+        const start = document.querySelector("script[type=module]").src;
+        const { routesFor, sectionsFor } = await import(new URL("pages.js", start).href);
+        const who = { isAdmin: arguments[0] === "admin" };
+        const entries = sectionsFor(who).flatMap(([, found]) => found.map(([path]) => path));
+        return [routesFor(who).map((route) => route.pattern.source), entries];
+        """,
+        role,
+    )
+    examples = EXAMPLES[role]
+    assert set(examples) == {one for one in routes if "(" in one}, "give each route with parameters an example"
+    found = [examples.get(one) or one.strip("^$").replace("\\/", "/") for one in routes]
+    assert set(entries) <= set(found), "an entry of the navigation leads nowhere"
+    return found
+
+
+@pytest.fixture
+def places(server: ConsoleServer, tenant: ConsoleTenant) -> dict[str, str]:
+    """What the pages show: an adapter, a session, a request, prices and costs. Returns the names for their addresses."""
     tenant.client.post("/v1/adapters", data={"name": "pirate"}, files=adapter_upload(1)).raise_for_status()
     tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1}).raise_for_status()
+    prices = set_prices(server, tenant)
     session = tenant.client.post("/v1/sessions", json={"model": "pirate"}).json()["id"]
-    tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"}).raise_for_status()
+    answer = tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"}).raise_for_status()
+    record_days(server, tenant, prices, days=2, size=1000)
+    request = answer.headers["x-request-id"]
+    return {"tenant": tenant.id, "session": session, "request": request, "month": f"{datetime.now(UTC):%Y-%m}"}
+
+
+def keys_of(server: ConsoleServer, tenant: ConsoleTenant) -> dict[str, str]:
+    return {"admin": server.admin_key, "tenant": tenant.key}
+
+
+@SIZES
+def test_no_serious_fault(
+    browser: Browser,
+    server: ConsoleServer,
+    tenant: ConsoleTenant,
+    places: dict[str, str],
+    axe: str,
+    width: int,
+    dark: bool,
+) -> None:
+    """No page of either kind of key has a serious fault or is wider than a phone, whatever pages the console has."""
     browser.resize(width, 860, dark)
     browser.open(f"{server.url}/console")
     browser.find("dialog")
     found = {"sign-in": faults(browser, axe)}
-    for key, pages in ((server.admin_key, ADMIN_PAGES), (tenant.key, TENANT_PAGES)):
+    for role, key in keys_of(server, tenant).items():
         browser.sign_in(server.url, key, "usage")
-        for page in pages:
-            path = page.format(tenant=tenant.id, session=session)
+        for page in pages_of(browser, role):
+            path = page.format(**places)
             browser.driver.execute_script(
                 "document.querySelector('h1').remove(); location.hash = arguments[0]", f"#/{path}"
             )
-            browser.find("h1")
-            found[path] = faults(browser, axe)
+            heading = browser.find("h1").text
+            found[f"{role} {path}"] = faults(browser, axe)
+            assert heading not in ("Not found", "There is no such page", "This page cannot be shown"), path
             assert browser.run("return document.documentElement.scrollWidth <= innerWidth"), path
+
+    assert {page: one for page, one in found.items() if one} == {}
+
+
+@SIZES
+def test_no_serious_fault_in_dialogs(
+    browser: Browser,
+    server: ConsoleServer,
+    tenant: ConsoleTenant,
+    places: dict[str, str],
+    axe: str,
+    width: int,
+    dark: bool,
+) -> None:
+    """No dialog has a serious fault, each fits on a phone, and Escape closes it."""
+    browser.resize(width, 860, dark)
+    found = {}
+    for role, key in keys_of(server, tenant).items():
+        browser.sign_in(server.url, key, "usage")
+        for page, button in DIALOGS[role]:
+            if button == "Keyboard shortcuts" and width < 820:
+                continue
+            browser.driver.execute_script(
+                """
+                if (location.hash === arguments[0]) return;
+                document.querySelector("h1").remove();
+                location.hash = arguments[0];
+                """,
+                f"#/{page.format(**places)}",
+            )
+            browser.find("h1")
+            browser.press(button)
+            dialog = browser.find("dialog[open]")
+            found[f"{page} {button}"] = faults(browser, axe)
+            assert dialog.size["width"] <= width
+            browser.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+            browser.wait(lambda: not browser.all("dialog"))
 
     assert {page: one for page, one in found.items() if one} == {}

@@ -9,6 +9,8 @@ from tests.api.console.browser import Browser
 from tests.api.console.console_server import ConsoleServer, ConsoleTenant
 from tests.api.in_process_gateway import adapter_upload
 
+LARGE_BYTES = 16_000_000
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
@@ -55,6 +57,36 @@ def test_a_refused_upload_names_the_tensor(
     assert name.removesuffix(".weight").rpartition(".lora")[0] in said
     assert browser.field("Name").get_property("value") == "pirate"
     assert tenant.client.get("/v1/adapters").json()["data"] == []
+
+
+def test_an_upload_shows_its_progress(
+    browser: Browser, server: ConsoleServer, tenant: ConsoleTenant, files: tuple[str, str]
+) -> None:
+    """Over a slow line the page says which part of the file is sent, then that the server checks it, and what it says."""
+    Path(files[1]).write_bytes(bytes(LARGE_BYTES))
+    browser.sign_in(server.url, tenant.key, "adapters/upload")
+    browser.fill("Name", "slow")
+    browser.field("adapter_config.json").send_keys(files[0])
+    browser.field("adapter_model.safetensors").send_keys(files[1])
+    browser.run(
+        """
+        window.noted = [];
+        const note = document.querySelector("form [role=status]");
+        new MutationObserver(() => window.noted.push(note.textContent)).observe(note, {childList: true});
+        """
+    )
+    line = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": LARGE_BYTES / 2}
+    browser.driver.execute_cdp_cmd("Network.enable", {})
+    browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", line)
+    try:
+        browser.press("Upload")
+        browser.find("form .error")
+    finally:
+        browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**line, "uploadThroughput": -1})
+    noted = browser.run("return window.noted")
+
+    assert any(" % of 16 MB sent" in one for one in noted), noted
+    assert any("checks the tensors" in one for one in noted), noted
 
 
 def test_aliases_and_a_canary(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:

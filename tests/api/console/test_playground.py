@@ -1,5 +1,7 @@
 """Tests of the playground: models side by side, token by token, tools, schemas and forks."""
 
+from selenium.webdriver.common.keys import Keys
+
 from tests.api.console.browser import Browser
 from tests.api.console.console_server import ConsoleServer, ConsoleTenant
 from tests.api.in_process_gateway import adapter_upload
@@ -31,6 +33,26 @@ def test_an_adapter_stands_beside_the_base(browser: Browser, server: ConsoleServ
     assert lanes == ["pirate", "tiny"]
     assert "".join(token.text for token in tokens).replace(" ", "") == "Ihavenothingtosaytothis."
     assert "%" in rivals
+
+
+def test_an_answer_comes_token_by_token(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
+    """The tokens that the model has written so far are shown while it still writes, and the arrow keys go through them."""
+    open_playground(browser, server, tenant)
+    server.model.holds_after = 3
+    try:
+        browser.find(".composer textarea").send_keys("Hello")
+        browser.press("Send")
+        browser.wait(lambda: len(browser.all(".said[aria-busy] .token")) == 3 or None)
+    finally:
+        server.model.holds_after = None
+        server.loop.call_soon_threadsafe(server.model.release.set)
+    browser.find(".figures")
+    browser.find(".tokens").send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+
+    assert len(browser.all(".token")) > 3
+    assert browser.find(".token.chosen").get_attribute("data-token") == "1"
+    assert browser.find(".alternatives .own").text.endswith("%")
+    server.loop.call_soon_threadsafe(server.model.release.clear)
 
 
 def test_lanes_are_forked(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:

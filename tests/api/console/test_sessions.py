@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from graftwork.engine.core.events import MissReason
 from graftwork.platform.ids import CallId
 from graftwork.sessions.core.items import Item, function_call, function_call_output, message
 from graftwork.sessions.service import NewSession
 from tests.api.console.browser import Browser
 from tests.api.console.console_server import ConsoleServer, ConsoleTenant
+from tests.api.console.ledger import set_prices
 from tests.clients.scripted_gateway import Reply, tool_call
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -85,6 +87,61 @@ def test_forks_are_a_tree(browser: Browser, server: ConsoleServer, tenant: Conso
 
     assert len(browser.all(".tree li li li")) == 1
     assert len(tenant.client.get(f"/v1/sessions/{fork}/items").json()["data"]) == 2
+
+
+def test_a_turn_shows_its_tiers_its_miss_and_its_cost(
+    browser: Browser, server: ConsoleServer, tenant: ConsoleTenant
+) -> None:
+    """Below each turn stand the tiers that its prompt came from, why the cache missed the rest, and its exact cost."""
+    set_prices(server, tenant)
+    server.model.cached_shares, server.model.miss_reason = (0.5, 0.2, 0.1), MissReason.EVICTED_PRESSURE
+    session = new_session(tenant)
+    shown = turn(tenant, session, "What does this cost?")
+    usage = tenant.client.get(f"/v1/sessions/{session}/turns").json()["data"][0]["usage"]
+    details = usage["prompt_tokens_details"]
+    browser.sign_in(server.url, tenant.key, f"sessions/{session}")
+    foot = browser.with_text(".turn-foot", "missed: evicted pressure").text
+    tiers = browser.find(".turn-foot .bar").get_attribute("aria-label")
+
+    assert shown["status"] == "completed"
+    assert f"{usage['cost']['amount']} USD" in foot
+    assert tiers == (
+        f"On the device: {details['device_tokens']}, On the host: {details['host_tokens']}, "
+        f"On disk: {details['disk_tokens']}, Computed: {details['recomputed_tokens']}"
+    )
+    assert usage["cost"]["amount"] in browser.with_text(".facts", "Cost").text
+
+
+def test_a_running_turn_is_cancelled(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
+    """A turn that runs shows what it has written so far, and the button ends it."""
+    session = new_session(tenant)
+    browser.sign_in(server.url, tenant.key, f"sessions/{session}")
+    server.model.holds_after = 4
+    try:
+        browser.fill("Message", "Write without end")
+        browser.press("Send")
+        browser.with_text(".item.live", "I")
+        browser.press("Cancel turn")
+        browser.with_text(".turn-foot", "cancelled")
+    finally:
+        server.model.holds_after = None
+
+    assert tenant.client.get(f"/v1/sessions/{session}").json()["status"] == "idle"
+
+
+def test_earlier_entries_are_loaded_when_wanted(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
+    """A long transcript shows its end, and its beginning after a press."""
+    items = tuple(message("user" if number % 2 else "assistant", f"Entry {number}") for number in range(120))
+    session = server.run(store_session(server, tenant, items, {}))
+    browser.sign_in(server.url, tenant.key, f"sessions/{session}")
+    browser.with_text(".item", "Entry 119")
+    assert len(browser.all(".item")) == 50
+    browser.press("Show earlier entries")
+    browser.wait(lambda: len(browser.all(".item")) == 100 or None)
+    browser.press("Show earlier entries")
+    browser.wait(lambda: len(browser.all(".item")) == 120 or None)
+
+    assert [one.text for one in browser.find_all_shown("main button") if "earlier" in one.text] == []
 
 
 def test_a_session_is_suspended_and_closed(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:

@@ -1,11 +1,29 @@
 """Tests of signing in, of keys that end while someone works, and of a server that is away."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from selenium.webdriver.common.keys import Keys
 
+from graftwork.platform.clock import SystemClock
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import KeyId, TenantId
 from tests.api.console.browser import Browser
 from tests.api.console.console_server import ConsoleServer, ConsoleTenant
+from tests.api.in_process_gateway import adapter_upload
+
+
+@contextmanager
+def offline(browser: Browser) -> Iterator[None]:
+    """Cuts the browser off from the server."""
+    conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.driver.execute_cdp_cmd("Network.enable", {})
+    browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": True, **conditions})
+    try:
+        yield
+    finally:
+        browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": False, **conditions})
 
 
 def test_the_key_decides_what_is_seen(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
@@ -55,6 +73,42 @@ def test_a_revoked_key_keeps_what_was_typed(browser: Browser, server: ConsoleSer
     browser.with_text(".item.assistant", "nothing to say")
 
 
+def test_an_expired_key_keeps_what_was_typed(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
+    """A key that expires while someone writes in the playground: the sign-in comes, and the next key sends the text."""
+    tenancy = server.resources.account.tenancy
+    short = server.run(tenancy.create_key(TenantId(tenant.id), "short", expires_at=SystemClock().now() + 4))[1]
+    browser.sign_in(server.url, short, "playground")
+    browser.heading("Playground")
+    browser.find(".composer textarea").send_keys("Typed before the key expired")
+    browser.wait(lambda: server.client(short).get("/v1/models").status_code == 401 or None)
+    browser.press("Send")
+    browser.with_text("dialog.sign-in", "keeps what you have typed")
+    browser.type_key(tenant.key)
+
+    browser.with_text(".said.user", "Typed before the key expired")
+    browser.with_text(".said.assistant", "nothing to say")
+
+
+def test_a_revoked_key_keeps_an_upload(
+    browser: Browser, server: ConsoleServer, tenant: ConsoleTenant, tmp_path: Path
+) -> None:
+    """The files of an upload that met a revoked key are sent after the next sign-in, without choosing them again."""
+    tenancy = server.resources.account.tenancy
+    _, second = server.run(tenancy.create_key(TenantId(tenant.id), "second"))
+    for name, content in adapter_upload(4).values():
+        (tmp_path / Path(name).name).write_bytes(content)
+    (tmp_path / "passwd").rename(tmp_path / "weights.safetensors")
+    browser.sign_in(server.url, tenant.key, "adapters/upload")
+    browser.fill("Name", "kept")
+    browser.field("adapter_config.json").send_keys(str(tmp_path / "adapter_config.json"))
+    browser.field("adapter_model.safetensors").send_keys(str(tmp_path / "weights.safetensors"))
+    server.run(tenancy.revoke_key(TenantId(tenant.id), KeyId(tenant.key_id)))
+    browser.press("Upload")
+    browser.type_key(second)
+
+    assert browser.heading("kept")
+
+
 def test_an_engine_that_is_away_costs_no_typed_text(
     browser: Browser, server: ConsoleServer, tenant: ConsoleTenant
 ) -> None:
@@ -77,14 +131,19 @@ def test_a_page_recovers_by_itself(browser: Browser, server: ConsoleServer) -> N
     """When the server is away the page says so, and shows fresh figures when it is back, without a press."""
     browser.sign_in(server.url, server.admin_key, "replicas")
     browser.with_text(".card", "Address")
-    conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
-    browser.driver.execute_cdp_cmd("Network.enable", {})
-    browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": True, **conditions})
-    try:
+    with offline(browser):
         browser.with_text("#banner", "does not answer")
-    finally:
-        browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": False, **conditions})
     browser.wait(lambda: not browser.find_all_shown("#banner"))
+
+
+def test_a_page_that_could_not_be_loaded_comes_by_itself(browser: Browser, server: ConsoleServer) -> None:
+    """A page that is opened while the server is away says so, and is there when the server is back, without a press."""
+    browser.sign_in(server.url, server.admin_key, "tenants")
+    with offline(browser):
+        browser.go("prices", "This page cannot be shown")
+        browser.with_text(".error", "does not answer")
+
+    browser.heading("Prices")
 
 
 def test_signing_out_asks_for_a_key(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:

@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
 
+from graftwork.platform.tenancy.price_keeper import NewPrices
 from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload
 from tests.api.signed_in import sign_in
 
@@ -21,10 +24,13 @@ UNKNOWN = {
     "conversation_id": "conv_00000000000000000000000000",
     "item_id": "item_00000000000000000000000000",
     "request_id": "req_00000000000000000000000000",
+    "rollout_id": "rol_00000000000000000000000000",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/adapters/{name}/versions": {"files": adapter_upload(5)},
     "PUT /v1/adapters/{name}/aliases/{alias}": {"json": {"version": 1}},
+    "PATCH /v1/adapters/{name}": {"json": {"tags": ["x"]}},
+    "POST /v1/adapters/{name}/rollouts": {"json": {"version": 1, "steps": [{"weight": 10, "seconds": 60}]}},
     "PATCH /v1/sessions/{session_id}": {"json": {"metadata": {}}},
     "POST /v1/sessions/{session_id}/turns": {"json": {"input": "x"}},
     "POST /v1/sessions/{session_id}/tool_outputs": {"json": {"outputs": [{"call_id": "call_0", "output": "x"}]}},
@@ -47,6 +53,9 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     """Creates one object of each kind. Returns their ids by the names that routes give them."""
     await tenant.push_adapter("pirate")
     await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
+    await tenant.push_adapter("pirate", 1)
+    steps = {"version": 2, "steps": [{"weight": 10, "seconds": 60}]}
+    rollout = (await tenant.client.post("/v1/adapters/pirate/rollouts", json=steps)).json()
     session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
     turn = (await tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"})).json()
     answer = await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})
@@ -60,6 +69,7 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
         "conversation_id": conversation["id"],
         "session_id": session,
         "name": "pirate",
+        "rollout_id": rollout["id"],
         "alias": "prod",
         "version": "1",
         "model": "pirate",
@@ -84,9 +94,10 @@ async def test_ids_of_others(gateway: Gateway, tenant: TestTenant, has_cookie: b
         unknown = await other.client.request(method, path.format(**UNKNOWN), **body)
 
         assert foreign.status_code == unknown.status_code == 404, (method, path, foreign.text)
-        assert without_echo(foreign.text, [owned[name] for name in names]) == without_echo(
-            unknown.text, [UNKNOWN[name] for name in names]
-        ), (method, path)
+        assert seen(foreign, [owned[name] for name in names]) == seen(unknown, [UNKNOWN[name] for name in names]), (
+            method,
+            path,
+        )
         checked += 1
     assert checked >= 20
 
@@ -135,6 +146,33 @@ async def test_models_of_others(gateway: Gateway, tenant: TestTenant, has_cookie
         assert (await other.client.get(path)).json()["data"] == []
 
 
+@pytest.mark.parametrize("has_cookie", [False, True], ids=["key", "cookie"])
+async def test_prices_and_costs_of_others(gateway: Gateway, tenant: TestTenant, has_cookie: bool) -> None:
+    """B sees neither A's prices nor A's costs, even if it names A, and the operator's routes refuse it."""
+    rates = {"input": "0.5", "output": "1.5"}
+    await gateway.resources.admin.prices.set(NewPrices(rates, "USD", tenant.id))
+    await tenant.client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+    other = await gateway.tenant("Other")
+    if has_cookie:
+        await sign_in(other.client)
+        await sign_in(tenant.client)
+    month = datetime.fromtimestamp(gateway.clock.now(), UTC).strftime("%Y-%m")
+    query = {"tenant_id": tenant.id, "month": month}
+    own = (await tenant.client.get("/v1/usage/invoice", params=query)).json()
+    foreign = (await other.client.get("/v1/usage/invoice", params=query)).json()
+
+    assert len(own["lines"]) == 2
+    assert (foreign["tenant_id"], foreign["lines"], foreign["requests"]) == (other.id, [], 0)
+    assert len((await tenant.client.get("/v1/prices")).json()["data"]) == 1
+    for path in ("/v1/prices", "/v1/usage"):
+        assert (await other.client.get(path, params={"tenant_id": tenant.id})).json()["data"] == []
+    for path in ("/v1/admin/prices", "/v1/admin/usage", "/v1/admin/usage/invoice"):
+        assert (await other.client.get(path, params=query)).status_code in (401, 403), path
+    refused = await other.client.post("/v1/admin/prices", json={"currency": "USD", "rates": rates})
+    assert refused.status_code in (401, 403)
+    assert len((await gateway.admin.get("/v1/admin/prices")).json()["data"]) == 1
+
+
 async def test_cursors_of_others(gateway: Gateway, tenant: TestTenant) -> None:
     """Another tenant's id is refused as a cursor."""
     adapter = await tenant.push_adapter("pirate")
@@ -155,6 +193,16 @@ async def test_engine_domains(gateway: Gateway, tenant: TestTenant) -> None:
     first, second, third = gateway.engine.requests
     assert first.domain == second.domain != third.domain
     assert tenant.id not in str(first)
+
+
+def seen(answer: httpx.Response, ids: list[str]) -> tuple[int, list[tuple[str, str]], str]:
+    """Returns all that tells two refusals apart, byte for byte: status, headers in their order, and body.
+
+    Left out are the ids that were asked for, those of the request itself, and the length, which comes from both.
+    """
+    own = {"x-request-id", "request-id", "x-graftwork-request-id", "x-graftwork-trace-id", "content-length"}
+    headers = [(name, value) for name, value in answer.headers.multi_items() if name not in own]
+    return answer.status_code, headers, without_echo(answer.text, [*ids, answer.headers["x-request-id"]])
 
 
 def without_echo(text: str, ids: list[str]) -> str:

@@ -39,7 +39,8 @@ async def test_head(gateway: Gateway, tenant: TestTenant) -> None:
     """Every path that takes GET answers HEAD with the status and headers of GET, and without a body. No other does."""
     paths = [path for path, operations in gateway.app.openapi()["paths"].items() if "get" in operations]
     for path in [*(re.sub(r"\{\w+\}", "some", path) for path in paths), "/openapi.json", "/nowhere"]:
-        got, head = await tenant.client.get(path), await tenant.client.head(path)
+        plain = {"accept-encoding": "identity"}
+        got, head = await tenant.client.get(path, headers=plain), await tenant.client.head(path, headers=plain)
 
         assert head.content == b"", path
         assert (head.status_code, head.headers.keys()) == (got.status_code, got.headers.keys()), path

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from graftwork.api.http.streaming import EventStream, TextEvents, Write, data_event, heartbeats
+from graftwork.api.http.streaming import EventStream, TextEvents, Write, data_event, heartbeats, timed_write
+from graftwork.platform.clock import ManualClock
+from graftwork.platform.tracing.request_trace import CallTimer, RequestTrace
+from graftwork.platform.tracing.trace_ids import TraceIds
 
 
 def event_of(text: str) -> bytes:
@@ -123,3 +126,23 @@ async def test_no_ping_after_the_end() -> None:
         await asyncio.sleep(0)
 
     assert len(client.received) == seen
+
+
+async def test_a_timer_estimates_by_every_sixteenth_call() -> None:
+    """Of 33 writes the first, the seventeenth and the last are measured, and their mean stands for all."""
+    clock, written = ManualClock(), list[bytes]()
+    trace = RequestTrace(TraceIds("req_1", "0" * 32), "POST", "/v1/chat/completions", clock)
+    trace.is_traced = True
+
+    async def write(event: bytes) -> None:
+        written.append(event)
+        clock.advance({1: 1.0, 17: 2.0, 33: 3.0}.get(len(written), 100.0))
+
+    timed = timed_write(trace, write)
+    for number in range(33):
+        await timed(b"%d" % number)
+
+    assert written == [b"%d" % number for number in range(33)]
+    assert trace.writes.calls == 33
+    assert trace.writes.seconds == 2.0 * 33
+    assert CallTimer().seconds == 0

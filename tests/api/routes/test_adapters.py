@@ -151,7 +151,7 @@ async def test_delete(gateway: Gateway, tenant: TestTenant) -> None:
     """A deleted adapter is gone from every route, and the engine forgets it."""
     digest = (await tenant.push_adapter())["versions"][0]["digest"]
 
-    deleted = await tenant.client.delete("/v1/adapters/pirate")
+    deleted = await tenant.client.delete("/v1/adapters/pirate?erase=true")
 
     assert (deleted.status_code, deleted.json()["deleted"]) == (200, True)
     assert gateway.engine.forgotten == [digest]
@@ -173,6 +173,65 @@ async def test_delete_version(tenant: TestTenant) -> None:
     assert [version["version"] for version in third.json()["versions"]] == [1, 3]
     assert (await tenant.client.delete("/v1/adapters/pirate/versions/7")).status_code == 404
     assert (await tenant.client.delete("/v1/adapters/pirate/versions/x")).status_code == 422
+
+
+async def test_restore(gateway: Gateway, tenant: TestTenant) -> None:
+    """A deleted adapter and a deleted version come back, and are a 404 where there is nothing to restore."""
+    await tenant.push_adapter()
+    second = (await tenant.client.post("/v1/adapters/pirate/versions", files=adapter_upload(1))).json()
+
+    await tenant.client.delete("/v1/adapters/pirate/versions/2")
+    without = (await tenant.client.get("/v1/adapters/pirate")).json()
+    refused = await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 2})
+    restored = await tenant.client.post("/v1/adapters/pirate/versions/2/restore")
+    await tenant.client.delete("/v1/adapters/pirate")
+    taken = await tenant.client.post("/v1/adapters", data={"name": "pirate"}, files=adapter_upload(2))
+    whole = await tenant.client.post("/v1/adapters/pirate/restore")
+
+    assert [(version["version"], version["status"]) for version in without["deleted_versions"]] == [(2, "deleted")]
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "version_not_ready")
+    assert restored.json() == whole.json() == second
+    assert (taken.status_code, taken.json()["error"]["code"]) == (409, "adapter_deleted")
+    assert gateway.engine.forgotten == []
+    for path in ("pirate", "pirate/versions/2", "nobody"):
+        assert (await tenant.client.post(f"/v1/adapters/{path}/restore")).status_code == 404
+
+
+async def test_rollback_and_history(gateway: Gateway, tenant: TestTenant) -> None:
+    """A rollback returns to the recorded target, a second one without a past is a 409, and the history tells by whom."""
+    for seed in range(3):
+        await tenant.client.post("/v1/adapters", data={"name": "pirate"}, files=adapter_upload(seed))
+    for version in (1, 3):
+        await tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": version})
+
+    back = await tenant.client.post("/v1/adapters/pirate/aliases/prod/rollback")
+    again = await tenant.client.post("/v1/adapters/pirate/aliases/prod/rollback")
+    history = (await tenant.client.get("/v1/adapters/pirate/aliases/prod/history?order=asc")).json()
+    audit = (await gateway.admin.get("/v1/admin/audit?limit=1")).json()["data"][0]
+
+    assert (back.json()["target"], back.json()["previous"]) == ({"version": 1}, {"version": 3})
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "no_earlier_target")
+    assert [(event["id"], event["reason"], event["target"]) for event in history["data"]] == [
+        ("1", "set", {"version": 1}),
+        ("2", "set", {"version": 3}),
+        ("3", "rollback", {"version": 1}),
+    ]
+    assert (audit["action"], audit["target"]) == ("adapter.alias.rollback", "pirate@prod")
+    assert {audit["actor"]} == {event["actor"] for event in history["data"]}
+    assert audit["actor"].startswith("key_")
+
+
+async def test_a_push_without_promotion(tenant: TestTenant) -> None:
+    """A version that is pushed with promote=false answers under its number, and not under the plain name."""
+    await tenant.push_adapter()
+    pushed = await tenant.client.post(
+        "/v1/adapters", data={"name": "pirate", "promote": "false"}, files=adapter_upload(1)
+    )
+    models = ("pirate", "pirate@2")
+    answers = [await tenant.client.post("/v1/chat/completions", json=chat(model=model)) for model in models]
+
+    assert [version["held"] for version in pushed.json()["versions"]] == [False, True]
+    assert [answer.headers["x-graftwork-model"] for answer in answers] == ["pirate@1", "pirate@2"]
 
 
 async def test_usage_names_the_version(tenant: TestTenant) -> None:

@@ -39,7 +39,7 @@ async def test_key_life(gateway: Gateway, tenant: TestTenant) -> None:
     rotated = (await admin.post(f"{path}/{made['id']}/rotate")).json()
     old = await gateway.client(made["key"]).get("/v1/models")
     new = await gateway.client(rotated["key"]).get("/v1/models")
-    revoked = await admin.delete(f"{path}/{made['id']}")
+    revoked = await admin.delete(f"{path}/{rotated['id']}")
     gone = await gateway.client(rotated["key"]).get("/v1/models")
     listed = await admin.get(path)
 

@@ -7,7 +7,7 @@ import pytest
 
 from graftwork.api.console.files import console_files
 from graftwork.platform.errors import NotAuthenticated
-from graftwork.platform.tenancy.console_tickets import SESSION_FOR_S, TICKET_FOR_S
+from graftwork.platform.keys.console_tickets import SESSION_FOR_S, TICKET_FOR_S
 from graftwork.platform.tenancy.tenancy import Tenancy
 from tests.api.in_process_gateway import ADMIN_KEY, Gateway, TestTenant, chat
 from tests.api.signed_in import CSRF, signed_in

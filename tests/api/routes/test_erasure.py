@@ -17,7 +17,7 @@ from graftwork.platform.tenancy.erasure import SETTLE_S
 from graftwork.sessions.service import NewSession
 from graftwork.sessions.store.deletion_rows import find_of_tenant
 from tests.api.gateway_on_port import gateway_on_port
-from tests.api.in_process_gateway import Gateway, TestTenant, chat, gateway_settings, open_gateway
+from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload, chat, gateway_settings, open_gateway
 
 TENANTS = "/v1/admin/tenants"
 SECRET = "the tenant's own words"
@@ -159,7 +159,14 @@ async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     client = tenant.client
     await tenant.push_adapter("pirate")
     await client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
-    await client.post("/v1/chat/completions", json=chat(SECRET) | {"model": "pirate"})
+    traced = {"x-graftwork-trace": "1"}
+    await client.post("/v1/chat/completions", json=chat(SECRET) | {"model": "pirate"}, headers=traced)
+    await gateway.resources.server.trace_store.flush()
+    await client.patch("/v1/adapters/pirate", json={"tags": ["pirate"]})
+    await client.post("/v1/adapters/pirate/versions", files=adapter_upload(1))
+    steps = [{"weight": 50, "seconds": 60}]
+    started = await client.post("/v1/adapters/pirate/rollouts", json={"version": 2, "steps": steps})
+    assert started.status_code == 201, started.text
     await gateway.admin.put(f"{TENANTS}/{tenant.id}/quota", json={"max_sessions": 100})
     prices = {"currency": "USD", "rates": {"input": "1", "output": "1"}, "tenant_id": tenant.id}
     await gateway.admin.post("/v1/admin/prices", json=prices)
@@ -246,7 +253,7 @@ async def test_nothing_of_a_deleted_tenant_is_left(gateway: Gateway, tmp_path: P
     assert SECRET not in kept
     assert "pirate" not in kept
     assert await rows_by_table(database, other.id) == before[other.id]
-    assert len(files_of(tmp_path / "data")) == 2  # the other tenant has the same adapter
+    assert len(files_of(tmp_path / "data")) == 4  # the other tenant has the same two versions
     assert gateway.engine.forgotten_domains[-1] == gateway.engine.requests[-1].domain
     assert (await gateway.admin.get(f"{TENANTS}/{tenant.id}")).status_code == 404
     assert (await gateway.admin.get(f"{TENANTS}/{other.id}/erasure")).status_code == 404

@@ -1,13 +1,17 @@
 """Tests of the snapshots of a server: what they show, to whom, and how they are shared."""
 
 import asyncio
+import gzip
 import json
+import logging
 from typing import Any
 
 import pytest
 
 from graftwork.api.overview import board as module
-from graftwork.api.overview.views import View
+from graftwork.api.overview.board import Snapshot
+from graftwork.api.overview.views import KnownQueries, View
+from graftwork.api.routes import overview as routes
 from graftwork.engine.core.stats import EngineStats
 from graftwork.platform.errors import CapacityContended
 from graftwork.platform.quotas.quota import Quota
@@ -108,6 +112,129 @@ async def test_an_unchanged_snapshot_is_a_304(gateway: Gateway, tenant: TestTena
     assert (unchanged.status_code, unchanged.content) == (304, b"")
     assert changed.status_code == 200
     assert changed.json()["sequence"] > first.json()["sequence"]
+
+
+async def test_watchers_share_one_compressed_answer(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred polls of one second encode and compress one snapshot once; without gzip a client gets the same JSON, and
+    each form has an ETag of its own, of which either is good for a 304.
+    """
+    compressed, compress = list[bytes](), gzip.compress
+
+    def counted(data: bytes, *args: Any, **more: Any) -> bytes:
+        compressed.append(data)
+        return compress(data, *args, **more)
+
+    monkeypatch.setattr(gzip, "compress", counted)
+    path = "/v1/admin/overview?rows=7"
+
+    answers = await asyncio.gather(*(gateway.admin.get(path) for _ in range(100)))
+    plain = await gateway.admin.get(path, headers={"accept-encoding": "identity"})
+
+    assert compressed == [plain.content]
+    assert {answer.headers["content-encoding"] for answer in answers} == {"gzip"}
+    assert "content-encoding" not in plain.headers
+    assert {answer.text for answer in answers} == {plain.text}
+    tags = {plain.headers["etag"], answers[0].headers["etag"]}
+    assert len(tags) == 2
+    for tag in (*tags, f'"other", {plain.headers["etag"]}'):
+        assert (await gateway.admin.get(path, headers={"if-none-match": tag})).status_code == 304
+    assert (await gateway.admin.get(path, headers={"if-none-match": '"other"'})).status_code == 200
+
+
+async def test_a_known_query_is_not_read_again(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second poll with the same bytes makes no view; another query, a wrong one and a stream are read as before."""
+    read = list[View]()
+
+    def counted(*args: Any) -> View:
+        read.append(View(*args))
+        return read[-1]
+
+    monkeypatch.setattr(routes, "View", counted)
+
+    for _ in range(3):
+        assert len((await gateway.admin.get("/v1/admin/overview?sort=name&rows=3")).json()["engines"]) == 1
+    first = len(read)
+    await gateway.admin.get("/v1/admin/overview?rows=3&sort=name")
+    for _ in range(2):
+        assert (await gateway.admin.get("/v1/admin/overview?rows=0")).status_code == 422
+    gateway.resources.overview.end_streams()
+    for _ in range(2):
+        stream = await gateway.admin.get("/v1/admin/overview?stream=true")
+        assert stream.headers["content-type"].startswith("text/event-stream")
+
+    assert (first, len(read)) == (1, 4)
+
+
+async def test_a_known_query_opens_no_door(gateway: Gateway, tenant: TestTenant) -> None:
+    """After the operator and a tenant have polled, the same bytes of another tenant show that tenant alone, and keys
+    without the scope or without a right are refused as before.
+    """
+    other = await gateway.tenant("Globex")
+    bare = (await gateway.admin.post(f"/v1/admin/tenants/{tenant.id}/keys", json={"name": "k", "scopes": []})).json()
+    for path in ("/v1/admin/overview?rows=9", "/v1/overview?rows=9"):
+        for client in (gateway.admin, tenant.client):
+            await client.get(path)
+
+    seen = (await other.client.get("/v1/overview?rows=9")).json()
+    refused = [
+        await tenant.client.get("/v1/admin/overview?rows=9"),
+        await tenant.client.get("/v1/overview?rows=9", headers={"authorization": f"Bearer {bare['key']}"}),
+        await gateway.admin.get("/v1/overview?rows=9"),
+        await gateway.admin.get("/v1/admin/overview?rows=9", headers={"authorization": "Bearer gwa_wrong"}),
+    ]
+
+    assert [row["id"] for row in seen["tenants"]] == [other.id]
+    assert [answer.status_code for answer in refused] == [403, 403, 403, 401]
+
+
+async def test_a_known_poll_does_not_reach_the_router(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator's second poll of a second is answered before the router, with the ids of a request; a poll with the
+    key in another header, and one that is too late, are answered by it.
+    """
+    reached, get = list[View](), gateway.resources.overview.get
+
+    async def counted(view: View) -> Snapshot:
+        reached.append(view)
+        return await get(view)
+
+    monkeypatch.setattr(gateway.resources.overview, "get", counted)
+    key = gateway.admin.headers["authorization"].partition(" ")[2]
+    first = await gateway.admin.get("/v1/admin/overview")
+
+    second = await gateway.admin.get("/v1/admin/overview")
+    known = len(reached)
+    by_other_header = await gateway.admin.get("/v1/admin/overview", headers={"authorization": "", "x-api-key": key})
+    gateway.clock.advance(module.FRESH_S)
+    late = await gateway.admin.get("/v1/admin/overview")
+
+    assert (known, len(reached)) == (1, 3)
+    assert [one.status_code for one in (first, second, by_other_header, late)] == [200] * 4
+    assert second.content == first.content
+    assert second.headers["x-request-id"].startswith("req_")
+    assert {*second.headers} == {*first.headers}
+
+
+def test_few_queries_are_known() -> None:
+    """A client that sends another query each time costs bounded memory: the oldest are forgotten, long ones not kept."""
+    known = KnownQueries()
+    for number in range(5000):
+        known.add(None, b"find=%d" % number, View(find=str(number)))
+    known.add(None, b"find=" + b"x" * 1000, View())
+
+    found = [number for number in range(5000) if known.get(None, b"find=%d" % number) is not None]
+    assert found == [*range(5000 - 1024, 5000)]
+    assert known.get(None, b"find=" + b"x" * 1000) is None
+
+
+async def test_polls_are_not_in_the_log(gateway: Gateway, tenant: TestTenant, caplog: pytest.LogCaptureFixture) -> None:
+    """A poll that succeeds has no line at the level info; one that is refused has."""
+    caplog.set_level(logging.INFO, logger="graftwork")
+    await gateway.admin.get("/v1/admin/overview")
+    await tenant.client.get("/v1/overview")
+    await tenant.client.get("/v1/admin/overview")
+
+    lines = [vars(record) for record in caplog.records if record.getMessage() == "request"]
+    assert [(line["path"], line["status"]) for line in lines] == [("/v1/admin/overview", 403)]
 
 
 async def test_watchers_share_one_question_to_the_engine(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,9 +260,24 @@ async def test_a_request_that_is_not_kept_any_more_says_so(gateway: Gateway, ten
     assert (foreign.status_code, foreign.json()["error"]["code"]) == (404, "timeline_not_found")
 
 
+async def test_a_traced_request_of_another_gateway_is_found(gateway: Gateway, tenant: TestTenant) -> None:
+    """A gateway that did not serve a traced request answers the same timeline, to its tenant and the operator alone."""
+    answer = await tenant.client.post("/v1/chat/completions", json=chat(), headers={"x-graftwork-trace": "1"})
+    request_id, other = answer.headers["x-request-id"], await gateway.tenant("Globex")
+    served = await timeline(tenant.client, request_id)
+    await gateway.resources.server.trace_store.flush()
+    gateway.resources.server.traces.forget(tenant.id)  # as if another gateway had served it
+
+    assert await timeline(tenant.client, request_id) == served
+    assert (await gateway.admin.get(f"/v1/admin/requests/{request_id}/timeline")).json() == served
+    assert (await other.client.get(f"/v1/requests/{request_id}/timeline")).status_code == 404
+
+
 async def test_nothing_of_a_deleted_tenant_is_kept(gateway: Gateway, tenant: TestTenant) -> None:
-    """When a tenant is erased, its timelines go with it."""
-    request_id = (await tenant.client.post("/v1/chat/completions", json=chat())).headers["x-request-id"]
+    """When a tenant is erased, its timelines go with it, also those that all gateways share."""
+    answer = await tenant.client.post("/v1/chat/completions", json=chat(), headers={"x-graftwork-trace": "1"})
+    request_id = answer.headers["x-request-id"]
+    await gateway.resources.server.trace_store.flush()
     await gateway.admin.delete(f"/v1/admin/tenants/{tenant.id}")
     await gateway.resources.admin.erasure.sweep()
 

@@ -1,12 +1,17 @@
 """Tests of how the gateway receives uploads: on disk, in bounded number, and once."""
 
 import asyncio
+import gzip
 import hashlib
+import io
+import tarfile
 import tracemalloc
+import zipfile
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -179,3 +184,75 @@ async def test_a_form_of_many_files_is_refused(tenant: TestTenant) -> None:
 
         assert answer.status_code == 422, answer.text
         assert "Too many files" in answer.json()["error"]["message"]
+
+
+async def test_an_oversized_upload_is_cut_off(gateway: Gateway, tenant: TestTenant) -> None:
+    """An upload over the limit is a 413 by its declared length at once, and in chunks as soon as the limit is passed."""
+    limit = UploadRequest.limit_bytes
+    sent = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
+        async for piece in in_pieces(limit + 64 * 1024 * 1024):
+            sent += len(piece)
+            yield piece
+
+    declared = {"content-length": str(limit + 1)}
+    at_once = await tenant.client.post("/v1/adapters", content=form_head(), headers=FORM | declared)
+    chunked = await tenant.client.post("/v1/adapters", content=pieces(), headers=FORM)
+
+    assert [answer.status_code for answer in (at_once, chunked)] == [413, 413]
+    assert limit < sent <= limit + 2 * PIECE
+    assert (await tenant.client.get("/v1/adapters")).json()["data"] == []
+
+
+def archives() -> dict[str, bytes]:
+    """A good adapter in forms that are never opened: a zip, tars with links and absolute names, gzip, and a pickle."""
+    files = {"adapter_config.json": config_bytes(), "adapter_model.safetensors": adapter_upload()["weights"][1]}
+    zipped, plain, linked = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(f"/tmp/{name}", content)
+    with tarfile.open(fileobj=plain, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"../../{name}")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    with tarfile.open(fileobj=linked, mode="w") as tar:
+        link = tarfile.TarInfo("adapter_model.safetensors")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    return {
+        "zip": zipped.getvalue(),
+        "tar": plain.getvalue(),
+        "link": linked.getvalue(),
+        "gzip": gzip.compress(files["adapter_model.safetensors"]),
+        "pickle": b"\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(archives()))
+async def test_archives_links_and_pickles_are_not_opened(tenant: TestTenant, kind: str) -> None:
+    """An archive, a link, compressed weights and a pickle are a 422 as weights and as configuration."""
+    content = archives()[kind]
+    for part in ("weights", "config"):
+        files = adapter_upload() | {part: (f"adapter.{kind}", content)}
+
+        answer = await tenant.client.post("/v1/adapters", data={"name": "a"}, files=files)
+
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["error"]["param"].startswith(part)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../x", "C:\\x", "\u202e", "a" * 300])
+async def test_names_of_files_have_no_effect(gateway: Gateway, tenant: TestTenant, name: str) -> None:
+    """Whatever the parts are called, absolute or long, the files are stored under their digest and nowhere else."""
+    files = {part: (name, content) for part, (_, content) in adapter_upload().items()}
+
+    answer = await tenant.client.post("/v1/adapters", data={"name": "a"}, files=files)
+
+    digest = answer.json()["versions"][0]["digest"].removeprefix("sha256:")
+    artifacts = gateway.resources.admin.settings.data_dir / "artifacts"
+    stored = {str(path.relative_to(artifacts)) for path in artifacts.rglob("*.*") if path.is_file()}
+    folder = f"sha256/{digest[:2]}/{digest[2:]}"
+    assert stored == {f"{folder}/adapter_config.json", f"{folder}/adapter_model.safetensors"}

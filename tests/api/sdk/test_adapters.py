@@ -59,27 +59,40 @@ def test_a_folder_without_weights_is_not_sent(tmp_path: Path) -> None:
         server.client().adapters.push(tmp_path)
 
 
-@pytest.mark.parametrize("target", [{"version": 3}, {"weights": {"3": 0.9, "10": 0.1}}])
-def test_rollback_goes_to_the_version_before(target: dict[str, Any]) -> None:
-    """A rollback moves the alias to the newest version that is older than all its versions."""
-    moved = {"adapter": "support", "alias": "prod", "target": {"version": 2}, "previous": target}
-    server = ScriptedServer(adapter({"prod": target}, versions=(1, 2, 3, 10)), httpx.Response(200, json=moved))
+def test_what_is_asked_of_an_alias_and_of_a_deleted_adapter(folder: Path) -> None:
+    """Rollbacks, histories, deletions and restores go to their routes, and a push without promotion says so."""
+    page = httpx.Response(200, json={"object": "list", "data": [], "has_more": False})
+    change = httpx.Response(
+        200, json={"adapter": "support", "alias": "prod", "target": {"version": 1}, "previous": None}
+    )
+    gone = httpx.Response(200, json={"id": "adp_1", "deleted": True})
+    server = ScriptedServer(change, page, gone, gone, adapter(), adapter(), adapter(), page, adapter())
+    adapters = server.client().adapters
 
-    server.client().adapters.rollback("support")
+    adapters.rollback("support", alias="beta")
+    adapters.history("support", limit=5)
+    adapters.delete("support")
+    adapters.delete("support", 2, erase=True)
+    adapters.restore("support")
+    adapters.restore("support", 2)
+    adapters.push(folder, promote=False, run="run-42", parent="support@1")
+    adapters.list(tags=["a", "b"], name="sup", state="deleted")
+    adapters.change("support", tags=["a"], defaults={"system": "Be kind."})
 
-    assert server.lines[1] == "PUT /v1/adapters/support/aliases/prod"
-    assert server.body(1) == {"version": 2}
-
-
-@pytest.mark.parametrize("aliases", [{}, {"prod": {"version": 1}}])
-def test_rollback_without_a_past_is_refused(aliases: dict[str, Any]) -> None:
-    """Without an alias or an older version, a rollback changes nothing."""
-    server = ScriptedServer(adapter(aliases))
-
-    with pytest.raises(ConfigurationError):
-        server.client().adapters.rollback("support")
-
-    assert len(server.requests) == 1
+    assert server.lines == [
+        "POST /v1/adapters/support/aliases/beta/rollback",
+        "GET /v1/adapters/support/aliases/prod/history?limit=5",
+        "DELETE /v1/adapters/support",
+        "DELETE /v1/adapters/support/versions/2?erase=true",
+        "POST /v1/adapters/support/restore",
+        "POST /v1/adapters/support/versions/2/restore",
+        "POST /v1/adapters",
+        "GET /v1/adapters?tag=a&tag=b&name=sup&state=deleted",
+        "PATCH /v1/adapters/support",
+    ]
+    assert b'name="promote"\r\n\r\nfalse\r\n' in server.requests[6].content
+    assert b'name="parent"\r\n\r\nsupport@1\r\n' in server.requests[6].content
+    assert server.body(8) == {"tags": ["a"], "defaults": {"system": "Be kind."}}
 
 
 def test_names_cannot_leave_their_path_segment() -> None:

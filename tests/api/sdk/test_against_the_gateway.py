@@ -190,6 +190,7 @@ async def test_adapters(client: AsyncGraftwork, tmp_path: Path) -> None:
     await client.adapters.push(first)
     pushed = await client.adapters.push(adapter_folder(tmp_path / "second", seed=1), name="pirate")
 
+    await client.adapters.promote("pirate", 1)
     promoted = await client.adapters.promote("pirate", 2)
     rolled_back = await client.adapters.rollback("pirate")
     shared = await client.adapters.canary("pirate", {1: 0.5, 2: 0.5}, alias="test")
@@ -209,6 +210,14 @@ async def test_adapters(client: AsyncGraftwork, tmp_path: Path) -> None:
     await client.adapters.delete("pirate")
     with pytest.raises(errors.NotFoundError):
         await client.adapters.get("pirate")
+    restored = await client.adapters.restore("pirate")
+    history = await client.adapters.history("pirate")
+    assert restored.aliases == {"prod": {"version": 1}}
+    assert [(event.reason, event.target) for event in history] == [
+        ("rollback", {"version": 1}),
+        ("set", {"version": 2}),
+        ("set", {"version": 1}),
+    ]
 
 
 async def test_a_bad_adapter_names_its_tensor(client: AsyncGraftwork, tmp_path: Path) -> None:
@@ -227,8 +236,9 @@ async def test_a_bad_adapter_names_its_tensor(client: AsyncGraftwork, tmp_path: 
 async def test_admin(client: AsyncGraftwork) -> None:
     """Tenants, keys, quotas, audit entries and replicas can be read and changed."""
     tenant = await client.admin.tenants.create("acme", weight=2.0)
-    key = await client.admin.keys.create(tenant.id, name="laptop", expires_at="2100-01-01T00:00:00Z")
-    rotated = await client.admin.keys.rotate(tenant.id, key.id)
+    rules = {"scopes": ("read", "usage"), "adapters": ("pirate",), "allowed_ips": ("192.0.2.0/24",)}
+    key = await client.admin.keys.create(tenant.id, name="laptop", expires_at="2100-01-01T00:00:00Z", **rules)
+    rotated = await client.admin.keys.rotate(tenant.id, key.id, overlap_s=60)
     quota = await client.admin.quotas.set(tenant.id, requests_per_minute=60, max_sessions=None)
     renamed = await client.admin.tenants.update(tenant.id, name="acme2")
     revoked = await client.admin.keys.revoke(tenant.id, key.id)
@@ -236,11 +246,13 @@ async def test_admin(client: AsyncGraftwork) -> None:
     assert (tenant.weight, renamed.name, renamed.status) == (2.0, "acme2", "active")
     assert key.key
     assert rotated.key not in (None, key.key)
-    assert key.expires_at == 4102444800
+    assert key.expires_at == rotated.expires_at == 4102444800
+    assert (rotated.scopes, rotated.adapters, rotated.allowed_ips) == tuple(rules.values())
     assert (quota.requests_per_minute, quota.max_sessions) == (60, None)
     assert await client.admin.quotas.get(tenant.id) == quota
     assert revoked.revoked_at is not None
-    assert [listed.key for listed in await client.admin.keys.list(tenant.id)] == [None]
+    listed = list(await client.admin.keys.list(tenant.id))
+    assert [(one.key, one.replaced_by) for one in listed] == [(None, None), (None, rotated.id)]
     actions = [entry.action for entry in await client.admin.audit(limit=3)]
     assert actions == ["key.revoked", "tenant.updated", "quota.set"]
     (replica,) = await client.admin.replicas()

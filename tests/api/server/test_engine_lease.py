@@ -14,6 +14,7 @@ from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.rpc.client import GrpcEngineClient
 from graftwork.engine.rpc.server import EngineServer
 from graftwork.platform.database import Database
+from graftwork.platform.errors import InternalFailure
 from graftwork.platform.replicas.lease import FENCED, MISMATCH, ReplicaLeases, ReplicaState, ServedVersion
 from graftwork.platform.settings import Settings
 from tests.engine.random_models import FolderSource, make_base
@@ -91,6 +92,36 @@ async def test_a_signal_drains_an_engine_before_it_ends(
         await watching
 
     assert await leases.present() == []
+
+
+@pytest.mark.parametrize("revision", ["base", "-1"])
+async def test_an_engine_waits_for_the_tables(
+    server: EngineServer, settings: Settings, database: Database, revision: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that starts before a gateway has made or changed the tables says so, and takes its lease afterwards."""
+    await database.downgrade(revision)
+
+    async with asyncio.timeout(60), leased(settings, "unix:/one")(server):
+        while not (waits := [one for one in caplog.records if one.message == "engine_without_lease"]):
+            await database.current_revision()
+        await database.upgrade_to_head()
+        await ready(ReplicaLeases(database, 60.0))
+
+    assert "graftwork db upgrade" in vars(waits[0])["reason"]
+    assert server.death is None
+
+
+async def test_an_engine_whose_lease_cannot_be_kept_ends(
+    server: EngineServer, settings: Settings, database: Database
+) -> None:
+    """If the table of leases is gone, no gateway would find the engine again: its process ends with an error."""
+    async with asyncio.timeout(60), leased(settings, "unix:/one")(server):
+        await ready(ReplicaLeases(database, 60.0))
+        await database.downgrade("base")
+        await server.has_died.wait()
+        await database.upgrade_to_head()
+
+    assert isinstance(server.death, InternalFailure)
 
 
 async def test_a_second_signal_does_not_wait_for_requests(

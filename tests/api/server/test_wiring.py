@@ -80,7 +80,7 @@ async def test_sweeps_go_on_while_the_gateway_runs(tmp_path: Path, tiny_model: P
     async with open_gateway(gateway_settings(tmp_path, tiny_model)):
         during = sweeps()
 
-    names = ("deleted tenants", "idempotency keys", "responses", "sessions", "usage journals")
+    names = ("deleted adapters", "deleted tenants", "idempotency keys", "responses", "sessions", "usage journals")
     assert during == [f"the sweep of {name}" for name in names]
     assert sweeps() == []
 

@@ -24,7 +24,7 @@ def test_wrong_results_are_found(
 ) -> None:
     """If scores are scaled wrongly, the trial says how wrong the results are."""
     rules = interpreted["launch"].ScoreRules
-    monkeypatch.setattr(interpreted["triton_attention"], "ScoreRules", lambda scale, window: rules(1.1 * scale, window))
+    monkeypatch.setattr(interpreted["triton_attention"], "ScoreRules", lambda scale, *rest: rules(1.1 * scale, *rest))
 
     reason = interpreted["selftest"].why_attention_fails(read_model_config(models.base), 16, CPU, torch.float32)
 

@@ -30,8 +30,13 @@ def test_the_metrics_keep_their_names() -> None:
             "graftwork_kv_pages": {
                 *((tier, state) for tier in ("device", "host") for state in ("free", "owned", "in_flight")),
                 ("disk", "owned"),
+                ("object", "owned"),
             },
-            "graftwork_kv_disk_troubles_total": {("corrupt_file",), ("foreign_file",), ("failed_operation",)},
+            "graftwork_kv_disk_troubles_total": {
+                *((kind,) for kind in ("corrupt_file", "foreign_file", "failed_operation")),
+                *((kind,) for kind in ("failed_object", "dropped_upload")),
+            },
+            "graftwork_kv_object_pages_total": {("written",), ("read",)},
             "graftwork_lora_rows_total": {("kernels",), ("torch",)},
             "graftwork_engine_steps_total": {
                 ("graph", "decoding"),

@@ -1,6 +1,7 @@
 """Reading config.json: the same facts as transformers reads, and what is refused by name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from graftwork.engine.model.config import ModelConfig, read_model_config
-from graftwork.engine.model.layers import rotary_frequencies
+from graftwork.engine.model.projections import joined_projections
+from graftwork.engine.model.rotary import rotary_frequencies
 from graftwork.platform.errors import InvalidRequest
 
 SIZES: dict[str, Any] = {
@@ -26,6 +28,22 @@ LLAMA: dict[str, Any] = SIZES | {"architectures": ["LlamaForCausalLM"], "model_t
 MISTRAL: dict[str, Any] = SIZES | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 QWEN2: dict[str, Any] = SIZES | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 QWEN3: dict[str, Any] = SIZES | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+GRANITE: dict[str, Any] = SIZES | {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}
+OLMO2: dict[str, Any] = SIZES | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
+SMOLLM3: dict[str, Any] = SIZES | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "pad_token_id": 0}
+PHI3: dict[str, Any] = SIZES | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": 0}
+GEMMA2: dict[str, Any] = SIZES | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+GEMMA3: dict[str, Any] = SIZES | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+COHERE2: dict[str, Any] = SIZES | {"architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2"}
+GLM4: dict[str, Any] = SIZES | {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "pad_token_id": 0}
+LONG: dict[str, Any] = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 4.0, 8.0]}
+OLDER_GEMMA3: dict[str, Any] = {
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 2e4,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window": 16,
+    "sliding_window_pattern": 3,
+}
 BY_HALVES = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 
 
@@ -115,8 +133,104 @@ def test_old_and_new_spellings_of_rope_are_read_as_transformers_reads_them(
     config = read(tmp_path, LLAMA | settings)
     expected = LlamaRotaryEmbedding(AutoConfig.from_pretrained(tmp_path))
 
-    assert torch.equal(rotary_frequencies(config.head_dim, config.rope), expected.inv_freq)
-    assert config.rope.attention_factor == expected.attention_scaling
+    (rope,) = set(config.ropes)
+    assert rope is not None
+    assert torch.equal(rotary_frequencies(config.head_dim, rope, config.context_tokens), expected.inv_freq)
+    assert rope.attention_factor == expected.attention_scaling
+
+
+LATER = [
+    GRANITE,
+    GRANITE | {"attention_multiplier": 0.1, "embedding_multiplier": 12, "attention_bias": True},
+    OLMO2,
+    OLMO2 | {"attention_bias": True, "num_key_value_heads": None},
+    SMOLLM3,
+    SMOLLM3 | {"use_sliding_window": True, "sliding_window": 16, "no_rope_layers": [1, 0, 0, 1]},
+    SMOLLM3 | {"no_rope_layer_interval": 2, "max_window_layers": 28, "tie_word_embeddings": False},
+    PHI3,
+    PHI3 | {"sliding_window": 16, "rope_scaling": None, "lm_head_bias": False, "full_attn_mod": 1},
+    PHI3 | {"original_max_position_embeddings": 64, "rope_scaling": LONG},
+    PHI3
+    | {
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1.0, 4.0]},
+        "original_max_position_embeddings": 32,
+    },
+    GEMMA2,
+    GEMMA2 | {"hidden_act": "silu", "head_dim": 8, "sliding_window": 16, "cache_implementation": "hybrid"},
+    GEMMA2 | {"layer_types": BY_HALVES, "sliding_window": 16, "attention_bias": True},
+    GEMMA3,
+    GEMMA3 | OLDER_GEMMA3,
+    GEMMA3 | {"rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 2e4}}},
+    COHERE2,
+    COHERE2 | {"sliding_window": 16, "sliding_window_pattern": 2, "use_qk_norm": False, "rotary_pct": 1.0},
+    COHERE2 | {"sliding_window": 16, "layer_types": BY_HALVES, "rope_theta": 5e4},
+    GLM4,
+    GLM4 | {"attention_bias": False, "partial_rotary_factor": 0.25, "head_dim": 16},
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("raw", LATER)
+def test_facts_of_other_families_are_those_of_transformers(tmp_path: Path, raw: dict[str, Any]) -> None:
+    """Shapes, biases, norms, scales, windows and the frequencies of each layer are those that transformers builds."""
+    config = read(tmp_path, raw)
+    model = reference(tmp_path)
+
+    layers, theirs = model.model.layers, model.config
+    linears = {name.split(".")[-1]: part for name, part in layers[0].named_modules() if "_proj" in name}
+    ours = config.target_shapes
+    joined = {name: tuple(target for target, _ in parts) for name, parts in joined_projections(config).items()}
+    assert {name for name in ours if not any(name in parts for parts in joined.values())} | {*joined} == {*linears}
+    for name, linear in linears.items():
+        parts = joined.get(name, (name,))
+        assert (sum(ours[part][0] for part in parts), ours[parts[0]][1]) == tuple(linear.weight.shape)
+        assert (linear.bias is not None) == all(part in config.biased_targets for part in parts)
+    norms = {name for name, _ in layers[0].named_children() if "norm" in name}
+    assert set(config.block.norms.names) == norms
+    assert config.has_qk_norm or config.block.has_wide_qk_norm or not hasattr(layers[0].self_attn, "q_norm")
+    assert config.rms_norm_eps == getattr(theirs, "rms_norm_eps", None) or theirs.layer_norm_eps
+    assert (config.context_tokens, config.tie_word_embeddings) == (128, theirs.tie_word_embeddings)
+    assert config.score_scale == pytest.approx(layers[0].self_attn.scaling)
+    for index, layer in enumerate(layers):
+        of_all = getattr(theirs, "sliding_window", None) if raw["model_type"] == "phi3" else None
+        window = getattr(layer.self_attn, "sliding_window", of_all)
+        assert config.windows[index] == (window if window is not None and window < 128 else None)
+        check_frequencies(config, index, model)
+
+
+def check_frequencies(config: ModelConfig, index: int, model: Any) -> None:
+    """Compare the frequencies of one layer with those of the model that transformers has built."""
+    attention, rotary, rope = model.model.layers[index].self_attn, model.model.rotary_emb, config.ropes[index]
+    rotates = bool(getattr(attention, "use_rope", True))
+    if type(attention).__name__ == "Cohere2Attention":
+        rotates = attention.sliding_window is not None
+    assert (rope is not None) == rotates
+    if rope is None:
+        return
+    kind = getattr(attention, "layer_type", None)
+    fresh = type(rotary)(model.config)
+    name = f"{kind}_inv_freq" if hasattr(fresh, f"{kind}_inv_freq") else "inv_freq"
+    factor = getattr(fresh, name.replace("inv_freq", "attention_scaling"))
+    served = getattr(rope.scaling, "original_context_tokens", config.context_tokens)
+    assert torch.equal(rotary_frequencies(config.head_dim, rope, served), getattr(fresh, name))
+    assert rope.attention_factor == pytest.approx(factor)
+
+
+def test_the_served_context_chooses_the_factors_of_longrope(tmp_path: Path) -> None:
+    """An engine of long contexts takes the long factors for all requests, and its KV has a scope of its own. The oldest
+    files call the scaling `su`."""
+    config = read(tmp_path, PHI3 | {"original_max_position_embeddings": 64, "rope_scaling": LONG})
+    (rope,) = set(config.ropes)
+    assert rope is not None
+
+    long = rotary_frequencies(config.head_dim, rope, config.context_tokens)
+    short = rotary_frequencies(config.head_dim, rope, 64)
+
+    torch.testing.assert_close(short / long, torch.tensor([1.0, 2.0 / 1.1, 4.0 / 1.2, 8.0 / 1.3]))
+    older = PHI3 | {"original_max_position_embeddings": 64, "rope_scaling": LONG | {"type": "su"}}
+    assert read(tmp_path, older).ropes == config.ropes
+    assert config.kv_variant != replace(config, context_tokens=64).kv_variant == ""
 
 
 @pytest.mark.parametrize(
@@ -126,7 +240,7 @@ def test_old_and_new_spellings_of_rope_are_read_as_transformers_reads_them(
         (LLAMA | {"architectures": []}, "architectures"),
         (LLAMA | {"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "architectures"),
         (LLAMA | {"model_type": "mistral"}, "model_type 'mistral'"),
-        (LLAMA | {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        (LLAMA | {"hidden_act": "relu"}, "hidden_act 'relu'"),
         (LLAMA | {"is_causal": False}, "is_causal"),
         (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         (LLAMA | {"vision_config": {"hidden_size": 8}}, "vision_config"),
@@ -150,6 +264,25 @@ def test_old_and_new_spellings_of_rope_are_read_as_transformers_reads_them(
         (LLAMA | {"rope_theta": float("nan")}, "'rope_theta'"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "each layer type"),
+        (LLAMA | {"clip_qkv": 8.0}, "clip_qkv 8.0"),
+        (LLAMA | {"use_alibi": False, "norm_placement": "post"}, "use_alibi False, norm_placement 'post'"),
+        (LLAMA | {"embedding_multiplier": 12.0}, "embedding_multiplier 12.0"),
+        (LLAMA | {"is_encoder_decoder": True}, "is_encoder_decoder True"),
+        (QWEN3 | {"num_experts": 8}, "num_experts 8"),
+        (GRANITE | {"logits_scaling": 0}, "logits_scaling"),
+        (GRANITE | {"attention_multiplier": "0.1"}, "attention_multiplier"),
+        (PHI3 | {"lm_head_bias": True}, "lm_head_bias True"),
+        (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+        (PHI3 | {"rope_scaling": LONG | {"short_factor": [1.0]}}, "4 numbers each"),
+        (PHI3 | {"rope_scaling": LONG | {"long_factor": 3}}, "'long_factor' as a list"),
+        (PHI3 | {"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5"),
+        (PHI3 | {"partial_rotary_factor": 0.4}, "rotates 3 features"),
+        (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+        (GEMMA2 | {"hidden_activation": "relu"}, "hidden_activation 'relu'"),
+        (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
+        (GEMMA3 | {"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        (COHERE2 | {"use_qk_norm": True}, "use_qk_norm True"),
+        (SMOLLM3 | {"no_rope_layers": [1, 1]}, "no_rope_layers"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(tmp_path: Path, raw: dict[str, Any], named: str) -> None:

@@ -9,8 +9,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from graftwork.engine.model.layers import Linear, RotaryTable, rotary_frequencies
+from graftwork.engine.model.layers import Linear
 from graftwork.engine.model.rope_config import read_rope_config
+from graftwork.engine.model.rotary import RotaryTable, rotary_frequencies
 
 HEAD_DIM, CONTEXT = 32, 512
 LLAMA3 = {
@@ -56,7 +57,7 @@ def test_frequencies_and_tables_equal_those_of_transformers(settings: dict[str, 
     rope = read_rope_config(config.to_dict())
     table = RotaryTable(HEAD_DIM, rope, CONTEXT, torch.device("cpu"))
 
-    assert torch.equal(rotary_frequencies(HEAD_DIM, rope), reference.inv_freq)
+    assert torch.equal(rotary_frequencies(HEAD_DIM, rope, CONTEXT), reference.inv_freq)
     assert rope.attention_factor == reference.attention_scaling
     expected = reference(torch.empty(0), positions[None])
     for ours, theirs in zip(table.at(positions), expected, strict=True):
@@ -69,7 +70,7 @@ def test_ntk_by_length_changes_nothing_within_the_context() -> None:
     expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=CONTEXT)
     beyond, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=CONTEXT + 1)
 
-    ours = rotary_frequencies(HEAD_DIM, read_rope_config(config.to_dict()))
+    ours = rotary_frequencies(HEAD_DIM, read_rope_config(config.to_dict()), CONTEXT)
 
     assert torch.equal(ours, expected)
     assert not torch.equal(ours, beyond)
@@ -89,7 +90,7 @@ def test_queries_are_rotated_in_fp32_and_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("out_features", "in_features"), [(97, 56), (17, 33), (256, 128)])
+@pytest.mark.parametrize(("out_features", "in_features"), [(97, 56), (17, 33), (256, 128), (0, 32)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_packed_layer_gives_the_bits_of_the_plain_one(
     out_features: int, in_features: int, has_bias: bool, dtype: torch.dtype

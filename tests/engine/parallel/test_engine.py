@@ -14,9 +14,9 @@ from graftwork.platform.errors import InvalidRequest
 from tests.engine.adapter_kinds import KINDS, AdapterKinds, make_adapter_kinds
 from tests.engine.conftest import RandomModels
 from tests.engine.engine_driver import Outcome
+from tests.engine.families import ADAPTER, FAMILIES, LATER_FAMILIES, Family, make_family
 from tests.engine.random_models import FolderSource, make_adapter, make_base
 from tests.engine.runner.test_decoder_parity import random_prompt
-from tests.engine.runner.test_model_families import ADAPTER, FAMILIES, Family, make_family
 
 MIXTURE = "rank-3 and rank-24"
 NUM_TOP = 20
@@ -97,12 +97,19 @@ def test_tokens_of_every_kind_and_of_mixtures_are_those_of_one_rank(adapter_kind
     assert len({tuple(tokens) for tokens in alone}) > len(uses)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", WHOLE_FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    [
+        *((name, ranks) for name in WHOLE_FAMILIES for ranks in (2, 4)),
+        *((name, 2) for name in LATER_FAMILIES),
+        ("olmo2", 4),
+    ],
+)
 def test_families_equal_transformers_on_several_ranks(
     family_of: Callable[[str], Family], name: str, num_ranks: int
 ) -> None:
-    """Base and adapter rows have the reference's logits with biases, head norms, windows and tied heads."""
+    """Base and adapter rows have the reference's logits with biases, norms of heads and of whole queries, windows, tied heads,
+    and with all that other families have."""
     family = family_of(name)
     driver = family.engine(tensor_parallel=num_ranks, max_batch_tokens=20, max_running=4)
     requests = [(random_prompt(Random(length), length), use) for length, use in ((19, ADAPTER), (4, None), (23, None))]

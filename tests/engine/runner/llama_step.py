@@ -19,9 +19,10 @@ from graftwork.engine.lora.resident_adapter import GroupDelta, ResidentAdapter, 
 from graftwork.engine.lora.torch_backend import TorchLora
 from graftwork.engine.lora.triton.backend import build_triton_lora
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import BatchInvariance, Linear, RotaryTable
+from graftwork.engine.model.layers import BatchInvariance, Linear
 from graftwork.engine.model.projections import GROUPS, GroupShape
 from graftwork.engine.model.rope_config import RopeConfig
+from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.model.weights import DecoderWeights, LayerWeights
 from graftwork.engine.runner.decode_graphs import DecodeGraphs, GraphLimits
 from graftwork.engine.runner.decoder import Decoder
@@ -46,7 +47,7 @@ LLAMA = ModelConfig(
     num_kv_heads=8,
     head_dim=128,
     rms_norm_eps=1e-5,
-    rope=RopeConfig(500_000.0, None, 1.0),
+    ropes=(RopeConfig(500_000.0, None, 1.0),) * 32,
     biased_targets=(),
     has_qk_norm=False,
     windows=(None,) * 32,
@@ -142,7 +143,7 @@ class LlamaRunner:
         self.pinned = PinnedWords()
         memory = DeviceMemory(NUM_FRAMES, bytes_per_page(model, PAGE_TOKENS, dtype), DEVICE)
         cache = KvCache(model, memory, PAGE_TOKENS, dtype)
-        rotary = RotaryTable(model.head_dim, model.rope, model.context_tokens, DEVICE)
+        rotary = RotaryTables.of(model, DEVICE)
         decoder = Decoder(model, weights(model, dtype), TritonRowOps(model, rotary, cache), lambda: None)
         rules = BatchInvariance.of(dtype)
         lora = build_triton_lora(model, 128, dtype, DEVICE, TorchLora(PackCache(0, rules.min_columns), rules))

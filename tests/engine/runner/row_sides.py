@@ -12,8 +12,9 @@ from graftwork.engine.core.step import RequestSlice, StepPlan
 from graftwork.engine.core.tiers import PageId
 from graftwork.engine.kv.transfer.device_memory import DeviceMemory, KvCache, bytes_per_page
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.layers import BatchInvariance, RotaryTable
+from graftwork.engine.model.layers import BatchInvariance
 from graftwork.engine.model.rope_config import RopeConfig
+from graftwork.engine.model.rotary import RotaryTables
 from graftwork.engine.runner.input_batch import BatchBuilder, BatchTensors
 from graftwork.engine.runner.row_ops import RowOps
 from graftwork.platform.ids import RequestId
@@ -29,7 +30,7 @@ MODEL = ModelConfig(
     num_kv_heads=3,
     head_dim=12,
     rms_norm_eps=1e-5,
-    rope=RopeConfig(10_000.0, None, 1.0),
+    ropes=(RopeConfig(10_000.0, None, 1.0),) * 2,
     biased_targets=(),
     has_qk_norm=True,
     windows=(None, None),
@@ -60,7 +61,7 @@ def side(
     for layer in range(model.num_layers):
         for part in cache.layer(layer):
             part[:NUM_FRAMES] = float("nan")
-    rotary = RotaryTable(model.head_dim, model.rope, model.context_tokens, device)
+    rotary = RotaryTables.of(model, device)
     return Side(kind(model, rotary, cache), cache)
 
 

@@ -1,7 +1,6 @@
 """All served architectures against transformers and peft, with small random models, row by row."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -9,122 +8,28 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from graftwork.engine.build.engine import build_engine
-from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.model.config import read_model_config
-from graftwork.engine.model.weight_reader import WeightReader
-from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights
+from graftwork.engine.model.weights import DecoderWeights, load_decoder_weights, open_weights
 from graftwork.engine.runner.row_ops import rms_norm
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import RequestId
 from tests.engine.engine_driver import EngineDriver
-from tests.engine.parallel.rank_threads import start_thread
-from tests.engine.random_models import ALL_TARGETS, FolderSource
+from tests.engine.families import (
+    ADAPTER,
+    FAMILIES,
+    KINDS,
+    LATER_FAMILIES,
+    ONE_SLIDING_LAYER,
+    WINDOW,
+    Family,
+    make_family,
+)
+from tests.engine.random_models import ALL_TARGETS
 from tests.engine.runner.test_decoder_parity import RecordingRunner, random_prompt
-
-ADAPTER = "sha256:graft"
-WINDOW = 6
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
-ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
-
-
-def llama(rope_type: str = "default", scaling: dict[str, Any] | None = None, **options: Any) -> PreTrainedConfig:
-    rope = {"rope_type": rope_type, "rope_theta": 10_000.0, **(scaling or {})}
-    return LlamaConfig(**SIZES, rope_parameters=rope, **options)
-
-
-FAMILIES: dict[str, PreTrainedConfig] = {
-    "llama-biased": llama(attention_bias=True, mlp_bias=True, head_dim=12),
-    "llama-tied": llama(tie_word_embeddings=True),
-    "llama-linear": llama("linear", {"factor": 2.0}),
-    "llama-dynamic": llama("dynamic", {"factor": 2.0}),
-    "llama-llama3": llama("llama3", LLAMA3),
-    "llama-yarn": llama("yarn", YARN),
-    "llama-yarn-attention-factor": llama("yarn", YARN | {"attention_factor": 0.6}),
-    "mistral": MistralConfig(**SIZES, sliding_window=None, head_dim=16),
-    "mistral-windows": MistralConfig(**SIZES, sliding_window=WINDOW),
-    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
-    "qwen2-windows": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
-    "qwen3": Qwen3Config(**SIZES, head_dim=16, attention_bias=True),
-    "qwen3-windows": Qwen3Config(
-        **SIZES, head_dim=8, use_sliding_window=True, sliding_window=WINDOW, layer_types=ALTERNATING
-    ),
-}
-ONE_LAYER = SIZES | {"num_hidden_layers": 1, "sliding_window": WINDOW}
-ONE_SLIDING_LAYER: dict[str, PreTrainedConfig] = {
-    "mistral": MistralConfig(**ONE_LAYER),
-    "qwen2": Qwen2Config(**ONE_LAYER, use_sliding_window=True, max_window_layers=0),
-    "qwen3": Qwen3Config(**ONE_LAYER, use_sliding_window=True, layer_types=["sliding_attention"]),
-}
-
-
-@dataclass(frozen=True)
-class Family:
-    """One model, an adapter for it, and the reference of each."""
-
-    folder: Path
-    adapter: Path
-    references: dict[str | None, torch.nn.Module]
-
-    def engine(self, **options: Any) -> EngineDriver:
-        settings: dict[str, Any] = {"dtype": "float32", "page_tokens": 4, "device_bytes": 2 * 2**20} | options
-        source = FolderSource({ADAPTER: self.adapter}, {ADAPTER: 2.0})
-        return EngineDriver(
-            build_engine(EngineConfig(model=self.folder, **settings), lambda _: source, start_worker=start_thread)
-        )
-
-
-def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
-    """Set norms and biases to random values; transformers initialises them with ones and zeros."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
-                parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator))
-
-
-def make_family(config: PreTrainedConfig, root: Path) -> Family:
-    torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    randomise(base, torch.Generator().manual_seed(1))
-    base.save_pretrained(root / "base")
-    adapted = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=ALL_TARGETS))
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
-                parameter.normal_(std=0.3)
-    adapted.save_pretrained(str(root / "adapter"))
-    plain = AutoModelForCausalLM.from_pretrained(root / "base", dtype=torch.float32)
-    grafted = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(root / "base", dtype=torch.float32), root / "adapter"
-    )
-    references = {name: model.requires_grad_(False).train(False) for name, model in ((None, plain), (ADAPTER, grafted))}
-    return Family(root / "base", root / "adapter", references)
 
 
 @pytest.fixture(scope="session")
@@ -178,6 +83,26 @@ def test_logits_equal_those_of_transformers_and_peft(
     assert warm.cached_tokens == 20
 
 
+@pytest.mark.parametrize("name", LATER_FAMILIES)
+def test_adapters_of_every_kind_equal_peft(tmp_path: Path, name: str) -> None:
+    """In one batch, rows with each kind of adapter have peft's logits in prefill, chunks and decode: rsLoRA, DoRA, biases
+    of lora_B, LoRA on embedding and head, saved embeddings and heads, and fused layers under their fused names."""
+    family = make_family(FAMILIES[name], tmp_path, tuple(KINDS))
+    driver = family.engine(max_batch_tokens=40, max_running=len(KINDS) + 1)
+    driver.warm(*KINDS)
+    recorder, asked = recorded(driver), dict[RequestId, Any]()
+    uses = [None, *KINDS]
+
+    for number, adapter in enumerate(uses):
+        prompt = random_prompt(Random(number), 5 + 4 * number)
+        driver.submit(prompt, adapter=adapter, max_tokens=3, ignore_eos=True)
+        asked[list(driver.outcomes)[-1]] = (prompt, adapter)
+    driver.finish()
+
+    assert len(recorder.rows) == 3 * len(uses)
+    check_rows(recorder, driver, family, asked)
+
+
 @pytest.mark.parametrize("name", ONE_SLIDING_LAYER)
 @pytest.mark.parametrize("max_batch_tokens", [256, 7], ids=["chunk", "decoding row"])
 def test_a_window_ends_exactly_where_it_says(tmp_path: Path, name: str, max_batch_tokens: int) -> None:
@@ -201,7 +126,7 @@ def test_a_window_ends_exactly_where_it_says(tmp_path: Path, name: str, max_batc
     assert (last_logits(14 - WINDOW + 1) - unchanged).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["mistral-windows", "qwen2", "qwen3-windows"])
+@pytest.mark.parametrize("name", ["mistral-windows", "qwen2", "qwen3-windows", *LATER_FAMILIES])
 def test_neighbours_do_not_change_a_bit(family_of: Callable[[str], Family], name: str) -> None:
     """A row has the same bits alone and in a batch, in prefill and decode, with biases, head norms and windows."""
     family, prompt = family_of(name), random_prompt(Random(5), 17)
@@ -224,9 +149,12 @@ def test_neighbours_do_not_change_a_bit(family_of: Callable[[str], Family], name
     assert all(torch.equal(one, other) for one, other in zip(alone, crowded, strict=True))
 
 
-def test_bf16_logits_are_as_near_to_the_truth_as_those_of_transformers(family_of: Callable[[str], Family]) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "granite", "olmo2", "gemma2", "gemma3", "cohere2", "glm4"])
+def test_bf16_logits_are_as_near_to_the_truth_as_those_of_transformers(
+    family_of: Callable[[str], Family], name: str
+) -> None:
     """The largest error against fp32 arithmetic on the same bf16 weights is at most 1.5 times that of transformers."""
-    family = family_of("qwen3")
+    family = family_of(name)
     theirs = AutoModelForCausalLM.from_pretrained(family.folder, dtype=torch.bfloat16).train(False)
     oracle: torch.nn.Module = AutoModelForCausalLM.from_pretrained(family.folder, dtype=torch.bfloat16).train(False)
     oracle.float()
@@ -262,7 +190,8 @@ def test_a_norm_rounds_where_transformers_rounds(dtype: torch.dtype) -> None:
 
 
 def loaded(folder: Path) -> DecoderWeights:
-    return load_decoder_weights(WeightReader(folder), read_model_config(folder), torch.device("cpu"), torch.float32)
+    config = read_model_config(folder)
+    return load_decoder_weights(open_weights(folder, config), config, torch.device("cpu"), torch.float32)
 
 
 def test_a_module_is_found_within_its_fused_group(family_of: Callable[[str], Family]) -> None:
@@ -303,6 +232,53 @@ def test_a_tensor_that_no_layer_uses_is_refused(family_of: Callable[[str], Famil
 
     with pytest.raises(InvalidRequest, match=r"q_proj\.bias"):
         loaded(with_tensors(family, tmp_path / "b", lambda tensors: tensors.update(bias)))
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "change", "told"),
+    [
+        (
+            "phi3-windows",
+            "self_attn.qkv_proj.weight",
+            lambda tensor: tensor[1:],
+            r"qkv_proj.*\(63, 32\), not \(64, 32\)",
+        ),
+        ("glm4", "mlp.gate_up_proj.weight", lambda tensor: tensor[:, 1:], "gate_up_proj"),
+        ("olmo2", "self_attn.q_norm.weight", lambda tensor: tensor[:8], r"q_norm.*\(8,\), not \(32,\)"),
+        ("gemma3", "pre_feedforward_layernorm.weight", None, "no tensor.*pre_feedforward_layernorm"),
+        ("phi3-windows", "mlp.gate_up_proj.weight", None, "no tensor.*gate_proj"),
+    ],
+)
+def test_a_missing_or_misshapen_tensor_is_refused_by_name(
+    family_of: Callable[[str], Family],
+    tmp_path: Path,
+    family: str,
+    name: str,
+    change: Callable[[torch.Tensor], torch.Tensor] | None,
+    told: str,
+) -> None:
+    """The refusal names the tensor as the file does, with the shape that it should have."""
+
+    def damage(tensors: dict[str, torch.Tensor]) -> None:
+        tensor = tensors.pop(f"model.layers.1.{name}")
+        if change is not None:
+            tensors[f"model.layers.1.{name}"] = change(tensor).contiguous()
+
+    with pytest.raises(InvalidRequest, match=told):
+        loaded(with_tensors(family_of(family), tmp_path / "model", damage))
+
+
+def test_a_joined_tensor_is_read_in_the_order_of_its_parts(family_of: Callable[[str], Family]) -> None:
+    """The rows of qkv_proj and gate_up_proj are those of q, k and v, and of gates and ups."""
+    family = family_of("phi3-windows")
+    tensors = load_file(family.folder / "model.safetensors")
+
+    weights = loaded(family.folder)
+
+    qkv, gate_up = (tensors[f"model.layers.2.{name}.weight"] for name in ("self_attn.qkv_proj", "mlp.gate_up_proj"))
+    for whole, targets in ((qkv, ("q_proj", "k_proj", "v_proj")), (gate_up, ("gate_proj", "up_proj"))):
+        assert torch.equal(torch.cat([weights.module(2, target)[0] for target in targets]), whole)
+    assert weights.module(2, "k_proj")[0].shape == (16, 32)
 
 
 def test_a_tied_head_may_be_in_the_file_only_as_the_embedding(

@@ -8,10 +8,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from graftwork.engine.model.block import NormKind
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.rope_config import Llama3Scaling, RopeConfig, YarnScaling
+from graftwork.engine.model.rope_config import Llama3Scaling, LongScaling, RopeConfig, YarnScaling
 from graftwork.engine.runner.input_batch import BatchTensors
-from graftwork.engine.runner.row_ops import TorchRowOps
+from graftwork.engine.runner.row_ops import TorchRowOps, rms_norm_rounded_once
 from tests.engine.runner.row_sides import MODEL, NUM_FRAMES, PAGE_TOKENS, Side, batch_of, side
 
 pytestmark = [
@@ -23,6 +24,13 @@ ROPES = {
     "plain": RopeConfig(10_000.0, None, 1.0),
     "llama3": RopeConfig(500_000.0, Llama3Scaling(8.0, 1.0, 4.0, 16), 1.0),
     "yarn": RopeConfig(10_000.0, YarnScaling(4.0, 32.0, 1.0, True, 16), 0.6),
+}
+LONG = LongScaling((1.0, 1.5, 2.0), (2.0, 3.0, 5.0), 32)
+FORMS = {
+    "interleaved": RopeConfig(10_000.0, is_interleaved=True),
+    "interleaved in part": RopeConfig(10_000.0, share=0.5, is_interleaved=True),
+    "in part": RopeConfig(10_000.0, LONG, 1.2, share=0.5),
+    "none": None,
 }
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 
@@ -78,7 +86,7 @@ def test_heads_are_normalised_and_rotated_as_in_torch(
     interpreted_rows: dict[str, ModuleType], rope: str, has_norm: bool, dtype: torch.dtype
 ) -> None:
     """Norms of heads and every kind of rope scaling give torch's queries and keys within rounding."""
-    model = replace(MODEL, rope=ROPES[rope], num_heads=5, num_kv_heads=1, head_dim=8)
+    model = replace(MODEL, ropes=(ROPES[rope],) * 2, num_heads=5, num_kv_heads=1, head_dim=8)
     kernels, plain = both(interpreted_rows, model, dtype)
     batch = batch_of([(3, 2), (0, 1), (30, 3)])
     weight = (1 + 0.4 * torch.randn(6, 8, generator=torch.Generator().manual_seed(6))).to(dtype) if has_norm else None
@@ -92,6 +100,44 @@ def test_heads_are_normalised_and_rotated_as_in_torch(
     torch.testing.assert_close(kernels.pages(0), plain.pages(0), rtol=tolerance, atol=tolerance, equal_nan=True)
     if dtype == torch.float16 and not has_norm:
         assert torch.equal(*queries)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_each_form_of_rotation_is_that_of_torch(
+    interpreted_rows: dict[str, ModuleType], form: str, has_norm: bool
+) -> None:
+    """Neighbours as pairs, heads that are rotated in part, and layers that rotate nothing give torch's queries, keys and
+    zeros; without norms of heads with the same bits."""
+    block = replace(MODEL.block, norm=NormKind.RMS_ROUNDED_ONCE)
+    model = replace(MODEL, ropes=(ROPES["plain"], FORMS[form]), block=block)
+    kernels, plain = both(interpreted_rows, model)
+    batch = batch_of([(3, 2), (0, 1), (21, 3)])
+    weight = 1 + 0.4 * torch.randn(9, 12, generator=torch.Generator().manual_seed(6)) if has_norm else None
+
+    queries = [one.rows.plan(batch).rotate_and_store(qkv_of(batch, model), 1, weight) for one in (kernels, plain)]
+
+    tolerance = TOLERANCE[torch.float32] if has_norm else 0
+    torch.testing.assert_close(*queries, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(kernels.pages(1), plain.pages(1), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def test_queries_and_keys_are_normalised_as_wholes(interpreted_rows: dict[str, ModuleType]) -> None:
+    """Norms over all queries and all keys of a token are torch's, and leave the values as they are."""
+    model = replace(MODEL, block=replace(MODEL.block, norm=NormKind.RMS_ROUNDED_ONCE))
+    kernels, plain = both(interpreted_rows, model)
+    qkv = qkv_of(batch_of([(0, 5)]), model)
+    generator = torch.Generator().manual_seed(2)
+    weights = torch.rand(72, generator=generator), torch.rand(36, generator=generator)
+
+    results = [qkv.clone(), qkv.clone()]
+    for one, result in zip((kernels, plain), results, strict=True):
+        one.rows.norm_wide(result, weights)
+
+    torch.testing.assert_close(*results, rtol=2e-6, atol=2e-6)
+    assert torch.equal(results[0][:, 108:], qkv[:, 108:])
+    expected = rms_norm_rounded_once(qkv[:, 72:108], weights[1], model.rms_norm_eps)
+    torch.testing.assert_close(results[1][:, 72:108], expected, rtol=2e-6, atol=2e-6)
 
 
 def test_positions_and_pages_may_be_int32(interpreted_rows: dict[str, ModuleType]) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from graftwork.platform.ids import RequestId
+from tests.engine.families import ADAPTER, FAMILIES, LATER_FAMILIES, Family, make_family
 from tests.engine.runner.test_decoder_parity import random_prompt
-from tests.engine.runner.test_model_families import ADAPTER, FAMILIES, Family, check_rows, make_family, recorded
+from tests.engine.runner.test_model_families import check_rows, recorded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
@@ -51,7 +52,7 @@ def test_an_engine_with_row_kernels_gives_the_same_tokens(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama-llama3", "qwen3-windows", "llama-biased", "mistral"])
+@pytest.mark.parametrize("name", ["llama-llama3", "qwen3-windows", "llama-biased", "mistral", *LATER_FAMILIES])
 def test_all_families_have_the_same_tokens(tmp_path: Path, name: str) -> None:
     """So they do over more steps with rope scaling, with biases and an uneven head size, and with wide heads."""
     check(tmp_path, name, ((9, None), (5, ADAPTER), (1, None), (14, ADAPTER)), 6)

@@ -139,6 +139,29 @@ def test_prompts_fill_the_target_and_no_more(device: Device, rows: int, target_s
     assert costs.seconds(more) > target_s * 0.9999 or tokens + page > longest
 
 
+@settings(max_examples=examples(60))
+@given(devices, st.integers(1, 64), st.floats(0.01, 1.0), st.integers(0, 30_000), st.integers(2, 3000))
+def test_the_end_of_a_prompt_may_exceed_the_target_by_its_share(
+    device: Device, rows: int, target_s: float, start: int, wanted: int
+) -> None:
+    """A prompt ends in this step if the step then takes at most 1.25 times the target; without the share it gets what fits
+    into the target. Nothing fits behind an end that exceeds the target.
+    """
+    costs, page = taught(device, 150), 16
+    target_s = max(target_s, costs.seconds(StepLoad(rows)) / 0.75)
+    whole_s = costs.seconds(StepLoad(rows, wanted, wanted * (start + wanted / 2)))
+    room = PromptRoom(costs, rows, target_s, page, end_share=0.25)
+
+    taken = room.take(start, wanted)
+
+    plain = PromptRoom(costs, rows, target_s, page).take(start, wanted)
+    assert taken in (plain, wanted)
+    if wanted < costs.most_prompt_tokens and not 1.249 < whole_s / target_s < 1.251:
+        assert (taken == wanted) == (whole_s < 1.25 * target_s or plain == wanted)
+    if taken > plain:
+        assert room.take(start, wanted) == 0
+
+
 def test_a_target_below_the_time_of_decoding_leaves_prompts_a_fifth_of_the_step() -> None:
     """If decoding alone takes longer than the target, a prompt still gets a quarter of that time."""
     costs = taught(Device(), 300)

@@ -6,13 +6,12 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotPermitted
 from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.keys.scopes import ALL_SCOPES, Scope
 from graftwork.platform.tenancy.principals import (
-    ALL_SCOPES,
     SERVICE_TIERS,
     AccessWatch,
     Principal,
     RunningWork,
-    Scope,
 )
 from graftwork.platform.tenancy.tenancy import Tenancy
 

@@ -23,10 +23,12 @@ from graftwork.platform.tracing.logs import (
 def root() -> Iterator[logging.Logger]:
     """The root logger, which is as it was after the test."""
     root = logging.getLogger()
-    handlers, level = root.handlers, root.level
+    own = logging.getLogger("graftwork")
+    handlers, level, own_level = root.handlers, root.level, own.level
     yield root
     root.handlers = handlers
     root.setLevel(level)
+    own.setLevel(own_level)
 
 
 class Terminal(io.StringIO):
@@ -157,6 +159,19 @@ def test_the_plugins_of_migrations_are_silent(root: logging.Logger) -> None:
     root.info("hello")
 
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["no such plugin", "hello"]
+
+
+def test_libraries_log_nothing_at_debug(root: logging.Logger) -> None:
+    """At the level debug our own modules log all, and libraries from info on: theirs hold the values of statements."""
+    stream = io.StringIO()
+    configure_logging("debug", stream)
+
+    for name in ("graftwork.sessions.service", "aiosqlite", "sqlalchemy.engine", "httpx"):
+        logging.getLogger(name).debug("values of %s", name)
+    logging.getLogger("some.library").info("a library tells")
+
+    lines = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
+    assert lines == ["values of graftwork.sessions.service", "a library tells"]
 
 
 def test_token_ids_have_a_file_of_their_own(tmp_path: Path, root: logging.Logger) -> None:

@@ -7,7 +7,7 @@ import pytest
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import KeyId, SessionId, TenantId
-from graftwork.platform.tracing.request_trace import MAX_GENERATIONS, CallTimer, RequestTrace, Span, Stage
+from graftwork.platform.tracing.request_trace import MAX_GENERATIONS, RequestTrace, Span, Stage
 from graftwork.platform.tracing.timeline import timeline_of
 from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.platform.tracing.trace_rules import Switches, TraceRules
@@ -212,15 +212,3 @@ def test_a_wrong_header_is_refused() -> None:
         kept(TraceBook(ManualClock()), "req_1", x_graftwork_trace="yes")
 
     assert caught.value.param == "x-graftwork-trace"
-
-
-def test_a_timer_estimates_by_every_eighth_call() -> None:
-    """Of 17 calls the first, the ninth and the last are measured, and their mean stands for all; none takes no time."""
-    timer = CallTimer()
-    measured = [number for number in range(1, 18) if timer.begins()]
-    for seconds in (1.0, 2.0, 3.0):
-        timer.add(seconds)
-
-    assert measured == [1, 9, 17]
-    assert timer.seconds == 2.0 * 17
-    assert CallTimer().seconds == 0

@@ -1,6 +1,7 @@
 """Tests of reading model folders, in the shapes in which models are published."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,32 @@ def test_demo_model_goes_on_from_stored_tokens() -> None:
 
     assert encoder.ends_turn(said)
     assert joined == encoder.encode_messages((USER, answer, *new))
+
+
+def sized(missing: int) -> dict[str, Any]:
+    """A config.json whose embedding has the tokens of the vocabulary but the last `missing`, and no added ones."""
+    rows = len(json.loads(tokenizer_json())["model"]["vocab"]) - missing
+    return {"max_position_embeddings": 64, "vocab_size": rows}
+
+
+@pytest.mark.parametrize(
+    ("missing", "files", "told"),
+    [
+        (2, {}, "2 tokens that the model's embedding"),
+        (0, {"tokenizer_config": {"eos_token": "<|im_end|>"}}, "'<|im_end|>'"),
+        (0, {"tokenizer_config": {"chat_template": "{{ messages }}<|im_end|>"}}, "'<|im_end|>'"),
+    ],
+)
+def test_a_tokenizer_with_more_tokens_than_the_embedding_is_refused(
+    tmp_path: Path, missing: int, files: dict[str, Any], told: str
+) -> None:
+    """A token of the vocabulary beyond the embedding is refused, and so is an added one that the model's texts use."""
+    with pytest.raises(ValidationFailed, match=re.escape(told)):
+        ModelFolder.load(write(tmp_path, config=sized(missing), **files))
+
+
+def test_an_added_token_that_nothing_uses_may_lie_beyond_the_embedding(tmp_path: Path) -> None:
+    """Text models are published with tokenizers that also have a token for images."""
+    folder = ModelFolder.load(write(tmp_path, config=sized(0)))
+
+    assert folder.tokenizer.vocab_size > sized(0)["vocab_size"]

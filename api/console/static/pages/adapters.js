@@ -52,18 +52,18 @@ export async function showAdapter({ params: [name], signal, refresh }) {
   const base = at`v1/adapters/${name}`;
   const adapter = await api.get(base, { signal });
   const mayChange = identity.can("adapters");
-  const places = h("div", { class: "row" });
+  const places = new Map(adapter.versions.map(({ version }) => [version, h("span", { class: "muted" }, "–")]));
   showPlaces(adapter, places, signal);
   return h("div", { class: "stack" },
     pageHead(foreign(adapter.name), {
-      crumbs: [["Adapters", "#/adapters"]], chips: [places],
+      crumbs: [["Adapters", "#/adapters"]],
       actions: [
         h("a", { class: "button", href: `#/playground?model=${encodeURIComponent(adapter.name)}` }, "Try it"),
         mayChange ? uploadLink(`#/adapters/upload?name=${encodeURIComponent(adapter.name)}`, "Upload a version") : null,
         mayChange ? h("button", { class: "danger", type: "button", on: { click: remove } }, "Delete") : null,
       ],
     }),
-    versionsCard(adapter, base, mayChange, refresh), aliasesCard(adapter, base, mayChange, refresh));
+    versionsCard(adapter, base, { places, mayChange, refresh }), aliasesCard(adapter, base, mayChange, refresh));
 
   async function remove() {
     const done = await confirm("Delete this adapter?", "All its versions go. Running requests still finish; new ones get a 404.", { button: "Delete", typed: adapter.name, send: () => api.delete(base) });
@@ -71,22 +71,23 @@ export async function showAdapter({ params: [name], signal, refresh }) {
   }
 }
 
-async function showPlaces(adapter, box, signal) {
+/** Fills the places of the versions: on which tier each is now. */
+async function showPlaces(adapter, places, signal) {
   try {
     const found = await snapshot({ rows: 50, find: adapter.name }, signal);
-    const own = found.adapters.filter((one) => one.name === adapter.name);
-    put(box, own.map((one) => h("span", { class: "row small" }, `version ${one.version}`, residency(one))));
+    for (const one of found.adapters) if (one.name === adapter.name && places.has(one.version)) put(places.get(one.version), residency(one));
   } catch (error) {
     if (error.status === undefined && error.name !== "AbortError") throw error; // without usage, or without a snapshot, nothing is shown
   }
 }
 
-function versionsCard(adapter, base, mayChange, refresh) {
+function versionsCard(adapter, base, { places, mayChange, refresh }) {
   const list = table({
     caption: "The weights of a version never change", rows: [...adapter.versions].sort((a, b) => b.version - a.version).map((version) => ({ ...version, id: version.version })),
     columns: [
       { label: "Version", cell: (version) => `version ${version.version}` },
       { label: "State", cell: (version) => chip(version.status) },
+      { label: "Where", cell: (version) => places.get(version.version) },
       { label: "Rank", number: true, cell: (version) => count(version.rank) },
       { label: "Modules", clip: true, cell: (version) => h("span", { class: "small" }, foreign(version.target_modules.join(", "))) },
       { label: "Size", number: true, cell: (version) => bytes(version.size_bytes) },

@@ -8,6 +8,7 @@ import { follow, live } from "../live.js";
 import { card, chip, errorBox, meter, pageHead, select, tierBar, tile } from "../parts.js";
 import { complaints, History, snapshot, streamPath, tiers, total } from "../snapshots.js";
 import { table } from "../table.js";
+import { tenantLink } from "./names.js";
 
 const WORST_EVERY_S = 5;
 const WORST = 12;
@@ -197,16 +198,17 @@ function tenantTable() {
   });
 }
 
-/** The sessions of a snapshot. */
-export function sessionTable() {
+/** The sessions of a snapshot. The operator sees whose they are by `names`; null leaves the tenant out, for a narrower place. */
+export function sessionTable(names = new Map()) {
+  const isShort = identity.isAdmin && names === null;
   return table({
     caption: "Sessions that an engine knows", empty: "No session has run lately.",
     columns: [
-      { label: "Session", cell: (session) => identity.isAdmin ? h("code", {}, session.id) : h("a", { href: `#/sessions/${encodeURIComponent(session.id)}` }, h("code", {}, session.id)) },
+      { label: "Session", cell: (session) => identity.isAdmin ? h("code", { title: session.id }, isShort ? `…${session.id.slice(-6)}` : session.id) : h("a", { href: `#/sessions/${encodeURIComponent(session.id)}` }, h("code", {}, session.id)) },
       { label: "State", cell: (session) => chip(session.status) },
-      ...(identity.isAdmin ? [{ label: "Tenant", cell: (session) => h("a", { href: `#/tenants/${encodeURIComponent(session.tenant_id)}` }, h("code", {}, session.tenant_id)) }] : []),
+      ...(identity.isAdmin && names ? [{ label: "Tenant", clip: true, cell: (session) => tenantLink(session.tenant_id, names) }] : []),
       { label: "Model", clip: true, cell: (session) => session.model ? foreign(session.model) : h("span", { class: "muted" }, "base model") },
-      { label: "Turns", number: true, sort: (session) => session.turns, cell: (session) => count(session.turns) },
+      ...(isShort ? [] : [{ label: "Turns", number: true, sort: (session) => session.turns, cell: (session) => count(session.turns) }]),
       { label: "Tokens", number: true, sort: (session) => session.tokens, cell: (session) => short(session.tokens) },
       { label: "Prompt from", cell: (session) => tierBar(tiers(session.prompt_tokens_by_tier)) },
       { label: "Missed because", cell: (session) => session.miss_reason ? chip(session.miss_reason, "warn") : null },

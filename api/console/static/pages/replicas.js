@@ -7,7 +7,7 @@ import { live } from "../live.js";
 import { card, chip, confirm, errorBox, facts, meter, pageHead } from "../parts.js";
 
 export async function showReplicas({ signal }) {
-  const box = h("div", { class: "halves" }, h("p", { class: "muted" }, "Loading…"));
+  const box = h("div", { class: "thirds" }, h("p", { class: "muted" }, "Loading…"));
   const round = live({
     signal, every: 2, load: () => api.get("v1/admin/replicas", { signal }),
     show: ({ data }) => put(box, data.length ? data.map((replica) => engine(replica, () => round())) : h("p", { class: "muted" }, "There is no engine.")),
@@ -24,7 +24,7 @@ function engine(replica, refresh) {
   return card(h("span", { class: "row" }, foreign(replica.id), chip(replica.status)), [
     replica.reason ? h("p", { class: "notice" }, foreign(replica.reason)) : null,
     facts([
-      ["Address", foreign(replica.address)], ["Epoch", replica.epoch], ["Generation", replica.generation], ["Version", replica.version],
+      ["Address", foreign(replica.address)], ["Epoch", replica.epoch], ["Generation", replica.generation], ["Version", replica.version || null],
       ["Running", known(replica.running_requests)], ["Waiting", known(replica.waiting_requests)],
       ["KV on the device", pages(replica.device_pages)], ["KV on the host", replica.host_pages && `${short(replica.host_pages.cached)} pages, ${short(replica.host_pages.free)} free`],
       ["KV on disk", replica.disk_pages === undefined ? null : `${short(replica.disk_pages)} pages`],

@@ -46,6 +46,17 @@ function answer(one) {
     ]));
 }
 
+/** What an engine's span did, and how long it waited for its next step and spent on masks and drafts. */
+function figures(one) {
+  const waited = one.duration_ms - (one.busy_ms ?? 0);
+  return [
+    `${count(one.steps)} steps`, one.tokens && `${count(one.tokens)} tokens`, `${count(one.batch_requests)} requests in a step`,
+    `computed for ${span((one.busy_ms ?? 0) / 1000)}`, waited > 0.05 && `waited for steps for ${span(waited / 1000)}`,
+    one.masks && `${count(one.masks)} masks in ${span((one.mask_ms ?? 0) / 1000)}`,
+    (one.drafted || one.draft_ms) && `${count(one.accepted ?? 0)} of ${count(one.drafted ?? 0)} drafts accepted, found in ${span((one.draft_ms ?? 0) / 1000)}`,
+  ].filter(Boolean);
+}
+
 /** The stages of the gateway, and inside them the spans of the engines. */
 function timeline(found) {
   const spans = found.generations.flatMap((one) => one.engines.flatMap((engine) => engine.spans));
@@ -57,8 +68,9 @@ function timeline(found) {
     bar.style.insetInlineStart = `${100 * one.start_ms / end}%`;
     bar.style.width = `${Math.max(0.3, 100 * took / end)}%`;
     const name = `${one.kind === "engine" ? "engine: " : ""}${one.name.replaceAll("_", " ")}`;
-    const more = one.steps ? ` ${count(one.steps)} steps, ${count(one.tokens)} tokens, ${count(one.batch_requests)} requests in a step` : "";
+    const more = one.steps ? ` ${figures(one).join(", ")}` : "";
     const label = `${name}: from ${span(one.start_ms / 1000)}, for ${span(took / 1000)}${more}`;
-    return h("li", {}, foreign(name), h("span", { class: "track", role: "img", "aria-label": plain(label), title: plain(label) }, bar), h("span", { class: "small number" }, span(took / 1000)));
+    return h("li", {}, foreign(name), h("span", { class: "track", role: "img", "aria-label": plain(label), title: plain(label) }, bar), h("span", { class: "small number" }, span(took / 1000)),
+      more ? h("span", { class: "more small muted" }, plain(more.trim())) : null);
   }));
 }

@@ -7,6 +7,7 @@ import { card, chip, check, confirm, dialog, errorBox, facts, field, form, pageH
 import { follow } from "../live.js";
 import { streamPath } from "../snapshots.js";
 import { pagedTable } from "../table.js";
+import { billingCard } from "./billing/tenant_card.js";
 import { sessionTable, WELL, worst } from "./overview.js";
 import { TIERS } from "./tenants.js";
 import { usageCard } from "./usage.js";
@@ -17,7 +18,7 @@ const LIMITS = [
   ["max_sessions", "Open sessions"], ["max_adapters", "Adapters"], ["max_adapter_bytes", "Bytes of adapters"],
   ["max_adapter_rank", "Largest rank"], ["max_device_kv_bytes", "Bytes of KV on the device"], ["max_host_kv_bytes", "Bytes of KV on the host"],
 ];
-const SCOPES = [["inference", "Inference and sessions"], ["adapters", "Change adapters"], ["usage", "Read usage and limits"]];
+const SCOPES = [["inference", "Inference and sessions"], ["read", "Read sessions"], ["adapters", "Change adapters"], ["usage", "Read usage and limits"]];
 
 export async function showTenant({ params: [id], signal, refresh }) {
   const base = at`v1/admin/tenants/${id}`;
@@ -33,16 +34,18 @@ export async function showTenant({ params: [id], signal, refresh }) {
     }),
     h("div", { class: "split" },
       h("div", { class: "stack" }, nowCard(tenant.id, signal), keysCard(base, signal), usageCard({ signal, tenantId: tenant.id }), quotaCard(base, quota)),
-      card("About", facts([
-        ["Id", h("code", {}, tenant.id)], ["Weight", count(tenant.weight)], ["Highest tier", tenant.service_tier_ceiling],
-        ["Created", moment(tenant.created_at)],
-      ]))));
+      h("div", { class: "stack" },
+        card("About", facts([
+          ["Id", h("code", {}, tenant.id)], ["Weight", count(tenant.weight)], ["Highest tier", tenant.service_tier_ceiling],
+          ["Created", moment(tenant.created_at)],
+        ])),
+        billingCard(tenant, signal))));
 }
 
 /** How the tenant's requests do at this moment, and its live sessions. */
 function nowCard(id, signal) {
   const figures = h("div", {}, h("p", { class: "empty" }, "Loading…"));
-  const sessions = sessionTable();
+  const sessions = sessionTable(null);
   follow({
     signal, path: streamPath({ tenant_id: id, rows: 10 }), name: "overview",
     show: (found) => {
@@ -94,10 +97,10 @@ function keysCard(base, signal) {
       { label: "Name", clip: true, cell: (key) => foreign(key.name) },
       { label: "Key", cell: (key) => h("code", {}, key.redacted) },
       { label: "State", cell: (key) => stateOf(key) },
-      { label: "May", cell: (key) => h("span", { class: "small" }, key.scopes.join(", ")) },
+      { label: "May", cell: (key) => h("span", { class: "small" }, key.scopes.join(", "), key.adapters ? h("div", {}, `models: ${key.adapters.join(", ") || "none"}`) : null, key.allowed_ips ? h("div", {}, `from: ${key.allowed_ips.join(", ")}`) : null) },
       { label: "Last used", number: true, cell: (key) => ago(key.last_used_at) },
-      { label: "", cell: (key) => key.revoked_at ? null : h("div", { class: "actions" },
-        h("button", { type: "button", "aria-label": `Rotate ${plain(key.name)}`, on: { click: () => rotate(key) } }, "Rotate"),
+      { label: "", cell: (key) => key.revoked_at || isExpired(key) ? null : h("div", { class: "actions" },
+        key.replaced_by ? null : h("button", { type: "button", "aria-label": `Rotate ${plain(key.name)}`, on: { click: () => rotate(key) } }, "Rotate"),
         h("button", { type: "button", class: "danger", "aria-label": `Revoke ${plain(key.name)}`, on: { click: () => revoke(key) } }, "Revoke")) },
     ],
   });
@@ -112,11 +115,11 @@ function keysCard(base, signal) {
 
   async function rotate(key) {
     let fresh = null;
-    const done = await confirm("Rotate this key?", "It gets a new secret. The old secret, and browsers that are signed in with it, stop working at once.", {
+    const done = await confirm("Rotate this key?", "You get a new key that allows the same. The old key, and browsers that are signed in with it, stop working at once; `graftwork keys rotate --overlap 24h` keeps it longer.", {
       button: "Rotate", tone: "primary", send: async () => { fresh = await api.post(`${keys}/${encodeURIComponent(key.id)}/rotate`); },
     });
     if (!done) return;
-    await showSecret(`The new secret of “${plain(key.name)}”`, fresh.key, "This is the only time that the server shows this key. Store it now.");
+    await showSecret(`The new key “${plain(key.name)}”`, fresh.key, "This is the only time that the server shows this key. Store it now.");
     await list.reload();
   }
 
@@ -127,9 +130,13 @@ function keysCard(base, signal) {
   return card("Keys", list.element, { flush: true, actions: [create] });
 }
 
+function isExpired(key) {
+  return key.expires_at !== null && key.expires_at <= Date.now() / 1000;
+}
+
 function stateOf(key) {
   if (key.revoked_at) return chip("revoked");
-  if (key.expires_at && key.expires_at < Date.now() / 1000) return chip("expired");
+  if (isExpired(key)) return chip("expired");
   return h("span", {}, chip("active"), key.expires_at ? h("div", { class: "small muted" }, `until ${moment(key.expires_at)}`) : null);
 }
 

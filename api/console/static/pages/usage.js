@@ -7,6 +7,7 @@ import { api, query } from "../http.js";
 import { identity } from "../identity.js";
 import { card, errorBox, facts, pageHead, select, tile } from "../parts.js";
 import { table } from "../table.js";
+import { tenantNames } from "./names.js";
 
 const SPANS = [["7", "Last 7 days"], ["30", "Last 30 days"], ["90", "Last 90 days"]];
 
@@ -54,7 +55,7 @@ export async function showUsage({ signal }) {
       api.get(usagePath(null, group.value, Number(days.value)), { signal }),
       api.get(usagePath(null, "day", Number(days.value)), { signal }),
     ]);
-    if (group.value === "tenant") await learnNames(names, signal);
+    if (group.value === "tenant") await tenantNames(names, signal);
     rows.show(data.map((row) => ({ ...row, id: row.group })));
     const sums = sum(byDay.data);
     put(tiles, tile("Requests", short(sums.requests)), tile("Prompt tokens", short(sums.prompt_tokens)), tile("Of these cached", percent(sums.cached_tokens / sums.prompt_tokens)), tile("Answer tokens", short(sums.completion_tokens)));
@@ -69,16 +70,6 @@ export async function showUsage({ signal }) {
 
 export function costs(amounts) {
   return (amounts ?? []).map(({ amount, currency }) => `${amount} ${currency}`).join(", ") || "–";
-}
-
-async function learnNames(names, signal) {
-  let after = null;
-  for (let pages = 0; pages < 20; pages += 1) {
-    const page = await api.get(query("v1/admin/tenants", { after, limit: 100 }), { signal });
-    for (const tenant of page.data) names.set(tenant.id, tenant.name);
-    if (!page.has_more) return;
-    after = page.last_id;
-  }
 }
 
 async function quotaCard(signal) {

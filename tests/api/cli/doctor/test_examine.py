@@ -7,17 +7,21 @@ import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from graftwork.api.cli.doctor import machine, services
 from graftwork.api.cli.doctor.examine import all_checks, examine
 from graftwork.api.cli.doctor.findings import Amiss, Check, State, line, warning
+from graftwork.api.sdk.transport.errors import AuthenticationError
 from graftwork.engine.kernels.machine_report import MachineReport
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
+from graftwork.platform.quotas import redis_quotas
 from graftwork.platform.settings import Settings
 from tests.api.cli.conftest import Graftwork
+from tests.api.cli.live_gateway import LiveGateway
 
 CPU, GPUS = MachineReport("2.13", 0), MachineReport("2.13", 2, "H200", 141 * 2**30)
 
@@ -201,6 +205,41 @@ def test_services_that_do_not_answer(tmp_path: Path) -> None:
 def test_a_redis_that_answers(redis_url: str, tmp_path: Path) -> None:
     """A Redis of this machine answers, and its clock agrees."""
     assert "Redis answers in" in services.check_redis(Settings(data_dir=tmp_path, redis_url=redis_url))
+
+
+def test_a_redis_with_another_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A clock that differs is a warning, because limits end at the wrong time."""
+
+    async def theirs(*_: object) -> float:
+        return 60.0
+
+    monkeypatch.setattr(redis_quotas, "redis_time", theirs)
+
+    with pytest.raises(Amiss, match="its clock differs by") as caught:
+        services.check_redis(Settings(data_dir=tmp_path, redis_url="redis://unused"))
+    assert caught.value.state is State.WARNING
+
+
+def test_the_server_of_the_commands(live: LiveGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server takes the keys that are set; no key, and another version, are warnings; a wrong key is refused by name."""
+    monkeypatch.setenv("GRAFTWORK_URL", live.url)
+    for name in ("API_KEY", "ADMIN_KEY"):
+        monkeypatch.delenv(f"GRAFTWORK_{name}", raising=False)
+    with pytest.raises(Amiss, match="no key is set"):
+        services.check_server()
+    monkeypatch.setenv("GRAFTWORK_API_KEY", live.key)
+    monkeypatch.setenv("GRAFTWORK_ADMIN_KEY", live.admin_key)
+    right = services.check_server()
+    for name, wrong in (("API_KEY", "gw_no_such"), ("ADMIN_KEY", "gwa_no_such")):
+        with monkeypatch.context() as patched:
+            patched.setenv(f"GRAFTWORK_{name}", wrong)
+            with pytest.raises(AuthenticationError):
+                services.check_server()
+    monkeypatch.setattr(services, "graftwork", SimpleNamespace(__version__="99.0"))
+
+    assert right == f"{live.url} answers and takes the keys"
+    with pytest.raises(Amiss, match=r"and this is 99\.0"):
+        services.check_server()
 
 
 def test_the_command(graftwork: Graftwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from tests.api.in_process_gateway import write_model_folder
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
 PROGRAM = "from graftwork.api.cli.main import main; main()"
-_TRIES = 400
+_TRIES = 3000
 
 
 class Terminal:
@@ -43,8 +43,15 @@ class Terminal:
             subprocess.run(["tmux", "-V"], capture_output=True, check=True)
         raise AssertionError(f"no {text!r} in:\n" + "\n".join(self.screen()))
 
+    def until_ended(self) -> None:
+        """Returns when the program has ended: its session goes with it."""
+        for _ in range(_TRIES):
+            if subprocess.run([*self._tmux, "has-session"], capture_output=True, check=False).returncode:
+                return
+        raise AssertionError("the program goes on:\n" + "\n".join(self.screen()))
+
     def close(self) -> None:
-        subprocess.run([*self._tmux, "kill-server"], check=False)
+        subprocess.run([*self._tmux, "kill-server"], capture_output=True, check=False)
 
 
 @pytest.fixture
@@ -63,7 +70,9 @@ def terminal(tmp_path: Path, live: LiveGateway) -> Iterator[Terminal]:
 
 
 def test_top_fits_a_small_terminal(terminal: Terminal) -> None:
-    """In 80 by 24 each table has its heading and rows, no line is wider, and a row's details open and close."""
+    """In 80 by 24 there are the totals, one table with its heading and rows, and the status; no line is wider, a row's
+    details open and close, and `q` ends the program.
+    """
     tenants = terminal.until("acme")
     terminal.press("1")
     engines = terminal.until("engine-0")
@@ -72,9 +81,21 @@ def test_top_fits_a_small_terminal(terminal: Terminal) -> None:
     terminal.press("Enter")
     facts = terminal.until("service_tiers")
     terminal.press("Escape")
+    back = terminal.until("TENANT ")  # the details hid it; a key right after Escape would be Alt with that key
+    terminal.press("q")
+    terminal.until_ended()
 
     assert any("TENANT" in line and "REFUSED" in line and "BURN" in line for line in tenants)
     assert any("ENGINE" in line and "STEP ms" in line and "LORA" in line for line in engines)
     for screen in (tenants, engines, facts):
         assert len(screen) <= 24
         assert max(map(len, screen)) <= 80
+    for screen, pane, heading in (
+        (tenants, "tenants", "TENANT"),
+        (engines, "engines", "ENGINE"),
+        (back, "tenants", "TENANT"),
+    ):
+        assert "req/s" in screen[0]
+        assert screen[1].split()[0] == heading
+        assert screen[23].startswith(f"[{pane}]")
+        assert sum(one in line for line in screen for one in ("ENGINE ", "TENANT ", "ADAPTER ", "SESSION ")) == 1

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.platform.errors import InternalFailure
+from graftwork.platform.keys.keys import KeyKind, checksum, hash_key, make_key, matches, parse_key
 from graftwork.platform.settings import Settings
-from graftwork.platform.tenancy.keys import KeyKind, hash_key, make_key, matches, parse_key, with_new_secret
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper, read_or_make
 
 PEPPER = b"a pepper for tests"
@@ -45,12 +46,45 @@ def test_the_stored_hash_is_an_hmac_of_the_whole_key() -> None:
     assert hash_key(key, PEPPER) == expected
     assert matches(key, expected, PEPPER)
     assert not matches(key, expected, b"another pepper")
-    assert not matches(with_new_secret(key.public_id), expected, PEPPER)
+    assert not matches(make_key(KeyKind.TENANT), expected, PEPPER)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", "000000"), ("gw_000000000000_" + "A" * 43, "3Yw8jg"), ("123456789", "3jZRME")],
+)
+def test_a_checksum_is_a_crc_in_base_62(text: str, expected: str) -> None:
+    """The checksum is the CRC-32 in base 62 with the digits 0-9, A-Z, a-z. 123456789 has the CRC cbf43926."""
+    assert checksum(text) == expected
+
+
+def test_a_scanner_knows_a_key_from_a_look_alike() -> None:
+    """A new key has the documented pattern, and with one character changed, moved or swapped it is not a key any more."""
+    key = make_key(KeyKind.TENANT).plaintext
+    others = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    spoiled = {key[:at] + other + key[at + 1 :] for at in range(3, len(key)) if key[at] != "_" for other in others}
+    spoiled |= {key[:at] + key[at + 1] + key[at] + key[at + 2 :] for at in range(16, len(key) - 1)}
+
+    assert re.fullmatch(r"gwa?_[0-9A-Za-z]{12}_[0-9A-Za-z]{49}", key)
+    assert len(spoiled - {key}) > 3000
+    assert [text for text in spoiled - {key} if parse_key(text) is not None] == []
+
+
+def test_a_key_of_an_older_version_is_still_read() -> None:
+    """A key of 43 characters after the public id, without a checksum, is read as it always was."""
+    old = "gw_" + "a" * 12 + "_" + "b" * 43
+
+    key = parse_key(old)
+
+    assert key is not None
+    assert (key.secret, key.plaintext) == ("b" * 43, old)
+    assert matches(key, hash_key(key, PEPPER), PEPPER)
 
 
 def test_a_hash_moved_to_another_row_is_worthless() -> None:
     """A hash does not match under another public id, because the id is part of the hashed text."""
-    key = make_key(KeyKind.TENANT)
+    key = parse_key("gw_" + "a" * 12 + "_" + "b" * 43)
+    assert key is not None
     moved = parse_key(f"gw_otherotherot_{key.secret}")
 
     assert moved is not None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from graftwork.platform.errors import NotAuthenticated
-from graftwork.platform.tenancy.console_tickets import (
+from graftwork.platform.keys.console_tickets import (
     SESSION_FOR_S,
     TICKET_FOR_S,
     ConsoleTicket,
@@ -13,7 +13,7 @@ from graftwork.platform.tenancy.console_tickets import (
     ticket_of_admin,
     ticket_of_key,
 )
-from graftwork.platform.tenancy.keys import KeyKind, hash_key, key_digest, make_key
+from graftwork.platform.keys.keys import KeyKind, hash_key, key_digest, make_key
 from graftwork.platform.tracing.logs import redact
 
 PEPPER = b"a pepper for tests"

@@ -20,7 +20,7 @@ import secrets
 from dataclasses import dataclass, field, replace
 
 from graftwork.platform.errors import NotAuthenticated
-from graftwork.platform.tenancy.keys import KeyKind, KeyParts, hash_key
+from graftwork.platform.keys.keys import KeyKind, KeyParts, hash_key
 
 TICKET_FOR_S = 30 * 60
 """Seconds for which a ticket is valid after it was made or renewed."""

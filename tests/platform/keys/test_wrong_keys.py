@@ -4,7 +4,7 @@ import pytest
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import LimitExceeded
-from graftwork.platform.tenancy.keys import WrongKeyLimit, client_network
+from graftwork.platform.keys.wrong_keys import WrongKeyLimit, client_network
 
 ATTACKER, OTHER = "192.0.2.1", "192.0.2.2"
 

@@ -1,0 +1,92 @@
+"""Describes what a decoder layer computes, as data: norms and their places, the activation, scales and caps.
+
+The default of each field is Llama. architectures.py lists the values of each architecture. Never imports torch.
+
+    hidden  = embedding * scales.embedding
+    x       = norm(hidden, before_attention)                      hidden itself, where the layer has no such norm
+    hidden += scales.residual * norm(attention(x), after_attention)
+    x       = norm(hidden, before_mlp)                            the same x as attention, in a parallel layer
+    hidden += scales.residual * norm(mlp(x), after_mlp)
+    logits  = cap(scales.logits * head(norm(hidden)))
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class NormKind(StrEnum):
+    """How a norm computes, and where it rounds to the model's dtype. The values name them in kernels too."""
+
+    RMS = "rms"
+    """x / rms(x), rounded, and then multiplied by the weight."""
+    RMS_ROUNDED_ONCE = "rms_rounded_once"
+    """x / rms(x) times the weight, rounded once. The weight is fp32."""
+    LAYER = "layer"
+    """(x - mean(x)) / deviation(x) times the weight, rounded once. The weight is fp32; there is no bias."""
+
+
+class Activation(StrEnum):
+    """The function that the MLP applies to its gates. The values name them in kernels too."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    """GELU by the error function."""
+    GELU_TANH = "gelu_tanh"
+    """GELU by its approximation with tanh."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormTensors:
+    """The names of a layer's norms in a checkpoint. None means that the layer has no norm in this place."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        places = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        return tuple(name for name in places if name is not None)
+
+
+LLAMA_NORMS = NormTensors()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """The parts of a decoder layer, which follow from the architecture alone."""
+
+    norm: NormKind = NormKind.RMS
+    """The kind of all norms of the model."""
+    norm_offset: float = 0.0
+    """What is added to the stored weights of all norms."""
+    norms: NormTensors = LLAMA_NORMS
+    has_wide_qk_norm: bool = False
+    """Whether all queries of a token are normalised together before rotation, and so are all its keys."""
+    is_parallel: bool = False
+    """Whether the MLP has the same input as attention."""
+    joined_groups: tuple[str, ...] = ()
+    """The groups of projections that the checkpoint holds as one tensor, such as "qkv" for `qkv_proj`."""
+
+
+LLAMA_BLOCK = BlockSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """The factors and caps of a model. A cap c turns a value x into c * tanh(x / c); None leaves it as it is."""
+
+    embedding: float = 1.0
+    rounds_embedding_scale: bool = False
+    """Whether the embedding's factor is rounded to the model's dtype before it is applied."""
+    residual: float = 1.0
+    """The factor of what attention and the MLP add to the hidden states."""
+    attention: float | None = None
+    """The factor of a query's product with a key; None means 1 / sqrt(head_dim)."""
+    attention_cap: float | None = None
+    logits: float = 1.0
+    logits_cap: float | None = None
+
+
+NO_SCALES = Scales()

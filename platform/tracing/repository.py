@@ -1,0 +1,49 @@
+"""Contains the SQL statements over the traces that all gateways share. Never commits: the caller that opened the session
+does.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import delete, or_, select
+
+from graftwork.platform.database import ReadSession, WriteSession
+from graftwork.platform.ids import TenantId
+from graftwork.platform.tracing.tables import RequestTraceRow
+
+
+async def add_traces(session: WriteSession, rows: Sequence[RequestTraceRow]) -> None:
+    """Adds the traces of requests. Their ids are new."""
+    session.add_all(rows)
+    await session.flush()
+
+
+async def find_trace(
+    session: ReadSession, request_id: str, tenant_id: TenantId | None, ended_after: float
+) -> bytes | None:
+    """Returns the body of the latest request with this id, that ended after this time: the server's id, the client's or
+    that of its work. With `tenant_id`, only of this tenant.
+    """
+    row = RequestTraceRow
+    any_id = or_(row.id == request_id, row.client_request_id == request_id, row.work_id == request_id)
+    found = select(row.body).where(any_id, row.ended_at > ended_after).order_by(row.ended_at.desc()).limit(1)
+    if tenant_id is not None:
+        found = found.where(row.tenant_id == tenant_id)
+    return (await session.execute(found)).scalar_one_or_none()
+
+
+async def keep_latest(session: WriteSession, tenant_id: TenantId | None, most: int) -> None:
+    """Deletes all traces of a tenant, or of all (None), but the latest `most`."""
+    row = RequestTraceRow
+    of_whom = row.tenant_id == tenant_id if tenant_id is not None else row.tenant_id.is_not(None)
+    oldest = select(row.ended_at).where(of_whom).order_by(row.ended_at.desc()).limit(1).offset(most)
+    await session.execute(delete(row).where(of_whom, row.ended_at <= oldest.scalar_subquery()))
+
+
+async def forget_older(session: WriteSession, ended_before: float) -> None:
+    """Deletes the traces of requests that ended before this time."""
+    await session.execute(delete(RequestTraceRow).where(RequestTraceRow.ended_at < ended_before))
+
+
+async def forget_tenant(session: WriteSession, tenant_id: TenantId) -> None:
+    """Deletes the traces of a tenant."""
+    await session.execute(delete(RequestTraceRow).where(RequestTraceRow.tenant_id == tenant_id))
