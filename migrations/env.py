@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from graftwork.platform.database import Base
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 
 def run_on(connection: Connection) -> None:

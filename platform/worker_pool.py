@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
+from graftwork.platform.environment import time_zone
 from graftwork.platform.errors import CapacityContended, GraftworkError, PayloadTooLarge, Unavailable, error_classes
 from graftwork.platform.memory import free_large_blocks_at_once, give_memory_back, resident_bytes
-from graftwork.platform.settings import time_zone
 from graftwork.platform.worker_slots import WorkerProcess, WorkerSlots, python_command
 
 _HEAD = struct.Struct("<QB")

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
-from graftwork.platform.settings import async_database_url
+from graftwork.platform.settings.settings import async_database_url
 from tests.hypothesis_profiles import register_profiles
 
 pytest_plugins = ("tests.wall_limits",)

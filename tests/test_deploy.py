@@ -22,7 +22,7 @@ from graftwork.api.cli.main import build_app
 from graftwork.engine.core.stats import EngineStats
 from graftwork.platform.metrics import samples
 from graftwork.platform.replica_collector import ReplicaCollector, ReplicaFigures
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.tree import ROOT
 
 DEPLOY = ROOT / "deploy"

@@ -48,7 +48,7 @@ FOREIGN_PRIVATES = {
     "_request_id": "of an answer in OpenAI's and Anthropic's SDKs, whose documents name it",
     **dict.fromkeys(("_get_local_constants", "_local_constants"), "of Hypothesis, without a setting for what it does"),
 }
-ENVIRONMENT_READERS = ("platform/settings.py", "api/sdk/*", "api/cli/*")
+ENVIRONMENT_READERS = ("platform/settings/settings.py", "platform/environment.py", "api/sdk/*", "api/cli/*")
 
 
 @pytest.mark.parametrize("package", FENCES)

@@ -16,6 +16,7 @@ from tests.tree import HOUSE, ROOT, imports, modules
 OTHER_FOLDERS = ("migrations", "demo")
 ROOMS = (
     "platform",
+    "platform/settings",
     "platform/prices",
     "platform/answers",
     "platform/activity",

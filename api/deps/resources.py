@@ -36,7 +36,7 @@ from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.modes.trace_switches import TraceSwitchboard
 from graftwork.platform.quotas.quotas import QuotaKeeper
 from graftwork.platform.quotas.uploads import UploadBound
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.authenticator import Authenticator
 from graftwork.platform.tenancy.erasure import TenantErasure

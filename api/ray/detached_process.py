@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from graftwork.platform.settings import child_environment
+from graftwork.platform.environment import child_environment
 
 _START_TIME_FIELD = 19
 """The place of the start time in /proc/PID/stat, after the name in parentheses."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import FIRST_GENERATION
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 _GATEWAYS_ONLY = frozenset(
     {"host", "port", "admin_key", "pepper", "redis_url", "engine_address", "replicas", "deadlines", "objectives"}

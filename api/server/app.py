@@ -42,7 +42,7 @@ from graftwork.api.routes import (
 )
 from graftwork.api.server.wiring import open_resources
 from graftwork.engine.core.client import EngineClient
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 _ROUTERS = (
     health.router,

@@ -21,7 +21,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable
 from graftwork.platform.ids import FIRST_GENERATION
 from graftwork.platform.replicas.lease import Replica, ReplicaLeases, ReplicaState
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 if TYPE_CHECKING:  # the gateway loads this module without torch
     from graftwork.engine.rpc.server import EngineServer, Membership

@@ -17,7 +17,7 @@ from graftwork.engine.core.requests import EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.errors import CapacityContended, DeadlineExceeded
 from graftwork.platform.ids import IsolationDomain, RequestId, new_id
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 _DOMAIN = IsolationDomain(hashlib.sha256(b"graftwork probe").digest())
 """No tenant has this domain, so no tenant is charged, and no tenant's cache is read."""

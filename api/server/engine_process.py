@@ -20,7 +20,7 @@ from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
 from graftwork.engine.rpc.engine_pb2 import Failed
 from graftwork.platform.errors import DEVICE_LOST, GraftworkError
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tracing.logs import configure_logging
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from graftwork.api.server.engine_process import child_command, child_orders, rea
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.progress import FreezeLimits
 from graftwork.platform.clock import Clock
+from graftwork.platform.environment import child_environment
 from graftwork.platform.errors import GraftworkError, Unavailable
-from graftwork.platform.settings import Settings, child_environment
+from graftwork.platform.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 

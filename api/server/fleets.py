@@ -26,7 +26,7 @@ from graftwork.platform.errors import Conflict, NotFound, Unavailable
 from graftwork.platform.replica_collector import ReplicaFigures
 from graftwork.platform.replicas.demand import EngineDemands
 from graftwork.platform.replicas.lease import ReplicaLeases, ReplicaState
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
 

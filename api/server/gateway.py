@@ -29,7 +29,7 @@ from graftwork.platform.data_folder import prepare_data_folder, warn_of_readers
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, Unavailable
 from graftwork.platform.memory import free_large_blocks_at_once, make_full_collections_rare
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tracing.logs import configure_logging, configure_token_log
 
 _POLL_S = 0.5

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from graftwork.api.http.streaming import WRITE_BODY, Write
 from graftwork.platform.keys.wrong_keys import client_network
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 MAX_HEAD_BYTES = 64 * 1024
 """The largest head of a request: the request line and all headers, with the trailers of a chunked body."""

@@ -26,7 +26,7 @@ from graftwork.engine.fleet.members import Connect, MemberAddress, version_of
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, Unavailable
 from graftwork.platform.replicas.lease import Replica, ReplicaLeases, ReplicaState
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from graftwork.platform.data_folder import locked_data_folder
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.replicas.lease import ReplicaLeases
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from graftwork.sessions.text.model_files import ModelFolder
 
 _MAX_SOCKET_PATH = 100

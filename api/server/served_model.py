@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 

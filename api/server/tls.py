@@ -17,7 +17,7 @@ from pathlib import Path
 
 from graftwork.engine.rpc.engine_tls import EngineTls
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.modes.modes import REFRESH_S
 from graftwork.platform.modes.trace_switches import TraceSwitchboard
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tenancy.principals import TenantScope
 from graftwork.platform.tracing.trace_book import TraceBook
 from graftwork.platform.tracing.trace_rules import Switches, TraceRules

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from graftwork.platform.errors import InternalFailure
 from graftwork.platform.keys.keys import KeyKind, make_key
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 
 def load_pepper(settings: Settings) -> bytes:

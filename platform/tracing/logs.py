@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from graftwork.platform.settings import wants_colours
+from graftwork.platform.environment import wants_colours
 
 __all__ = ["JsonFormatter", "TextFormatter", "configure_logging", "configure_token_log"]
 

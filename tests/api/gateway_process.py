@@ -15,7 +15,7 @@ from typing import Any
 from graftwork.api.server.app import create_app
 from graftwork.api.server.uvicorn_server import HttpServer, bind, url_of
 from graftwork.api.server.wiring import open_resources
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.fake_engine import FakeEngine
 
 

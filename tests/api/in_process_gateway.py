@@ -17,7 +17,7 @@ from graftwork.api.server.wiring import open_resources
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.ids import TenantId
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.adapters.adapter_files import config_bytes, tensors, weights_bytes
 from tests.api.fake_engine import CONTEXT_TOKENS, END, FakeEngine
 from tests.sessions.tokenizer_and_templates import CHATML, SPECIAL_NAMES, tokenizer_json

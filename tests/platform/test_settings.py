@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.setting_values import parse_bytes
-from graftwork.platform.settings import Settings, async_database_url
+from graftwork.platform.settings.settings import Settings, async_database_url
+from graftwork.platform.settings.values import parse_bytes
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import typer
 from graftwork.api.cli.admin.tenants import TenantArgument
 from graftwork.api.cli.console.connect import connect, tenant_id_of
 from graftwork.api.cli.console.output import JsonFlag, show_facts, show_json, size
-from graftwork.platform.setting_values import parse_bytes
+from graftwork.platform.settings.values import parse_bytes
 
 if TYPE_CHECKING:
     from graftwork.platform.answers.admin import Quota, QuotaLimits

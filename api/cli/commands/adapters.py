@@ -19,7 +19,7 @@ from graftwork.api.cli.console.output import (
     show_table,
     size,
 )
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 if TYPE_CHECKING:
     from graftwork.platform.answers.adapters import Adapter, AliasChange

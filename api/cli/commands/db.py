@@ -55,7 +55,7 @@ def _database(data_dir: Path | None, database_url: str | None) -> "Database":
     # Only these commands need SQLAlchemy and Alembic.
     from graftwork.platform.data_folder import prepare_data_folder
     from graftwork.platform.database import Database
-    from graftwork.platform.settings import Settings
+    from graftwork.platform.settings.settings import Settings
 
     settings = Settings.from_environment({"data_dir": data_dir, "database_url": database_url})
     prepare_data_folder(settings.data_dir)

@@ -15,7 +15,7 @@ def doctor(as_json: JsonFlag = False) -> None:
     """
     from graftwork.api.cli.doctor.examine import all_checks, examine
     from graftwork.api.cli.doctor.findings import State, line
-    from graftwork.platform.settings import Settings
+    from graftwork.platform.settings.settings import Settings
 
     findings = examine(all_checks(Settings.from_environment()))
     is_wrong = any(finding.state is State.WRONG for finding in findings)

@@ -23,7 +23,7 @@ from graftwork.api.cli.console.flags import (
     given,
 )
 from graftwork.api.cli.console.output import JsonFlag, show_json, show_table
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 if TYPE_CHECKING:
     from graftwork.api.ray.engine_spec import EngineSpec

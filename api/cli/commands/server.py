@@ -50,7 +50,7 @@ from graftwork.api.cli.console.flags import (
     ToolForm,
     given,
 )
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 # Each command imports its process inside. FastAPI, SQLAlchemy and torch take seconds to import, and `--help` needs none.
 

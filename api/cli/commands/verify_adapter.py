@@ -14,7 +14,7 @@ from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.model.config import read_model_config
 from graftwork.engine.model.fingerprint import fingerprint
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

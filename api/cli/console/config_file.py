@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.settings import PATH_NAMES, SETTING_NAMES, parse_setting
+from graftwork.platform.settings.settings import PATH_NAMES, SETTING_NAMES, parse_setting
 
 FILE_NAME = "graftwork.toml"
 CLIENT_NAMES = ("url", "api_key", "admin_key")

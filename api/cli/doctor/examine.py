@@ -10,7 +10,7 @@ from graftwork.api.cli.doctor import machine, services
 from graftwork.api.cli.doctor.findings import Amiss, Check, Finding, State
 from graftwork.api.sdk.transport.errors import GraftworkError as ClientError
 from graftwork.platform.errors import GraftworkError
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 
 def all_checks(settings: Settings) -> list[Check]:

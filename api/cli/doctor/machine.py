@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import graftwork
 from graftwork.api.cli.doctor.findings import Amiss, warning
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 if TYPE_CHECKING:
     from graftwork.engine.kernels.machine_report import MachineReport

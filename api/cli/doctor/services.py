@@ -10,7 +10,7 @@ import time
 
 import graftwork
 from graftwork.api.cli.doctor.findings import Amiss, warning
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 _WITHIN_S = 5.0
 _MOST_SKEW_S = 5.0

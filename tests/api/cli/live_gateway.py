@@ -17,7 +17,7 @@ from graftwork.api.server.wiring import open_resources
 from graftwork.engine.core.events import EngineEvent
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.errors import GraftworkError
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.fake_engine import FakeEngine
 from tests.api.in_process_gateway import ADMIN_KEY
 

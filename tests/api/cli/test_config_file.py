@@ -7,7 +7,7 @@ import pytest
 
 from graftwork.api.cli.console.config_file import apply_config, find_config, read_config
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.cli.conftest import Graftwork
 
 

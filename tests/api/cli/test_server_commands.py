@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.cli.conftest import Graftwork
 
 Started = list[tuple[Any, ...]]

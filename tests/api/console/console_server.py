@@ -18,7 +18,7 @@ from graftwork.engine.fleet.client import FleetClient
 from graftwork.engine.fleet.members import StaticMembers
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.objectives import parse_objectives
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.console.console_model import CONTEXT_TOKENS, ConsoleModel
 from tests.api.in_process_gateway import ADMIN_KEY, gateway_settings, write_model_folder
 

@@ -9,7 +9,7 @@ import pytest
 
 from graftwork.api.openapi.examples import ANSWERS, REQUESTS
 from graftwork.api.server.app import create_app
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.in_process_gateway import TestTenant, chat, data_lines
 
 DOCUMENT: dict[str, Any] = create_app(Settings()).openapi()

@@ -26,7 +26,7 @@ from graftwork.engine.core.sampling import RANGES, Range
 from graftwork.platform.answers.admin import Quota, QuotaLimits
 from graftwork.platform.errors import GraftworkError
 from graftwork.platform.quotas.quota import Quota as StoredQuota
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from graftwork.sessions.core.items import parse_input
 from graftwork.sessions.generation.sampling import NEUTRAL_VALUES, SamplingFields, SessionSampling
 from graftwork.sessions.text.messages import messages_from_chat

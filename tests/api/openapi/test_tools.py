@@ -16,7 +16,7 @@ import pytest
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.api.server.app import create_app
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.gateway_on_port import gateway_on_port
 from tests.api.in_process_gateway import ADMIN_KEY, gateway_settings, open_gateway, write_model_folder
 

@@ -10,7 +10,7 @@ from graftwork.api.ray.detached_process import ProcessIdentity
 from graftwork.api.ray.engine_keeper import EngineKeeper, KeeperState
 from graftwork.api.ray.engine_spec import EngineSpec
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 TOKEN = "0123456789abcdef"
 URL = "postgresql://user:secret@db/graftwork"

@@ -12,7 +12,7 @@ from sqlalchemy import text
 import graftwork
 from graftwork.api.server.app import create_app, create_metrics_app
 from graftwork.platform.errors import CapacityContended, Unavailable
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.in_process_gateway import Gateway, TestTenant, chat
 
 

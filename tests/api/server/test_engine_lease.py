@@ -16,7 +16,7 @@ from graftwork.engine.rpc.server import EngineServer
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InternalFailure
 from graftwork.platform.replicas.lease import FENCED, MISMATCH, ReplicaLeases, ReplicaState, ServedVersion
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.engine.random_models import FolderSource, make_base
 from tests.engine.tagged_kv_cache import load_always
 

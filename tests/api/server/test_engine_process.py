@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from graftwork.api.server.engine_process import warn_of_former_settings
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 
 def test_a_former_setting_is_read_and_the_log_names_the_new_one(

@@ -18,7 +18,7 @@ from graftwork.api.server.engine_process import child_orders, read_report
 from graftwork.api.server.engine_supervisor import EngineChild
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InvalidRequest, Unavailable
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.fake_engine import FakeEngine, describe
 
 LIVES = "import json, sys; json.loads(sys.stdin.buffer.readline()); sys.stdin.buffer.read()"

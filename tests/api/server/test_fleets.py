@@ -19,7 +19,7 @@ from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.replicas.demand import EngineDemands
 from graftwork.platform.replicas.lease import ReplicaLeases, ServedVersion
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.adapters.adapter_files import DESCRIPTION
 from tests.api.fake_engine import FakeEngine
 from tests.api.in_process_gateway import Gateway, chat, gateway_settings, open_gateway

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from graftwork.api.http.streaming import WRITE_BODY, Write
 from graftwork.api.server.http_connection import MAX_HEAD_BYTES, ConnectionLimits, HttpConnections
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.gateway_on_port import gateway_on_port, running_server
 from tests.api.in_process_gateway import Gateway
 

@@ -17,7 +17,7 @@ import pytest
 PROGRAM = """
 import sys
 from graftwork.api.server.serve import serve
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 serve(Settings.from_environment({"demo": True, "port": 0, "data_dir": sys.argv[1]}))
 """
 

@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.api.server.served_model import model_folder
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 
 
 def test_a_hub_id_is_told_how_to_become_a_folder() -> None:

@@ -12,7 +12,7 @@ import pytest
 from graftwork.api.server.tls import TlsFiles, engine_tls
 from graftwork.engine.rpc.engine_tls import EngineTls
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.gateway_on_port import running_server
 from tests.api.in_process_gateway import Gateway, TestTenant, chat, chunks
 

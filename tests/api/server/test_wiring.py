@@ -13,7 +13,7 @@ from sqlalchemy import String
 from graftwork.api.server.app import create_app
 from graftwork.platform.errors import GraftworkError, InvalidRequest, Unavailable
 from graftwork.platform.gateways.lease import owner_name
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from graftwork.sessions.core.session import TurnStatus
 from graftwork.sessions.store.tables import SessionRow
 from tests.api.fake_engine import FakeEngine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from graftwork.platform.errors import InternalFailure
 from graftwork.platform.keys.keys import KeyKind, checksum, hash_key, make_key, matches, parse_key
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper, read_or_make
 
 PEPPER = b"a pepper for tests"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from graftwork.platform.errors import ValidationFailed
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from graftwork.sessions.tools.formats import (
     HERMES,
     LLAMA3_JSON,

@@ -19,7 +19,7 @@ from graftwork.engine.kernels.machine_report import MachineReport
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.quotas import redis_quotas
-from graftwork.platform.settings import Settings
+from graftwork.platform.settings.settings import Settings
 from tests.api.cli.conftest import Graftwork
 from tests.api.cli.live_gateway import LiveGateway
 

@@ -1,0 +1,56 @@
+"""The settings of one subject: the base model, and the device that computes it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from graftwork.platform.settings.setting import setting
+from graftwork.platform.settings.values import (
+    one_of,
+    parse_bytes,
+    parse_device,
+    parse_flag,
+    parse_path,
+    parse_share,
+    parse_text,
+    whole,
+)
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """The base model, and the device that computes it."""
+
+    model: Path | None = setting(None, parse_path)
+    """The folder of the base model."""
+    served_model_name: str | None = setting(None, parse_text)
+    """The name of the base model for clients. None is the name of its folder."""
+    demo: bool = setting(False, parse_flag)
+    device: str = setting("auto", parse_device)
+    dtype: str = setting("auto", one_of("auto", "float32", "bfloat16", "float16"))
+    tensor_parallel: int = setting(1, whole(1, 8))
+    """Devices of this machine that compute one model together, 1 to 8. Each holds a part of each layer."""
+    threads: int = setting(1, whole(1, 1024))
+    """CPU threads of one engine, 1 to 1024."""
+    device_bytes: int | None = setting(None, parse_bytes)
+    """Bytes of device memory for KV and adapters together. None is the engine's default."""
+    memory_share: float = setting(0.9, parse_share)
+    """The part of a GPU's memory, above 0 and up to 1, that the engine takes of what is free beside the weights."""
+    max_context_tokens: int | None = setting(None, whole(1))
+    """The longest context that is served. None is the model's own."""
+    lora_pool_bytes: int | None = setting(None, parse_bytes)
+    """The most bytes of `device_bytes` for adapters. None sets no limit besides the reserve of the KV."""
+    lora_host_bytes: int | None = setting(None, parse_bytes)
+    """Bytes of host memory for adapters, from which they are copied to the device."""
+    kernels: str = setting("auto", one_of("auto", "native", "triton", "torch"))
+    """What computes attention, row operations, adapters and sampling: `auto`, `triton` (CUDA), `torch`, or `native` (a
+    CPU's kernel for adapters). `auto` takes those of the device that work there."""
+    lora_kernels: str | None = setting(None, one_of("auto", "native", "triton", "torch"))
+    """The former setting for adapters alone: `auto`, `native`, `triton` or `torch`. None means `kernels`."""
+    row_kernels: str | None = setting(None, one_of("auto", "triton", "torch"))
+    """The former setting for row operations alone: `auto`, `triton` or `torch`. None means `kernels`."""
+    attention_backend: str | None = setting(None, one_of("auto", "triton", "torch"))
+    """The former setting for attention alone: `auto`, `triton` or `torch`. None means `kernels`."""
+    decode_graphs: str = setting("auto", one_of("auto", "off"))
+    """Whether decoding steps are CUDA graphs: `auto` (on CUDA, if all kernels work) or `off`."""
+    renew_calibration: bool = setting(False, parse_flag)
+    """Whether engines measure this machine again at their start, in place of what `data_dir` has from an earlier one."""
