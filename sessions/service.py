@@ -162,10 +162,8 @@ class SessionService:
             principal.require_models([new.model])
         own = None if new.end_user else session_id
         caller = Caller.of(principal.key_id, user=new.end_user, session_id=own)
-        model, now = (
-            await self._registry.resolve(principal.scope(), new.model, self.base_name, caller),
-            self._clock.now(),
-        )
+        model = await self._registry.resolve(principal.scope(), new.model, self.base_name, caller)
+        now = self._clock.now()
         settings = checked_settings(with_defaults(new.settings, model.defaults, names_tools=new.names_tools))
         await self.launcher.plan_output(principal, settings)
         session = AgentSession(

@@ -270,8 +270,9 @@ class ObjectPages:
             return False
         self._evict(victims)
         with self._changing:
-            self._writing = own.name
-            return self._index.claim(own)
+            is_claimed = self._index.claim(own)
+            self._writing = own.name if is_claimed else None
+            return is_claimed
 
     def _evict(self, victims: Sequence[PageFile], counter: str | None = "evicted") -> None:
         """Removes objects. One that cannot be removed is found again by the next listing."""
