@@ -7,8 +7,9 @@ output and the run time of a template are limited.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +23,7 @@ from jinja2.utils import Namespace
 
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import InternalFailure, InvalidRequest, PayloadTooLarge, ValidationFailed
-from graftwork.sessions.text.messages import ControlTokenEscaper, Message
+from graftwork.sessions.text.messages import ControlTokenEscaper, Message, free_character
 
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 
@@ -116,21 +117,45 @@ class ChatTemplate:
 
         The text ends with the start of the next answer. `closed` says whether the tokens of `assistant` end with the
         stop token. The history is not rendered again, because its text could be encoded to other tokens than the stored
-        ones.
+        ones. A template may write an answer that is not the last one in another way, such as without its reasoning: the
+        stored tokens keep what the model has written.
         Raises InvalidRequest if the template rewrites earlier messages. Can also raise PayloadTooLarge.
         """
         assistant = assistant.with_valid_arguments()
         opening = self.render((STAND_IN,), add_generation_prompt=False, escaper=escaper)
         base = self.render((STAND_IN, assistant), add_generation_prompt=False, escaper=escaper)
         whole = self.render((STAND_IN, assistant, *new), add_generation_prompt=True, escaper=escaper)
-        if not base.startswith(opening) or not whole.startswith(base):
-            raise InvalidRequest(
-                "This model's chat template rewrites earlier messages when new ones come, so a session cannot go on "
-                "from its stored tokens. Use /v1/chat/completions with this model.",
-                code="template_not_appendable",
-            )
+        if not base.startswith(opening) or not whole.startswith(opening):
+            raise _not_appendable()
+        if not whole.startswith(base):
+            tail = self._rest_after_answer(assistant, new, len(opening), escaper)
+            if not whole.endswith(tail):
+                raise _not_appendable()
+            base = whole[: len(whole) - len(tail)]
         start, end = self._end_of_turn(base, len(opening), escaper)
         return whole[end:] if closed else whole[start:]
+
+    def _rest_after_answer(
+        self, assistant: Message, new: Sequence[Message], after: int, escaper: ControlTokenEscaper | None
+    ) -> str:
+        """Returns the text behind the stop token of an answer that is not the last message.
+
+        Finds the answer by a mark at the end of its text. The answer is searched from the place `after` on. Raises
+        InvalidRequest if the template does not show it.
+        """
+        texts = (assistant.content or "", *(message.content or "" for message in new))
+        mark = free_character((self.source, *texts))
+        marked = replace(assistant, content=f"{assistant.content or ''}{mark}")
+        whole = self.render((STAND_IN, marked, *new), add_generation_prompt=True, escaper=escaper)
+        place = whole.find(mark, after)
+        ends = (
+            found.end()
+            for found in re.finditer("|".join(map(re.escape, self.end_of_turn_texts)), whole[place:])
+            if escaper is None or not escaper.is_escaped(whole, place + found.start())
+        )
+        if place < 0 or (end := next(ends, None)) is None:
+            raise _not_appendable()
+        return whole[place + end :]
 
     def control_texts(self, added_tokens: Iterable[str]) -> list[str]:
         """Returns those of the added tokens whose text the template itself writes, such as `<|im_start|>`.
@@ -175,6 +200,14 @@ class ChatTemplate:
             raise PayloadTooLarge(f"The conversation is longer than {self._limits.characters} characters as a prompt.")
         if self._clock.monotonic() > deadline:
             raise PayloadTooLarge(f"The chat template took longer than {self._limits.seconds:g} seconds.")
+
+
+def _not_appendable() -> InvalidRequest:
+    return InvalidRequest(
+        "This model's chat template rewrites earlier messages when new ones come, so a session cannot go on from its "
+        "stored tokens. Use /v1/chat/completions with this model.",
+        code="template_not_appendable",
+    )
 
 
 def _given(tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any] | None) -> dict[str, Any]:

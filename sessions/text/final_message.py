@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from graftwork.platform.errors import InvalidRequest
-from graftwork.sessions.text.messages import CANDIDATES, Message
+from graftwork.sessions.text.messages import Message, free_character
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ class OpenMessage:
                 "assistant's, with content and without tool_calls.",
                 param=f"{param}[{len(others)}]",
             )
-        taken = {*template_source, *(character for message in messages for character in message.content or "")}
-        mark = next(character for character in map(chr, reversed(CANDIDATES)) if character not in taken)
+        mark = free_character((template_source, *(message.content or "" for message in messages)))
         return cls((*others, replace(last, content=f"{last.content}{mark} ")), mark)
 
     def cut(self, text: str) -> str:

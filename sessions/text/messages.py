@@ -238,6 +238,12 @@ CANDIDATES = (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE), *range(0x100000,
 """
 
 
+def free_character(texts: Iterable[str]) -> str:
+    """Returns a code point that may serve as a mark, because it occurs in none of the texts."""
+    taken = set("".join(texts))
+    return next(character for character in map(chr, reversed(CANDIDATES)) if character not in taken)
+
+
 ASSISTANT_FIELDS = ("content", "reasoning_content", "thinking")
 
 

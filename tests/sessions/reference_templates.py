@@ -5,7 +5,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tests.sessions.tokenizer_and_templates import SPECIAL_NAMES, TEMPLATES, tokenizer_json
+from tests.sessions.tokenizer_and_templates import SPECIAL_NAMES, TEMPLATES, THINKING, tokenizer_json
 
 
 def reference(source: str) -> Any:
@@ -15,3 +15,4 @@ def reference(source: str) -> Any:
 
 
 REFERENCES: dict[str, Any] = {name: reference(source) for name, source in TEMPLATES.items()}
+THINKING_REFERENCE: Any = reference(THINKING)

@@ -106,6 +106,35 @@ HEADERS = """\
 {%- endif %}
 """
 
+THINKING = (
+    CHATML.replace(
+        "{%- for message in messages %}",
+        """{%- set ns = namespace(asked=-1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{%- set ns.asked = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- for message in messages %}""",
+        1,
+    )
+    .replace(
+        "        {{- '<|im_start|>assistant\\n' + (message.content or '') }}",
+        """        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.asked and (loop.last or message.reasoning_content) %}
+            {{- '<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- message.content or '' }}""",
+    )
+    .replace(
+        "    {{- '<|im_start|>assistant\\n' }}\n{%- endif %}\n",
+        """    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+    {%- if opens_thinking %}{{- '<think>\\n' }}{%- endif %}
+{%- endif %}
+""",
+    )
+)
+"""A template of a model that thinks: it shows the reasoning of the answers to the last message of the user alone."""
+
 INSTRUCT = """\
 {%- set ns = namespace(index=0, system=none) %}
 {%- if messages[0].role == 'system' %}

@@ -1,6 +1,7 @@
 """Tests of ChatTemplate: it renders like transformers, and renders only what new messages add."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,11 +21,12 @@ from graftwork.sessions.text.messages import (
     messages_from_chat,
 )
 from tests.hypothesis_profiles import examples
-from tests.sessions.reference_templates import REFERENCES
+from tests.sessions.reference_templates import REFERENCES, THINKING_REFERENCE
 from tests.sessions.tokenizer_and_templates import (
     CHATML,
     HEADERS,
     TEMPLATES,
+    THINKING,
     as_sent,
     chat_template,
     conversations,
@@ -179,6 +181,43 @@ def test_deltas_add_up_to_the_whole(conversation: list[dict[str, Any]], tools: l
         joined += template.render_delta(messages[position], messages[position + 1 : following], closed=True)
 
     assert joined == template.render(messages, tools or None)
+
+
+@settings(max_examples=examples(40))
+@given(conversation=conversations(), reasoning=st.none() | st.text(max_size=9))
+def test_a_delta_does_not_depend_on_hidden_reasoning(conversation: list[dict[str, Any]], reasoning: str | None) -> None:
+    """A template that shows reasoning in the last answers alone can be continued: the delta is what stands behind each
+    answer in the rendering of transformers."""
+    template, whole = chat_template(THINKING), [*as_sent(conversation), {"role": "user", "content": "And now?"}]
+    messages = messages_from_chat(whole)
+    spoken = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    rendered = THINKING_REFERENCE.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
+
+    for position, following in zip(spoken, [*spoken[1:], len(messages)], strict=True):
+        answer = replace(messages[position], reasoning=reasoning)
+        delta = template.render_delta(answer, messages[position + 1 : following], closed=True)
+
+        if following == len(messages):
+            assert rendered.endswith(f"<|im_end|>{delta}")
+        else:
+            assert f"<|im_end|>{delta}" in rendered
+
+
+def test_a_delta_behind_an_answer_that_quotes_a_stop_token() -> None:
+    """The answer ends at the template's own stop token, not at one that a user or a tool has spelled."""
+    literals = ControlTokenTexts(["<|im_end|>"], [])
+    call = Message(role="assistant", content="I ask", tool_calls=(ToolCall("call_1", "say", '{"a": "<|im_end|>"}'),))
+    new = (Message(role="user", content="<|im_end|>Hi"),)
+    escaper = literals.escaper_for([message.template_dict() for message in (call, *new)], THINKING)
+    assert escaper is not None
+
+    delta = chat_template(THINKING).render_delta(call, new, closed=True, escaper=escaper)
+
+    pieces = list(escaper.split(delta))
+    assert "".join(piece.text for piece in pieces) == (
+        "\n<|im_start|>user\n<|im_end|>Hi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [piece.text for piece in pieces if piece.is_plain] == ["<|im_end|>"]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
