@@ -106,12 +106,13 @@ def _results(
     step = rows.plan(batch)
     results = [hidden, x, rows.norm(hidden, noise(80).to(kept)), rows.activate(noise(num_tokens, 96))]
     results.append(rows.add(noise(num_tokens, 80), noise(num_tokens, 80)))
-    whole = noise(num_tokens, 160)
-    rows.norm_wide(whole, (noise(96).to(kept), noise(32).to(kept)))
-    results.append(whole)
+    norms_heads = model.block.norm is not NormKind.LAYER  # heads are normalised by their mean squares alone
+    if norms_heads:
+        whole = noise(num_tokens, 160)
+        rows.norm_wide(whole, (noise(96).to(kept), noise(32).to(kept)))
+        results.append(whole)
     for layer in range(model.num_layers):
-        has_qk_norm = model.block.norm is not NormKind.LAYER
-        for qk_norm in (noise(8, 16).to(kept), None) if has_qk_norm else (None,):
+        for qk_norm in (noise(8, 16).to(kept), None) if norms_heads else (None,):
             results.append(step.rotate_and_store(noise(num_tokens, 160), layer, qk_norm))
             results += [part[:_NUM_FRAMES].clone() for part in cache.layer(layer)]
     return results

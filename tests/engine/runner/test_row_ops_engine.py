@@ -55,4 +55,6 @@ def test_an_engine_with_row_kernels_gives_the_same_tokens(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["llama-llama3", "qwen3-windows", "llama-biased", "mistral", *LATER_FAMILIES])
 def test_all_families_have_the_same_tokens(tmp_path: Path, name: str) -> None:
     """So they do over more steps with rope scaling, with biases and an uneven head size, and with wide heads."""
-    check(tmp_path, name, ((9, None), (5, ADAPTER), (1, None), (14, ADAPTER)), 6)
+    # Up to 3 tokens, transformers has other angles for this family; an engine cannot change those of cached tokens.
+    shortest = 4 if name == "phi4-long" else 1
+    check(tmp_path, name, ((9, None), (5, ADAPTER), (shortest, None), (14, ADAPTER)), 6)
