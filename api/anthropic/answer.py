@@ -21,6 +21,7 @@ from graftwork.platform.errors import GraftworkError
 from graftwork.sessions.generation.generator import (
     GenerationEvent,
     GenerationFinished,
+    ReasoningDelta,
     TextDelta,
     ToolCallArgumentsDelta,
     ToolCallFinished,
@@ -49,8 +50,13 @@ class ContentBlocks:
         Yields the events that Anthropic's stream sends for this change.
         """
         match event:
+            case ReasoningDelta(text):
+                if not self._is_in("thinking"):
+                    yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
+                self.content[-1]["thinking"] += text
+                yield self._delta({"type": "thinking_delta", "thinking": text})
             case TextDelta(text):
-                if not (self._is_open and self.content[-1]["type"] == "text"):
+                if not self._is_in("text"):
                     yield from self._open({"type": "text", "text": ""})
                 self.content[-1]["text"] += text
                 yield self._delta({"type": "text_delta", "text": text})
@@ -63,6 +69,10 @@ class ContentBlocks:
                 yield from self._close()
             case GenerationFinished():
                 yield from self._close()
+
+    def _is_in(self, kind: str) -> bool:
+        """Returns whether a block of this type may still grow."""
+        return self._is_open and self.content[-1]["type"] == kind
 
     def _open(self, block: dict[str, Any]) -> Iterator[Event]:
         yield from self._close()

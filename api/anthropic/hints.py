@@ -23,9 +23,12 @@ UNSHOWN_BLOCKS = ("redacted_thinking", "fallback")
 """The types of blocks in an assistant's message that the model cannot read, and that add nothing to its text."""
 
 
-def ignored_places(body: CountTokensRequest, headers: Mapping[str, str]) -> list[str]:
-    """Returns the path of each part of the request that the server ignores, with what it is in parentheses."""
-    found = [*_hints(body)]
+def ignored_places(body: CountTokensRequest, headers: Mapping[str, str], *, reasons: bool = False) -> list[str]:
+    """Returns the path of each part of the request that the server ignores, with what it is in parentheses.
+
+    `reasons` says whether the model reasons, so that `thinking` counts.
+    """
+    found = [*_hints(body, reasons=reasons)]
     found += [f"{place}.ttl ({ttl})" for place, ttl in cache_controls(body) if not is_served(ttl)]
     found += [*_hints_of_blocks(body.system, "system")]
     for index, message in enumerate(body.messages):
@@ -35,8 +38,8 @@ def ignored_places(body: CountTokensRequest, headers: Mapping[str, str]) -> list
     return found
 
 
-def _hints(body: CountTokensRequest) -> Iterator[str]:
-    if body.thinking is not None and body.thinking.type != "disabled":
+def _hints(body: CountTokensRequest, *, reasons: bool) -> Iterator[str]:
+    if not reasons and body.thinking is not None and body.thinking.type != "disabled":
         yield f"thinking ({body.thinking.type})"
     if body.output_config is not None and body.output_config.effort is not None:
         yield f"output_config.effort ({body.output_config.effort})"

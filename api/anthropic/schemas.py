@@ -135,10 +135,12 @@ class OutputConfig(OpenAiBody):
 
 
 class ThinkingConfig(OpenAiBody):
-    """Whether the model should think before it answers. The server ignores this hint."""
+    """Whether the model should think before it answers. The server ignores it for a model that does not reason."""
 
     type: str
     """Such as `enabled`, `adaptive` or `disabled`."""
+    budget_tokens: Annotated[int | None, Field(ge=0)] = None
+    """The most tokens of the model's thinking. After so many, the thinking ends and the answer follows."""
 
 
 class ContextEdit(OpenAiBody):
@@ -182,7 +184,7 @@ class CountTokensRequest(OpenAiBody):
     tool_choice: ToolChoice | None = None
     """Which tools the answer may call. By default it may call all of them."""
     thinking: ThinkingConfig | None = None
-    """Whether the model should think before it answers. The server ignores this hint."""
+    """Whether the model should think before it answers. The server ignores it for a model that does not reason."""
     cache_control: CacheControl | None = None
     """Asks the server to keep the prompt in its cache for a time."""
     context_management: ContextManagement | None = None

@@ -17,17 +17,26 @@ from pydantic import ValidationError
 from graftwork.api.anthropic.cache_control import longest_ttl_s
 from graftwork.api.anthropic.hints import ignored_places
 from graftwork.api.anthropic.messages import chat_messages
-from graftwork.api.anthropic.schemas import CountTokensRequest, CustomTool, MessagesRequest, OutputFormat, ToolChoice
+from graftwork.api.anthropic.schemas import (
+    CountTokensRequest,
+    CustomTool,
+    MessagesRequest,
+    OutputFormat,
+    ThinkingConfig,
+    ToolChoice,
+)
 from graftwork.api.anthropic.tools import choose_tools
 from graftwork.api.http.validation import invalid_body
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
+from graftwork.sessions.generation.reasoning import switched
 
 _TIERS = {"auto": "auto", "standard_only": "default"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 _RENAMED = (
     (re.compile(r"^stop\b"), "stop_sequences"),
+    (re.compile(r"^thinking_token_budget\b"), "thinking.budget_tokens"),
     (re.compile(r"^response_format\b(\.json_schema)?"), "output_config.format"),
     (re.compile(r"^parallel_tool_calls\b"), "tool_choice.disable_parallel_tool_use"),
     (re.compile(r"^(tools\[\d+\])\.function\.parameters"), r"\1.input_schema"),
@@ -77,22 +86,27 @@ class FieldNames:
         return f"tools[{self.tool_indices[index] if index < len(self.tool_indices) else index}]"
 
 
-def translate(body: CountTokensRequest, headers: Mapping[str, str]) -> Translation:
+def translate(body: CountTokensRequest, headers: Mapping[str, str], *, reasons: bool = False) -> Translation:
     """Translates a request in Anthropic's form to a chat completion request. `headers` are those of the HTTP request.
 
+    `reasons` says whether the model reasons; if not, the field `thinking` is ignored.
     Raises InvalidRequest for an invalid field. The error names the field as in Anthropic's API.
     """
     if body.thread is not None:
         raise _no_threads()
     chosen = choose_tools(body)
     fields = chat_body(body, [tool for _, tool in chosen.tools])
+    if reasons and body.thinking is not None:
+        fields |= _thinking(body.thinking)
     names = FieldNames([index for index, _ in chosen.tools])
     try:
         chat = ChatCompletionRequest.model_validate(fields)
     except ValidationError as error:
         complaints = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
         raise names.rename(invalid_body(RequestValidationError(complaints, body=fields))) from error
-    return Translation(chat, (*chosen.ignored, *ignored_places(body, headers)), names, longest_ttl_s(body))
+    return Translation(
+        chat, (*chosen.ignored, *ignored_places(body, headers, reasons=reasons)), names, longest_ttl_s(body)
+    )
 
 
 def chat_body(body: CountTokensRequest, tools: Sequence[CustomTool]) -> dict[str, Any]:
@@ -150,6 +164,15 @@ def _check_last_message(body: CountTokensRequest, last: Mapping[str, Any]) -> No
             "them out.",
             param="output_config.format",
         )
+
+
+def _thinking(asked: ThinkingConfig) -> Mapping[str, Any]:
+    """Returns the chat's fields for `thinking`. A type such as `adaptive` leaves it to the model's chat template."""
+    if asked.type not in ("enabled", "disabled"):
+        return {}
+    is_on = asked.type == "enabled"
+    budget = {"thinking_token_budget": asked.budget_tokens} if is_on and asked.budget_tokens is not None else {}
+    return {"chat_template_kwargs": switched(is_on=is_on), **budget}
 
 
 def _sampling(body: MessagesRequest) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ from graftwork.sessions.generation.generator import (
     GenerationEvent,
     GenerationFinished,
     PromptReported,
+    ReasoningDelta,
     TextDelta,
     ToolCallArgumentsDelta,
     ToolCallStarted,
@@ -245,6 +246,8 @@ def chat_completion(
 
 def _choice(index: int, finished: GenerationFinished) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": finished.text, "refusal": None}
+    if finished.reasoning is not None:
+        message["reasoning_content"] = finished.reasoning
     if finished.tool_calls:
         message["content"] = finished.text or None
         message["tool_calls"] = [
@@ -287,6 +290,8 @@ def _delta(form: ChatForm, event: GenerationEvent) -> dict[str, Any] | None:
         return {"role": "assistant", "content": None if form.calls_tools else ""}
     if isinstance(event, TextDelta):
         return {"content": event.text}
+    if isinstance(event, ReasoningDelta):
+        return {"reasoning_content": event.text}
     if isinstance(event, ToolCallStarted):
         function = {"name": event.name, "arguments": ""}
         return {"tool_calls": [{"index": event.index, "id": event.call_id, "type": "function", "function": function}]}

@@ -1,6 +1,7 @@
 """Defines the route `POST /v1/chat/completions`."""
 
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -11,13 +12,15 @@ from graftwork.api.formats.completions import ChatForm, chat_completion, write_c
 from graftwork.api.http.request import unenforced_header
 from graftwork.api.http.streaming import EventStream, json_answer, until_disconnect
 from graftwork.api.inference.defaults import chat_with_defaults
-from graftwork.api.inference.job import InferenceRequest, ResponseHead, served_tier, start_inference
+from graftwork.api.inference.job import ResponseHead, start_inference
+from graftwork.api.inference.request import InferenceRequest, served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.platform.answers.chat import ChatCompletion
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.generation.reasoning import ReasoningAsk, ReasoningModel
 from graftwork.sessions.generation.sampling import token_budget
 from graftwork.sessions.text.encoding import ConversationPrompt, TextPrompt
 from graftwork.sessions.text.messages import messages_from_chat
@@ -63,7 +66,7 @@ async def chat_inference(
     resources.check_token_ids([token_id for token_id, _ in body.logit_bias or ()], "logit_bias")
     planner = resources.planner.of(principal.tenant_id)
     output = await planner.plan_off_loop(body.output_constraints())
-    prompt = await resources.accounting.encode(principal, resources.encoding, chat_prompt(body))
+    prompt = await resources.accounting.encode(principal, resources.encoding, chat_prompt(body, resources))
     prediction = await _encode_prediction(body, resources, principal)
     budget = token_budget(len(prompt), body.token_limit, resources.description.context_tokens, "messages")
     return InferenceRequest(
@@ -77,10 +80,11 @@ async def chat_inference(
         output=output,
         prediction_token_ids=prediction,
         expected_tokens=budget.expected_tokens,
+        reasoning=ReasoningAsk(body.thinking_token_budget),
     )
 
 
-def chat_prompt(body: ChatCompletionRequest) -> ConversationPrompt:
+def chat_prompt(body: ChatCompletionRequest, resources: InferenceResources) -> ConversationPrompt:
     """Returns the messages and tools of a chat as a prompt. Raises InvalidRequest, which names the field."""
     tools = [tool.as_template_input() for tool in body.tools or ()] if body.shows_tools else None
     return ConversationPrompt(
@@ -88,8 +92,14 @@ def chat_prompt(body: ChatCompletionRequest) -> ConversationPrompt:
         tools or None,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        variables=body.chat_template_kwargs or None,
+        variables=_template_variables(body, resources.generator.reasoning) or None,
     )
+
+
+def _template_variables(body: ChatCompletionRequest, model: ReasoningModel | None) -> dict[str, Any]:
+    """Returns the variables of the chat template: those that the client names, and those by which it reasons."""
+    switched = {} if model is None else model.template_variables(body.reasoning_effort)
+    return {**switched, **(body.chat_template_kwargs or {})}
 
 
 async def _encode_prediction(

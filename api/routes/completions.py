@@ -11,7 +11,8 @@ from graftwork.api.formats.completions import CompletionForm, completion, write_
 from graftwork.api.http.request import unenforced_header
 from graftwork.api.http.streaming import EventStream, json_answer, until_disconnect
 from graftwork.api.inference.defaults import completion_with_defaults
-from graftwork.api.inference.job import InferenceRequest, ResponseHead, served_tier, start_inference
+from graftwork.api.inference.job import ResponseHead, start_inference
+from graftwork.api.inference.request import InferenceRequest, served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.completions import CompletionRequest, Prompt
 from graftwork.platform.answers.completions import TextCompletion

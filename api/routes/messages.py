@@ -38,7 +38,7 @@ async def create_message(
     request_id: CurrentRequestId,
 ) -> Response:
     """Answer a conversation. With `stream`, send events while the model generates the answer."""
-    translation = translate(body, request.headers)
+    translation = translate(body, request.headers, reasons=resources.generator.reasoning is not None)
     with translation.names.in_errors():
         with resources.accounting.take_places(principal) as places:
             inference = await chat_inference(translation.chat, resources, principal, request_id)
@@ -62,9 +62,9 @@ async def count_tokens(
 
     The request counts in the tenant's limits of requests.
     """
-    translation = translate(body, request.headers)
+    translation = translate(body, request.headers, reasons=resources.generator.reasoning is not None)
     response.headers.update(ignored_header(translation.ignored))
     resolved = await resources.resolve(principal, translation.chat.model, user=translation.chat.end_user)
-    prompt = chat_prompt(chat_with_defaults(translation.chat, resolved.defaults))
+    prompt = chat_prompt(chat_with_defaults(translation.chat, resolved.defaults), resources)
     async with resources.accounting.counted(principal.tenant_id):
         return TokenCount(input_tokens=await resources.encoding.count(principal.tenant_id, prompt))

@@ -18,7 +18,7 @@ from graftwork.api.http.pagination import PageQuery, page_answer
 from graftwork.api.http.request import ignored_header, unenforced_header
 from graftwork.api.http.response_headers import degraded_header
 from graftwork.api.http.streaming import EventStream, until_disconnect
-from graftwork.api.inference.job import served_tier
+from graftwork.api.inference.request import served_tier
 from graftwork.api.openapi.declare import also
 from graftwork.api.schemas.responses import ResponseRequest
 from graftwork.platform.answers import responses as answers

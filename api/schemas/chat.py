@@ -63,6 +63,10 @@ class ChatCompletionRequest(SamplingBody, ResponseFormatBody, EndUserBody):
     """If false, the prompt ends after the last message. By default it ends with the start of the answer."""
     chat_template_kwargs: Annotated[dict[str, Any] | None, Field(max_length=64)] = None
     """Further names that the model's chat template can read, such as `enable_thinking`."""
+    reasoning_effort: Annotated[str | None, Field(max_length=32)] = None
+    """How much the model reasons, if its chat template can say so: such as `low` or `high`. `none` turns it off."""
+    thinking_token_budget: Annotated[int | None, Field(ge=0)] = None
+    """The most tokens of the model's reasoning. After so many, the reasoning ends and the answer follows."""
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     tools: ToolList | None = None
     tool_choice: ToolChoiceJson = None

@@ -16,6 +16,7 @@ from graftwork.platform.settings.settings import Settings
 from graftwork.platform.telemetry import Telemetry
 from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import Generator
+from graftwork.sessions.generation.reasoning import ReasoningModel, reasoning_format
 from graftwork.sessions.text.encoding import (
     NO_PUBLIC_PREFIXES,
     LocalEncoding,
@@ -73,6 +74,7 @@ async def read_served_model(base: Foundation, modes: ModeSwitch) -> ServedModel:
         base.telemetry,
         clock,
         tool_call_format=planner.tool_call_format,
+        reasoning=_reasoning_model(folder, prompts, settings.reasoning_form),
         timeout_s=settings.request_timeout_s,
         deadlines_s=settings.deadlines,
         activity=base.activity,
@@ -80,3 +82,11 @@ async def read_served_model(base: Foundation, modes: ModeSwitch) -> ServedModel:
         public_prefixes=public_prefixes,
     )
     return ServedModel(generator, folder, prompts, planner)
+
+
+def _reasoning_model(folder: ModelFolder, prompts: PromptEncoder | None, chosen: str) -> ReasoningModel | None:
+    """Returns how the model of a folder reasons; None if it does not, or has no chat template."""
+    form = reasoning_format(folder.chat_template_source, chosen)
+    if form is None or prompts is None:
+        return None
+    return ReasoningModel.of(form, folder.tokenizer, prompts.template.variables())

@@ -45,6 +45,24 @@ class GrammarSource:
     """If True, a schema keyword that cannot be enforced is refused. If False, it is ignored."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningRule:
+    """How the model's reasoning is told from its answer. The grammar of a request holds behind the reasoning."""
+
+    open_token_id: int
+    """The tag before the reasoning."""
+    close_token_id: int
+    """The tag behind it. Until then, the answer cannot end by a stop token."""
+    is_open: bool = False
+    """Whether the prompt ends inside the reasoning. Otherwise the answer's first token may open it."""
+    max_tokens: int | None = None
+    """The most tokens of reasoning, without the tags: after so many, the next token is the closing tag. None sets no
+    limit. 0 allows none.
+    """
+    gap_token_ids: tuple[int, ...] = ()
+    """Tokens one of which may stand between the closing tag and the answer, whatever the grammar is."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterUse:
     """One adapter version that a request uses, and its weight."""
@@ -121,6 +139,8 @@ class EngineRequest:
     """
     grammar: GrammarSource | None = None
     """The grammar that the answer must match; None allows any answer."""
+    reasoning: ReasoningRule | None = None
+    """How far the answer's reasoning goes; None holds the whole answer to the grammar."""
     prediction_token_ids: tuple[int, ...] = ()
     """The expected answer, in whole or in parts. Drafts are taken from it. The prediction does not change the answer.
     """

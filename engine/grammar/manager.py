@@ -12,6 +12,8 @@ from graftwork.engine.core.step import MaskRow
 from graftwork.engine.grammar.compile.compiler import GrammarCompiled, GrammarCompiler
 from graftwork.engine.grammar.compile.grammar_cache import GrammarKey
 from graftwork.engine.grammar.matching.cursor import GrammarCursor, GrammarDrafts
+from graftwork.engine.grammar.matching.matcher import Matcher
+from graftwork.engine.grammar.matching.reasoning import ReasoningMatcher
 from graftwork.engine.grammar.schema.limits import CompileLimits
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest
@@ -110,30 +112,38 @@ class GrammarManager:
         """Makes the cursor (position in the grammar) of a request that starts to run, and moves it past the tokens
         generated so far.
 
-        The grammar must be ready. Does nothing for a request without a grammar. Returns InvalidRequest if the grammar
-        does not allow the generated tokens: an earlier run on another engine cannot have generated them.
+        The grammar must be ready. Does nothing for a request without a grammar and without a rule for its reasoning.
+        Returns InvalidRequest if the grammar does not allow the generated tokens: an earlier run on another engine
+        cannot have generated them.
         """
-        if request.grammar is None:
+        matcher, guess = self._matchers(request)
+        if matcher is None:
             return None
-        assert self._compiler is not None
-        compiled = self._compiler.get(self._key(request))
-        assert compiled is not None
-        assert not isinstance(compiled, GraftworkError)
         cursor = GrammarCursor(
-            compiled.held_to.matcher(),
-            stop_token_ids,
-            self._eos_token_ids,
-            max_fill_s=self._limits.fill_seconds,
-            clock=self._clock,
+            matcher, stop_token_ids, self._eos_token_ids, max_fill_s=self._limits.fill_seconds, clock=self._clock
         )
         num_allowed = cursor.accept_all(generated)
         self._cursors[request.request_id] = cursor
-        guess = None if compiled.guessed_from is None else compiled.guessed_from.matcher()
-        drafts = self._drafts[request.request_id] = GrammarDrafts(cursor, guess, self._compiler.speller)
+        speller = None if self._compiler is None else self._compiler.speller
+        drafts = self._drafts[request.request_id] = GrammarDrafts(cursor, guess, speller)
         for token_id in generated:
             drafts.follow(token_id)
-        del self._keys[request.request_id]
+        self._keys.pop(request.request_id, None)
         return None if num_allowed == len(generated) else _not_allowed(num_allowed, generated[num_allowed])
+
+    def _matchers(self, request: EngineRequest) -> tuple[Matcher | None, Matcher | None]:
+        """Returns the matcher of a request's answer, and the one from which drafts are taken; None for those it has not."""
+        matcher = guess = None
+        if request.grammar is not None:
+            assert self._compiler is not None
+            compiled = self._compiler.get(self._key(request))
+            assert compiled is not None
+            assert not isinstance(compiled, GraftworkError)
+            matcher = compiled.held_to.matcher()
+            guess = None if compiled.guessed_from is None else compiled.guessed_from.matcher()
+        if (rule := request.reasoning) is None:
+            return matcher, guess
+        return ReasoningMatcher(rule, matcher), None if guess is None else ReasoningMatcher(rule, guess)
 
     def close(self, request_id: RequestId) -> None:
         """Drops the cursor (position in the grammar) of a request that no longer runs. Does nothing if there is

@@ -35,6 +35,7 @@ from graftwork.engine.core.requests import (
     GrammarKind,
     GrammarSource,
     KvLimits,
+    ReasoningRule,
     ServiceTier,
     SessionKey,
     SessionUse,
@@ -72,6 +73,7 @@ def request_to_wire(request: EngineRequest) -> wire.Submit:
         prediction_token_ids=request.prediction_token_ids,
         emitted_token_ids=request.emitted_token_ids,
         traced=request.traced,
+        reasoning_json="" if request.reasoning is None else to_json(request.reasoning),
     )
 
 
@@ -98,6 +100,7 @@ def request_from_wire(submit: wire.Submit) -> EngineRequest:
         prediction_token_ids=tuple(submit.prediction_token_ids),
         emitted_token_ids=tuple(submit.emitted_token_ids),
         traced=submit.traced,
+        reasoning=from_json(ReasoningRule, json.loads(submit.reasoning_json)) if submit.reasoning_json else None,
     )
 
 

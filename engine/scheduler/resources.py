@@ -99,7 +99,7 @@ class GrammarProvider(Protocol):
 
 
 class NoGrammars:
-    """A GrammarProvider for an engine without grammars. It refuses every request that has a grammar."""
+    """A GrammarProvider for an engine without grammars. It refuses every request that needs one."""
 
     def want(self, requests: Sequence[EngineRequest]) -> None:
         """Does nothing, because no grammar is compiled."""
@@ -108,9 +108,9 @@ class NoGrammars:
         return True
 
     def refusal(self, request: EngineRequest) -> GraftworkError | None:
-        if request.grammar is None:
+        if request.grammar is None and request.reasoning is None:
             return None
-        return InvalidRequest("This engine serves no grammars.", param="grammar")
+        return InvalidRequest("This engine serves no grammars and no budgets of reasoning.", param="grammar")
 
     def open(
         self, request: EngineRequest, stop_token_ids: Iterable[int], generated: Sequence[int]

@@ -74,6 +74,7 @@ class RequestValidator:
         _check_mixture(request)
         _check_cache_ttl(request)
         _check_deadline(request)
+        _check_reasoning(request)
         check_prompt_logprobs(request)
         check_vocabulary(request, limits.vocab_size)
         request.sampling.check()
@@ -169,6 +170,15 @@ def _check_deadline(request: EngineRequest) -> None:
         )
 
 
+def _check_reasoning(request: EngineRequest) -> None:
+    rule = request.reasoning
+    if rule is not None and rule.max_tokens is not None and rule.max_tokens < 0:
+        raise InvalidRequest(
+            f"The budget of reasoning is {rule.max_tokens} tokens: send 0 or more, or leave it out.",
+            param="thinking_token_budget",
+        )
+
+
 def check_prompt_logprobs(request: EngineRequest) -> None:
     """Raises InvalidRequest if the log probabilities of the prompt would take too much memory."""
     num_top, num_tokens = request.sampling.prompt_logprobs, len(request.prompt_token_ids)
@@ -191,6 +201,8 @@ def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
         "emitted_token_ids": request.emitted_token_ids,
         "stop_token_ids": sampling.stop_token_ids,
         "logit_bias": (token_id for token_id, _ in sampling.logit_bias),
+        "reasoning": () if (rule := request.reasoning) is None else (rule.open_token_id, rule.close_token_id),
+        "reasoning.gap_token_ids": () if rule is None else rule.gap_token_ids,
     }
     for param, token_ids in named.items():
         outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)

@@ -54,6 +54,8 @@ class ChatMessage(Answer):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None
+    reasoning_content: str | None = absent()
+    """The model's reasoning before its answer. Present only if there is any."""
     tool_calls: tuple[ToolCall, ...] | None = absent()
 
 
@@ -113,10 +115,11 @@ class ToolCallDelta(Answer):
 
 
 class ChatDelta(Answer):
-    """The next part of a streamed message: more text, or more of its tool calls. Only the first part has `role`."""
+    """The next part of a streamed message: more reasoning, text or tool calls. Only the first part has `role`."""
 
     role: Literal["assistant"] | None = absent()
     content: str | None = absent()
+    reasoning_content: str | None = absent()
     tool_calls: tuple[ToolCallDelta, ...] | None = absent()
 
 

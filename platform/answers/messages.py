@@ -17,6 +17,14 @@ class TextBlock(Answer):
     text: str
 
 
+class ThinkingBlock(Answer):
+    """The model's reasoning. `signature` is always empty on this server."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
 class ToolUseBlock(Answer):
     """A part of a message's content that is a tool call. `input` has the arguments of the call."""
 
@@ -43,7 +51,7 @@ class Message(Answer):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: tuple[TextBlock | ToolUseBlock, ...]
+    content: tuple[TextBlock | ThinkingBlock | ToolUseBlock, ...]
     stop_reason: StopReason | None
     stop_sequence: str | None
     stop_details: None
@@ -62,7 +70,7 @@ class BlockStart(Answer):
 
     type: Literal["content_block_start"]
     index: int
-    content_block: TextBlock | ToolUseBlock
+    content_block: TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class TextBlockDelta(Answer):
@@ -70,6 +78,13 @@ class TextBlockDelta(Answer):
 
     type: Literal["text_delta"]
     text: str
+
+
+class ThinkingDelta(Answer):
+    """The next part of the model's reasoning."""
+
+    type: Literal["thinking_delta"]
+    thinking: str
 
 
 class InputJsonDelta(Answer):
@@ -86,7 +101,7 @@ class BlockDelta(Answer):
 
     type: Literal["content_block_delta"]
     index: int
-    delta: TextBlockDelta | InputJsonDelta
+    delta: TextBlockDelta | ThinkingDelta | InputJsonDelta
 
 
 class BlockStop(Answer):

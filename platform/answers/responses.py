@@ -32,7 +32,7 @@ class InputTokensDetails(Answer):
 
 
 class OutputTokensDetails(Answer):
-    """Counts of generated tokens. `reasoning_tokens` is always 0 on this server."""
+    """Counts of generated tokens. `reasoning_tokens` are those before the answer, in its reasoning."""
 
     reasoning_tokens: int
 

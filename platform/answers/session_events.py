@@ -32,6 +32,13 @@ class TurnCreated(SessionEvent):
     cache: CacheReport | None
 
 
+class ReasoningDelta(SessionEvent):
+    """The event that adds text to the model's reasoning before its answer."""
+
+    type: Literal["reasoning.delta"] = "reasoning.delta"
+    delta: str
+
+
 class OutputTextDelta(SessionEvent):
     """The event that adds text to the answer of a turn."""
 
@@ -107,6 +114,7 @@ class Ping(Answer):
 
 SESSION_EVENTS = (
     TurnCreated,
+    ReasoningDelta,
     OutputTextDelta,
     ToolCallStarted,
     ToolCallArgumentsDelta,

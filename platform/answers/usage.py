@@ -66,6 +66,8 @@ class CompletionTokensDetails(Answer):
     accepted_prediction_tokens: int | None = absent()
     """The number of tokens of the request's `prediction` that are in the answer."""
     rejected_prediction_tokens: int | None = absent()
+    reasoning_tokens: int | None = absent()
+    """The number of the answer's tokens that are the model's reasoning. Present only if there is any."""
 
 
 class Usage(Answer):

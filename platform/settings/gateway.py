@@ -41,6 +41,11 @@ class GatewaySettings:
     """Seconds, 1 to 86400, in which the body of an upload must arrive; then it ends with a 408."""
     adapter_grace_s: float = setting(86_400.0, seconds(0, 31_536_000))
     """Seconds, 0 to 31536000, for which an adapter that was deleted can be restored; 0 erases it at once."""
+    reasoning_form: str = setting("auto", one_of("auto", "none", "think", "mistral", "cohere", "seed", "thinking"))
+    """How the model writes its reasoning: `auto`, `none`, `think`, `mistral`, `cohere`, `seed` or `thinking`.
+
+    `auto` takes the tags that the model's chat template has, such as `<think>`; `none` tells no reasoning from the answer.
+    """
     tool_call_form: str = setting("auto", one_of("auto", "hermes", "qwen", "llama3_json", "mistral", "pythonic"))
     """How the model writes tool calls: `auto`, `hermes`, `qwen`, `llama3_json`, `mistral` or `pythonic`.
 

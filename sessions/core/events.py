@@ -21,6 +21,7 @@ _FEED_EVENTS = 1024
 
 class EventType(StrEnum):
     TURN_CREATED = "turn.created"
+    REASONING_DELTA = "reasoning.delta"
     OUTPUT_TEXT_DELTA = "output_text.delta"
     TOOL_CALL_STARTED = "tool_call.started"
     TOOL_CALL_ARGUMENTS_DELTA = "tool_call.arguments.delta"
@@ -36,7 +37,7 @@ TERMINAL_TYPES = frozenset(
 )
 """The types of a turn's last event. Each turn has exactly one event of these types."""
 
-_DELTA_TYPES = frozenset({EventType.OUTPUT_TEXT_DELTA, EventType.TOOL_CALL_ARGUMENTS_DELTA})
+_DELTA_TYPES = frozenset({EventType.REASONING_DELTA, EventType.OUTPUT_TEXT_DELTA, EventType.TOOL_CALL_ARGUMENTS_DELTA})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,11 @@ def turn_created(cache: Mapping[str, Any] | None) -> EventDraft:
     prompt.
     """
     return EventDraft(EventType.TURN_CREATED, {"cache": cache})
+
+
+def reasoning_delta(delta: str) -> EventDraft:
+    """Returns a piece of the model's reasoning before its answer."""
+    return EventDraft(EventType.REASONING_DELTA, {"delta": delta})
 
 
 def output_text_delta(delta: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> EventDraft:

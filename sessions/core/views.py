@@ -135,14 +135,16 @@ def cache_body(cache: CacheReport) -> dict[str, Any]:
     return figures.CacheReport(**_prompt_tokens(cache), miss_reason=reason).body()
 
 
-def usage_body(cache: CacheReport, completion_tokens: int, drafts: DraftReport) -> dict[str, Any]:
+def usage_body(
+    cache: CacheReport, completion_tokens: int, drafts: DraftReport, reasoning_tokens: int = 0
+) -> dict[str, Any]:
     """Returns the token counts of one request as the JSON object `usage`, for the database and for clients."""
     return figures.Usage(
         prompt_tokens=cache.prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=cache.prompt_tokens + completion_tokens,
         prompt_tokens_details=figures.PromptTokensDetails(**_prompt_tokens(cache)),
-        completion_tokens_details=completion_details(drafts),
+        completion_tokens_details=completion_details(drafts, reasoning_tokens),
     ).body()
 
 
@@ -164,8 +166,8 @@ def _prompt_tokens(cache: CacheReport) -> dict[str, int]:
     }
 
 
-def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
-    """Returns the counts of draft tokens of one answer.
+def completion_details(drafts: DraftReport, reasoning_tokens: int = 0) -> figures.CompletionTokensDetails:
+    """Returns the counts of draft tokens of one answer, and of its reasoning if it has any.
 
     A client can send a prediction of the answer, whose tokens then serve as draft tokens. The counts of this prediction
     are None if the model neither accepted nor rejected one of its tokens.
@@ -177,6 +179,7 @@ def completion_details(drafts: DraftReport) -> figures.CompletionTokensDetails:
         forced_tokens=drafts.forced_tokens,
         accepted_prediction_tokens=drafts.accepted_prediction_tokens if was_predicted else None,
         rejected_prediction_tokens=drafts.rejected_prediction_tokens if was_predicted else None,
+        reasoning_tokens=reasoning_tokens or None,
     )
 
 

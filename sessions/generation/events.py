@@ -1,7 +1,7 @@
 """Defines the events of one generation, after its tokens have become text and tool calls.
 
 The first event is PromptAdmitted. PromptReported follows if the request asked for the log-probabilities of its prompt.
-Text deltas and tool calls follow in any number, and GenerationFinished is the last.
+Deltas of the reasoning follow, then text deltas and tool calls in any number, and GenerationFinished is the last.
 A tool call is ToolCallStarted, then any number of ToolCallArgumentsDelta, then ToolCallFinished. Calls never overlap.
 An error can end the events at any point.
 """
@@ -31,6 +31,13 @@ class TextDelta:
     text: str
     logprobs: tuple[OutputTokenLogprobs, ...] = ()
     """One entry for each token that begins in this text, if the request asked for log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """The next piece of the model's reasoning before the answer; never empty."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,10 @@ class GenerationFinished:
     """The stop string that ended the answer. It is not part of the text."""
     prompt_logprobs: tuple[PromptTokenLogprobs, ...] | None = None
     """One entry for each token of the prompt; None if the request did not ask for them."""
+    reasoning: str | None = None
+    """All deltas of the reasoning joined; None if the answer has none."""
+    reasoning_tokens: int = 0
+    """How many tokens the reasoning has, without its tags."""
 
     @property
     def unsent_logprobs(self) -> tuple[OutputTokenLogprobs, ...]:
@@ -103,8 +114,8 @@ class GenerationFinished:
     def message(self) -> Message:
         """Returns the output as a message of the assistant, for the prompt of the next turn."""
         calls = tuple(ToolCall(call.call_id, call.name, call.arguments) for call in self.tool_calls)
-        return Message(role="assistant", content=self.text, tool_calls=calls)
+        return Message(role="assistant", content=self.text, tool_calls=calls, reasoning=self.reasoning)
 
 
-OutputEvent = TextDelta | ToolCallStarted | ToolCallArgumentsDelta | ToolCallFinished
+OutputEvent = ReasoningDelta | TextDelta | ToolCallStarted | ToolCallArgumentsDelta | ToolCallFinished
 GenerationEvent = PromptAdmitted | PromptReported | OutputEvent | GenerationFinished

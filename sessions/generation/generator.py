@@ -40,6 +40,7 @@ from graftwork.sessions.generation.events import (
     GenerationFinished,
     OutputEvent,
     PromptReported,
+    ReasoningDelta,
     StopReason,
     TextDelta,
     ToolCallArgumentsDelta,
@@ -48,6 +49,7 @@ from graftwork.sessions.generation.events import (
 )
 from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
+from graftwork.sessions.generation.reasoning import ReasoningAsk, ReasoningModel, ReasoningPlan, plan_reasoning
 from graftwork.sessions.generation.tracer import GenerationTracer
 from graftwork.sessions.generation.usage import MemoryUse, Usage
 from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
@@ -63,6 +65,7 @@ __all__ = [
     "OutputEvent",
     "PromptAdmitted",
     "PromptReported",
+    "ReasoningDelta",
     "StopReason",
     "TextDelta",
     "ToolCallArgumentsDelta",
@@ -112,6 +115,8 @@ class GenerationRequest:
     """The time on the generator's monotonic clock by which the client wants the first token. None takes the deadline of
     the service tier, if it has one.
     """
+    reasoning: ReasoningAsk | None = None
+    """What is wanted of the model's reasoning; None means that all output is the answer."""
     trace: RequestTrace = field(default=NO_TRACE, compare=False, repr=False)
     """Where the times of the generation are noted."""
 
@@ -127,6 +132,8 @@ class Generator:
     clock: Clock
     tool_call_format: ToolCallFormat = HERMES
     """How the model writes tool calls."""
+    reasoning: ReasoningModel | None = None
+    """How the model reasons; None for a model whose chat template shows no reasoning."""
     public_prefixes: PublicPrefixes = NO_PUBLIC_PREFIXES
     timeout_s: float | None = None
     """The most seconds of one generation, with its time in the queue; None sets no limit."""
@@ -146,12 +153,19 @@ class Generator:
         the request.
 
         A request without a seed gets a new one, so that every run of it, on any engine, has the same noise. Raises
-        Unavailable if the degraded modes refuse its service tier.
+        Unavailable if the degraded modes refuse its service tier, and InvalidRequest for a budget of reasoning that
+        cannot be kept.
         """
+        self.reasoning_plan(request)
         if request.sampling.seed is None:
             seed = self.seeds.getrandbits(_SEED_BITS)
             request = replace(request, sampling=replace(request.sampling, seed=seed))
         return self._degraded(request)
+
+    def reasoning_plan(self, request: GenerationRequest) -> ReasoningPlan:
+        """Returns how the request's answer is split. Raises InvalidRequest for a budget that cannot be kept."""
+        prompt, has_grammar = request.prompt_token_ids, request.grammar is not None
+        return plan_reasoning(self.reasoning, request.reasoning, self.tokenizer, prompt, has_grammar=has_grammar)
 
     def _degraded(self, request: GenerationRequest) -> GenerationRequest:
         if self.modes is None:
@@ -179,8 +193,7 @@ class Generation:
     def __init__(self, generator: Generator, request: GenerationRequest) -> None:
         self.request = request
         self.cache: CacheReport | None = None
-        """The prompt's tokens by the cache tier that had their KV; None until the prompt has left the engine's queue.
-"""
+        """The prompt's tokens by the cache tier that had their KV; None until the prompt has left the queue."""
         self.completion_tokens = 0
         """The number of tokens that the engine has generated so far.
 
@@ -194,19 +207,24 @@ class Generation:
         self.prompt_computed = asyncio.Event()
         """Is set when the first token arrives, or when a generation ends without tokens."""
         self._generator = generator
+        self._reasoning = generator.reasoning_plan(request)
         self._telemetry = generator.telemetry
         self._now = generator.clock.monotonic
         self._tracer = GenerationTracer(NO_TRACE, request.request_id)
         self._started_at = 0.0
         self._last_tokens_at = self._first_tokens_at = 0.0
         self._num_first_tokens = 0
+        self.reasoning_tokens = 0
+        """Those of the tokens that are the model's reasoning, known at the end."""
         self._watch: RequestWatch | None = None
         """Tells the activity meter what becomes of the request; None before its start and for a request of nobody."""
 
     @property
     def usage(self) -> Usage | None:
         """The token counts of the request so far. They are None while the prompt waits in the engine's queue."""
-        return None if self.cache is None else Usage(self.cache, self.completion_tokens, self.drafts, self.memory)
+        if self.cache is None:
+            return None
+        return Usage(self.cache, self.completion_tokens, self.drafts, self.memory, self.reasoning_tokens)
 
     @property
     def memory(self) -> MemoryUse:
@@ -268,6 +286,7 @@ class Generation:
         for output in parser.finish():
             yield output
         self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are not charged
+        self.reasoning_tokens = parser.reasoning_tokens
         tracer.count(self.usage)
         finished = parser.finished(reason, self.cache or CacheReport())
         yield finished if reported is None else replace(finished, prompt_logprobs=reported.tokens)
@@ -331,6 +350,8 @@ class Generation:
             min_tokens=request.sampling.min_tokens,
             tool_calls=generator.tool_call_format if request.parse_tool_calls else None,
             parallel_tool_calls=request.parallel_tool_calls,
+            reasoning=self._reasoning.form,
+            is_reasoning=self._reasoning.is_open,
             with_logprobs=request.sampling.logprobs is not None,
             with_stop_logprobs=request.stop_logprobs,
         )
@@ -350,6 +371,7 @@ class Generation:
             cache_ttl_s=request.cache_ttl_s,
             prediction_token_ids=request.prediction_token_ids,
             grammar=None if request.grammar is None else request.grammar.source,
+            reasoning=self._reasoning.rule,
             public_tokens=self._generator.public_prefixes.tokens_of(request.prompt_token_ids),
             timeout_s=self._generator.timeout_s,
             deadline_s=self._deadline_s(),

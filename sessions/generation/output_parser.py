@@ -1,13 +1,17 @@
-"""Reads one answer token by token, and splits it into text and tool calls. Ends the answer at a stop string.
+"""Reads one answer token by token, and splits it into reasoning, text and tool calls. Ends it at a stop string.
 
-    token -> Detokenizer -> tool call parser -> text outside of calls -> StopStrings -> space before a call -> TextDelta
-                                             -> calls ------------------------------------------------------> ToolCall…
+    token -> Detokenizer -> ReasoningSplitter -> ReasoningDelta, and the answer behind the reasoning:
+
+    answer -> tool call parser -> text outside of calls -> StopStrings -> space before a call -> TextDelta
+                               -> calls ------------------------------------------------------> ToolCall…
 
 Owns all text that is held back between tokens. The parser can find the end of the answer before the engine does.
-Invariant: stop strings are searched in plain text only, never inside or across tool calls.
+Invariant: stop strings are searched in plain text only, never in the reasoning, and never inside or across tool calls.
+Log-probabilities belong to the tokens of the answer, not to those of the reasoning.
 White space before a call is dropped, because chat templates write their own white space there.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +20,7 @@ from graftwork.platform.ids import CallId, new_id
 from graftwork.sessions.generation.events import (
     GenerationFinished,
     OutputEvent,
+    ReasoningDelta,
     StopReason,
     TextDelta,
     ToolCallArgumentsDelta,
@@ -23,6 +28,7 @@ from graftwork.sessions.generation.events import (
     ToolCallStarted,
 )
 from graftwork.sessions.generation.logprobs import LogprobCollector
+from graftwork.sessions.generation.reasoning import ReasoningFormat, ReasoningSplitter
 from graftwork.sessions.text.stop_strings import StopStrings
 from graftwork.sessions.text.tokenizer import Detokenizer, TextTokenizer
 from graftwork.sessions.tools.formats import CallSyntax, ToolCallFormat
@@ -44,6 +50,10 @@ class OutputRules:
     """The format of tool calls; None if all output is text."""
     parallel_tool_calls: bool = True
     """Whether several calls are allowed. If False, the answer ends with its first call."""
+    reasoning: ReasoningFormat | None = None
+    """The tags around the model's reasoning; None if all output is the answer."""
+    is_reasoning: bool = False
+    """Whether the output begins inside the reasoning, because the prompt ends with the opening tag."""
     with_logprobs: bool = False
     """Whether text deltas and the final event contain log-probabilities."""
     with_stop_logprobs: bool = False
@@ -63,11 +73,19 @@ class OutputParser:
         self._tool_calls: list[ToolCallFinished] = []
         self._num_characters = 0
         self._rules = rules
-        self._detokenizer = Detokenizer(tokenizer, shown=_marker_ids(tokenizer, rules.tool_calls))
+        self._detokenizer = Detokenizer(tokenizer, shown=_marker_ids(tokenizer, rules))
+        self._splitter = (
+            None if rules.reasoning is None else ReasoningSplitter(rules.reasoning, is_open=rules.is_reasoning)
+        )
+        self._reasoning: list[str] = []
+        self._reasoning_starts: list[int] = []
+        """For each token that begins inside the reasoning, the characters of the reasoning before it."""
+        self._undecided: list[tuple[int, TokenLogprobs]] = []
+        """The first tokens, as long as they may belong to the opening tag, with their log-probabilities."""
         self._parser = None if rules.tool_calls is None else _parser(rules.tool_calls)
         self._stops = StopStrings(rules.stop) if rules.stop else None
         self._logprobs = LogprobCollector(tokenizer) if rules.with_logprobs else None
-        self._is_plain = self._parser is None and not rules.stop and self._logprobs is None
+        self._is_plain = self._parser is None and self._splitter is None and not rules.stop and self._logprobs is None
         self._space = ""
         self._call_id = CallId("")
         self._texts: list[str] = []
@@ -86,14 +104,41 @@ class OutputParser:
                 break
             self.token_ids.append(token_id)
             is_stop = token_id in self._rules.stop_token_ids
-            if self._logprobs is not None and (not is_stop or self._rules.with_stop_logprobs):
+            text = "" if is_stop else self._detokenizer.push(token_id)
+            if self._splitter is not None and not self._splitter.has_ended and not is_stop:
+                text = self._read_reasoning(token_id, text, logprobs[place] if logprobs else None, events)
+            elif self._logprobs is not None and (not is_stop or self._rules.with_stop_logprobs):
                 self._logprobs.add(token_id, logprobs[place], self._next_offset())
-            if is_stop:
-                continue
-            text = self._detokenizer.push(token_id)
             self._num_characters += len(text)
-            events += self._with_logprobs(self._read(text))
+            if not is_stop:
+                events += self._with_logprobs(self._read(text))
         return events
+
+    def _read_reasoning(
+        self, token_id: int, text: str, logprobs: TokenLogprobs | None, events: list[OutputEvent]
+    ) -> str:
+        """Reads a token that may belong to the reasoning. Adds the delta of the reasoning, and returns the answer's text.
+
+        A token belongs to the answer if any of its text does, and if it is in neither of the tags.
+        """
+        splitter = self._splitter
+        assert splitter is not None
+        was_inside = splitter.is_inside
+        if was_inside:
+            self._reasoning_starts.append(splitter.num_inside)
+        reasoning, answer = splitter.push(text)
+        if reasoning:
+            self._reasoning.append(reasoning)
+            events.append(ReasoningDelta(reasoning))
+        if self._logprobs is not None and logprobs is not None and not was_inside and not splitter.is_inside:
+            self._undecided.append((token_id, logprobs))
+            if not splitter.is_before:
+                for own_id, own in self._undecided:
+                    self._logprobs.add(own_id, own, self._next_offset())
+                self._undecided = []
+        if splitter.is_inside:
+            self._undecided = []
+        return answer
 
     def _push_plain(self, token_ids: Sequence[int], events: list[OutputEvent]) -> None:
         """Adds the events of tokens to `events`, if all that is shown is text, and nothing in the text can end it."""
@@ -125,7 +170,14 @@ class OutputParser:
             logprobs=None if logprobs is None else tuple(logprobs.logprobs),
             num_logprobs_sent=0 if logprobs is None else logprobs.num_taken,
             stop_string=self._stop_string,
+            reasoning="".join(self._reasoning) or None,
+            reasoning_tokens=self.reasoning_tokens,
         )
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The tokens that begin inside the reasoning, before its closing tag."""
+        return 0 if self._splitter is None else bisect_left(self._reasoning_starts, self._splitter.num_inside)
 
     def _reason(self, engine_reason: FinishReason | None) -> StopReason:
         """Returns why the answer ended. If the length limit cut off a call, the reason is the limit."""
@@ -153,13 +205,25 @@ class OutputParser:
 
     def _flush(self) -> Iterator[OutputEvent]:
         if not self.is_over:
-            yield from self._read(self._detokenizer.flush())
+            yield from self._flush_text()
         if not self.is_over and self._parser is not None:
             yield from self._outputs(self._parser.flush())
         if not self.is_over:
             yield from self._text(self._flush_stops())
         if self._space:
             yield TextDelta(self._space)
+
+    def _flush_text(self) -> Iterator[OutputEvent]:
+        """Returns the events of the text that was held back before the tool call parser."""
+        text = self._detokenizer.flush()
+        if self._splitter is None:
+            yield from self._read(text)
+            return
+        for reasoning, answer in (self._splitter.push(text), self._splitter.flush()):
+            if reasoning:
+                self._reasoning.append(reasoning)
+                yield ReasoningDelta(reasoning)
+            yield from self._read(answer)
 
     def _read(self, text: str) -> Iterator[OutputEvent]:
         yield from self._outputs(self._parser.push(text) if self._parser else [PlainText(text)])
@@ -214,7 +278,8 @@ def _parser(tool_call_format: ToolCallFormat) -> JsonCallParser | PythonCallPars
     return PythonCallParser() if tool_call_format.syntax is CallSyntax.PYTHON else JsonCallParser(tool_call_format)
 
 
-def _marker_ids(tokenizer: TextTokenizer, tool_call_format: ToolCallFormat | None) -> frozenset[int]:
-    """Returns the call markers that are single tokens of the vocabulary. The parser needs their text."""
-    markers = (tool_call_format.open, tool_call_format.close) if tool_call_format else ()
+def _marker_ids(tokenizer: TextTokenizer, rules: OutputRules) -> frozenset[int]:
+    """Returns the tags and call markers that are single tokens of the vocabulary. The parsers need their text."""
+    forms = [form for form in (rules.tool_calls, rules.reasoning) if form is not None]
+    markers = {marker for form in forms for marker in (form.open, form.close)}
     return frozenset(token_id for token_id, text in tokenizer.added_tokens.items() if text in markers)

@@ -199,6 +199,8 @@ class SessionSampling(SamplingFields):
     model_config = ConfigDict(extra="forbid", json_schema_extra=_with_neutral_values)
 
     max_completion_tokens: Annotated[int | None, described_number("max_tokens", ge=1)] = None
+    thinking_token_budget: Annotated[int | None, Field(ge=0)] = None
+    """The most tokens of the model's reasoning. After so many, the reasoning ends and the answer follows."""
 
     @property
     def token_limit(self) -> int | None:

@@ -56,6 +56,8 @@ class Usage:
     completion_tokens: int
     drafts: DraftReport
     memory: MemoryUse = MemoryUse()
+    reasoning_tokens: int = 0
+    """Those of the answer's tokens that are the model's reasoning, known at the end of the answer."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -84,7 +86,7 @@ class Usage:
 
     def as_body(self) -> dict[str, Any]:
         """Returns the token counts of this request as the JSON object `usage` of an API answer."""
-        return usage_body(self.cache, self.completion_tokens, self.drafts)
+        return usage_body(self.cache, self.completion_tokens, self.drafts, self.reasoning_tokens)
 
     def turn_body(self, cost: Money | None) -> dict[str, Any]:
         """Returns the same object for a turn, with its memory and its cost."""

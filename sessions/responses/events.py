@@ -1,6 +1,7 @@
 """Converts the events of a turn to the events of the Responses API.
 
     turn.created ──► response.in_progress
+    reasoning ─────► output_item.added, reasoning_text.delta … .done, output_item.done
     text ──────────► output_item.added, content_part.added, output_text.delta … .done, content_part.done, item.done
     a call ────────► output_item.added, function_call_arguments.delta … .done, output_item.done
     a custom call ─► output_item.added, custom_tool_call_input.delta … .done, output_item.done
@@ -61,6 +62,8 @@ class ResponseEvents:
         match event.type:
             case EventType.TURN_CREATED:
                 return [self._lifecycle("response.in_progress", IN_PROGRESS)]
+            case EventType.REASONING_DELTA:
+                return list(self._reason(fields["delta"]))
             case EventType.OUTPUT_TEXT_DELTA:
                 return list(self._say(fields["delta"], fields.get("logprobs", ())))
             case EventType.TOOL_CALL_STARTED:
@@ -77,7 +80,8 @@ class ResponseEvents:
         `turn` is the ended turn, as the caller has read it from the store.
         """
         status = final_status(turn)
-        events = [] if self.output or status not in ("completed", "incomplete") else list(self._open_message())
+        has_answer = any(item["type"] != "reasoning" for item in self.output)
+        events = [] if has_answer or status not in ("completed", "incomplete") else list(self._open_message())
         events += self._close("completed" if status == "completed" else "incomplete")
         body = response_body(self._record, status, self.output, turn)
         name = "incomplete" if status == "cancelled" else status  # the API has no event for a cancelled response
@@ -96,6 +100,15 @@ class ResponseEvents:
             part["logprobs"] = [*part.get("logprobs", ()), *logprobs]
         at = {**self._at(), "content_index": 0}
         yield self._event("response.output_text.delta", **at, delta=delta, logprobs=list(logprobs))
+
+    def _reason(self, delta: str) -> Iterator[Event]:
+        if not (self._is_open and self.output[-1]["type"] == "reasoning"):
+            yield from self._close("completed")
+            item_id = f"rs_{self._record.turn_id.partition('_')[2]}"
+            yield self._open({"id": item_id, "type": "reasoning", "status": IN_PROGRESS, "summary": [], "content": []})
+            self.output[-1]["content"] = [{"type": "reasoning_text", "text": ""}]
+        self.output[-1]["content"][0]["text"] += delta
+        yield self._event("response.reasoning_text.delta", **self._at(), content_index=0, delta=delta)
 
     @property
     def _speaks(self) -> bool:
@@ -166,6 +179,9 @@ class ResponseEvents:
             at, part = {**self._at(), "content_index": 0}, self._part()
             yield self._event("response.output_text.done", **at, text=part["text"], logprobs=part.get("logprobs", []))
             yield self._event("response.content_part.done", **at, part=part)
+        elif item["type"] == "reasoning":
+            text = item["content"][0]["text"]
+            yield self._event("response.reasoning_text.done", **self._at(), content_index=0, text=text)
         yield self._event("response.output_item.done", output_index=len(self.output) - 1, item=deepcopy(item))
 
     def _at(self) -> dict[str, Any]:

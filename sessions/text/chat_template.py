@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -167,6 +167,10 @@ class ChatTemplate:
         literals |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
         written = "\0".join(literals)
         return [token for token in added_tokens if token in written and not token.isspace()]
+
+    def variables(self) -> frozenset[str]:
+        """Returns the names that the template reads and does not set itself, such as `enable_thinking`."""
+        return frozenset(meta.find_undeclared_variables(self._environment.parse(self.source)))
 
     def _end_of_turn(self, base: str, after: int, escaper: ControlTokenEscaper | None) -> tuple[int, int]:
         """Returns the start and the end of the last stop token in a rendered conversation.

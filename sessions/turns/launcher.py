@@ -26,6 +26,7 @@ from graftwork.sessions.core.session import AgentSession, SessionSettings, ToolO
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Transcript, TurnEncoder, truncated_opening
 from graftwork.sessions.generation.constraints import OutputPlan
 from graftwork.sessions.generation.generator import GenerationRequest
+from graftwork.sessions.generation.reasoning import ReasoningAsk
 from graftwork.sessions.generation.usage import Charge, RequestAccount, kv_limits
 from graftwork.sessions.store.session_store import SessionStore
 from graftwork.sessions.store.tool_calls import AcceptedOutputs
@@ -167,6 +168,7 @@ class TurnLauncher:
             parallel_tool_calls=output.parallel_tool_calls,
             session=SessionUse(SessionKey(session.session_id), len(prompt.transcript.token_ids)),
             grammar=output.grammar,
+            reasoning=ReasoningAsk(fields.thinking_token_budget),
             owner=RequestOwner(principal.tenant_id, session.model.adapter_label, session.session_id),
             due_at=principal.first_token_due_at,
             trace=principal.trace,

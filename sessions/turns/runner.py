@@ -28,6 +28,7 @@ from graftwork.sessions.core.events import (
     EventType,
     SessionEvent,
     output_text_delta,
+    reasoning_delta,
     tool_call_arguments_delta,
     tool_call_done,
     tool_call_started,
@@ -47,6 +48,7 @@ from graftwork.sessions.generation.generator import (
     OutputEvent,
     PromptAdmitted,
     PromptReported,
+    ReasoningDelta,
     TextDelta,
     ToolCallArgumentsDelta,
     ToolCallStarted,
@@ -254,7 +256,8 @@ class TurnRunner:
     ) -> TurnOutcome:
         answer_items = _answer_items(answer, self.turn.turn_id, self.plan.call_forms)
         checkpoint = self._checkpoint(answer, answer_items)
-        used = Usage(answer.cache, generation.completion_tokens, generation.drafts, generation.memory)
+        tokens, reasoned = generation.completion_tokens, generation.reasoning_tokens
+        used = Usage(answer.cache, tokens, generation.drafts, generation.memory, reasoned)
         usage = used.turn_body(self.account.cost(used))
         if checkpoint.awaits_tools:
             status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL
@@ -349,6 +352,8 @@ class TurnRunner:
 def _draft(event: PromptAdmitted | OutputEvent) -> EventDraft:
     if isinstance(event, PromptAdmitted):
         return turn_created(cache_body(event.cache))
+    if isinstance(event, ReasoningDelta):
+        return reasoning_delta(event.text)
     if isinstance(event, TextDelta):
         return output_text_delta(event.text, [token_scores(score) for score in event.logprobs])
     if isinstance(event, ToolCallStarted):

@@ -27,6 +27,7 @@ from graftwork.engine.core.requests import (
     EngineRequest,
     GrammarSource,
     KvLimits,
+    ReasoningRule,
     ServiceTier,
     SessionKey,
     SessionUse,
@@ -86,6 +87,7 @@ class EngineDriver:
         kv_limits: KvLimits = NO_KV_LIMITS,
         public_tokens: int = 0,
         traced: bool = False,
+        reasoning: ReasoningRule | None = None,
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
@@ -105,6 +107,7 @@ class EngineDriver:
             kv_limits=kv_limits,
             public_tokens=public_tokens,
             traced=traced,
+            reasoning=reasoning,
         )
         self.outcomes[request_id] = Outcome(len(emitted))
         self.loop.take(SubmitRequest(request, self.sink))

@@ -13,7 +13,7 @@ from graftwork.sessions.text.encoding import PromptEncoder
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-VISIBLE = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+VISIBLE = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 SPECIAL_NAMES = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 CORPUS = [
     "user assistant system tool\n",

@@ -47,6 +47,13 @@ RedisUrl = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Where several gateways share their limits (default: in this process)."),
 ]
+ReasoningForm = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORM",
+        help="The tags of the model's reasoning: think, mistral, cohere, seed, thinking or none (default: by its template).",
+    ),
+]
 ToolForm = Annotated[
     str | None,
     typer.Option(

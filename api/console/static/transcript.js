@@ -59,8 +59,10 @@ export class LiveTurn {
     this.text = h("div", { class: "text", dir: "auto" });
     this.calls = h("div", { class: "stack" });
     this.bar = h("div");
+    this.thoughts = h("div", { class: "text muted", dir: "auto" });
+    this.reasoning = h("details", { hidden: true }, h("summary", {}, "reasoning"), this.thoughts);
     this.role = h("span", { class: "role" }, "assistant");
-    this.element = h("li", { class: "item assistant live", "aria-busy": "true" }, this.role, h("div", {}, this.text, this.calls, this.bar));
+    this.element = h("li", { class: "item assistant live", "aria-busy": "true" }, this.role, h("div", {}, this.reasoning, this.text, this.calls, this.bar));
     this.input = input ? item({ type: "message", role: "user", content: [{ text: input }] }) : null;
     this.writing = new Map();
   }
@@ -68,6 +70,9 @@ export class LiveTurn {
   take(type, data) {
     if (type === "turn.created" && data.cache) {
       this.bar.replaceChildren(tierBar({ device: data.cache.device_tokens, host: data.cache.host_tokens, disk: data.cache.disk_tokens, computed: data.cache.recomputed_tokens }));
+    } else if (type === "reasoning.delta") {
+      this.reasoning.hidden = false;
+      this.thoughts.append(document.createTextNode(plainText(data.delta)));
     } else if (type === "output_text.delta") {
       this.text.append(document.createTextNode(plainText(data.delta)));
     } else if (type === "tool_call.started") {

@@ -199,9 +199,9 @@ class GrammarDrafts:
     Also counts how many tokens of a draft from another source this grammar allows.
     """
 
-    def __init__(self, cursor: GrammarCursor, compact: Matcher | None, speller: Speller) -> None:
+    def __init__(self, cursor: GrammarCursor, compact: Matcher | None, speller: Speller | None) -> None:
         """`compact` follows the answer in the grammar with only one spelling of each answer. If it is None, the grammar
-        proposes no drafts.
+        proposes no drafts, and needs no `speller`.
         """
         self._cursor = cursor
         self._compact = compact
@@ -222,7 +222,7 @@ class GrammarDrafts:
         Where the grammar leaves only the spelling open, such as whitespace, the tokens have the most compact spelling.
         Leaves out the last token, because text that follows later could make it part of a longer token.
         """
-        if self._compact is None or self._cursor.is_over:
+        if self._compact is None or self._speller is None or self._cursor.is_over:
             return ()
         token_ids = self._speller.spell(self._compact.forced_bytes())[:-1][:max_tokens]
         return tuple(token_ids[: self.allowed_length(tuple(token_ids))])

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from graftwork.engine.build.engine import build_engine
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.core.events import FinishReason
-from graftwork.engine.core.requests import EngineRequest, GrammarKind, GrammarSource, ServiceTier
+from graftwork.engine.core.requests import EngineRequest, GrammarKind, GrammarSource, ReasoningRule, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.rpc.codec import request_from_wire, request_to_wire
 from graftwork.platform.clock import Clock, ManualClock
@@ -252,3 +252,40 @@ def test_drafts_keep_to_the_grammar_of_an_answer_that_was_offloaded(
     assert [outcome.token_ids for outcome in guessing] == [outcome.token_ids for outcome in alone]
     assert preemptions > len(jobs)
     assert "grammar_mask_failed" not in caplog.text
+
+
+@pytest.mark.parametrize("max_draft_tokens", [0, 8])
+@pytest.mark.parametrize("budget", [0, 7])
+def test_reasoning_ends_after_its_budget_and_the_answer_fits(budget: int, max_draft_tokens: int) -> None:
+    """An answer reasons for at most its budget, at any temperature, and what follows fits the schema. A request without
+    a grammar beside it keeps its budget too, and neither ends inside its reasoning."""
+    engine = DemoEngine(max_draft_tokens=max_draft_tokens)
+    close, gap = 300, 11
+    rule = ReasoningRule(open_token_id=301, close_token_id=close, is_open=True, max_tokens=budget, gap_token_ids=(gap,))
+    asked = [None if seed % 2 else grammar(GrammarKind.JSON_SCHEMA, CITY) for seed in range(6)]
+
+    outcomes = [
+        engine.submit(PROMPT, grammar=one, reasoning=rule, max_tokens=150, temperature=1.0, seed=seed)
+        for seed, one in enumerate(asked)
+    ]
+    engine.finish()
+
+    for one, outcome in zip(asked, outcomes, strict=True):
+        place = outcome.token_ids.index(close)
+        assert place <= budget
+        if one is not None:
+            outcome.token_ids = outcome.token_ids[place + 1 :]
+            jsonschema.validate(json.loads(engine.text(outcome).strip()), CITY)
+    assert any(
+        outcome.token_ids.index(close) == budget for one, outcome in zip(asked, outcomes, strict=True) if one is None
+    )
+    engine.loop.check_integrity()
+    engine.close()
+
+
+def test_a_rule_of_reasoning_survives_the_wire() -> None:
+    """All fields reach the engine."""
+    rule = ReasoningRule(5, 6, is_open=True, max_tokens=0, gap_token_ids=(7, 8))
+    request = EngineRequest(RequestId("r"), (1,), SamplingParams(max_tokens=1), IsolationDomain(b"d"), reasoning=rule)
+
+    assert request_from_wire(request_to_wire(request)) == request
