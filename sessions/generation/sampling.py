@@ -193,14 +193,16 @@ def _with_neutral_values(schema: dict[str, Any]) -> None:
         }
 
 
+_BUDGET = "The most tokens of the model's reasoning. After so many, the reasoning ends and the answer follows."
+
+
 class SessionSampling(SamplingFields):
     """The sampling fields of a session or of one turn. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_with_neutral_values)
 
     max_completion_tokens: Annotated[int | None, described_number("max_tokens", ge=1)] = None
-    thinking_token_budget: Annotated[int | None, Field(ge=0)] = None
-    """The most tokens of the model's reasoning. After so many, the reasoning ends and the answer follows."""
+    thinking_token_budget: Annotated[int | None, Field(ge=0, description=_BUDGET)] = None
 
     @property
     def token_limit(self) -> int | None:

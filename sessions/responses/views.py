@@ -59,6 +59,7 @@ def _completed_at(turn: Turn | None, status: str) -> int | None:
 
 def _usage_body(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the body of a usage. Cache writes are 0, because they do not exist here."""
+    details = usage.get("completion_tokens_details", {})
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {
@@ -66,7 +67,7 @@ def _usage_body(usage: Mapping[str, Any]) -> dict[str, Any]:
             "cache_write_tokens": 0,
         },
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"].get("reasoning_tokens") or 0},
+        "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens") or 0},
         "total_tokens": usage["total_tokens"],
     }
 

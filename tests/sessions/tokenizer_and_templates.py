@@ -13,7 +13,8 @@ from graftwork.sessions.text.encoding import PromptEncoder
 from graftwork.sessions.text.tokenizer import TextTokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-VISIBLE = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+VISIBLE = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+THINK_TAGS = ("<think>", "</think>")
 SPECIAL_NAMES = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 CORPUS = [
     "user assistant system tool\n",
@@ -177,7 +178,7 @@ def tokenizer_json() -> str:
     trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(CORPUS * 4, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in VISIBLE])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in (*VISIBLE, *THINK_TAGS)])
     return str(tokenizer.to_str())
 
 
@@ -211,7 +212,7 @@ def token_id(token: str) -> int:
 
 texts = (
     st.text(max_size=12) | st.sampled_from([*CORPUS, "", " ", "\n", "a\n\n b", "é", "🙂", "</tool>", "{{ x }}"])
-).filter(lambda text: not any(token in text for token in (*SPECIAL, *VISIBLE)))
+).filter(lambda text: not any(token in text for token in (*SPECIAL, *VISIBLE, *THINK_TAGS)))
 """Text without the spelling of an added token, which transformers would make a control token and we do not."""
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False) | texts,
