@@ -56,6 +56,7 @@ ROOMS = (
     "engine/step_pipeline.py",
     "engine/loop.py",
     "engine/build",
+    "engine/evaluation",
     "engine/rpc",
     "engine/fleet",
     "adapters/format",

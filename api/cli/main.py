@@ -12,7 +12,7 @@ import typer
 
 import graftwork
 from graftwork.api.cli.admin import keys, modes, prices, quotas, replicas, tenants
-from graftwork.api.cli.commands import adapters, bench, fleet, sessions, usage
+from graftwork.api.cli.commands import adapters, bench, fleet, model, sessions, usage
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.ask import ask, models
 from graftwork.api.cli.commands.completion import COMPLETE_VARIABLE, completion
@@ -68,6 +68,7 @@ def build_app() -> typer.Typer:
     app.add_typer(fleet.app, name="fleet", rich_help_panel=SERVER)
     app.add_typer(bench.app, name="bench", rich_help_panel=SERVER)
     app.command(rich_help_panel=SERVER)(plan)
+    app.add_typer(model.app, name="model", rich_help_panel=SERVER)
     admin = {"tenants": tenants, "keys": keys, "quotas": quotas, "prices": prices, "modes": modes, "replicas": replicas}
     for name, group in admin.items():
         app.add_typer(group.app, name=name, rich_help_panel=ADMIN)

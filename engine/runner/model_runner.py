@@ -95,7 +95,7 @@ class ModelRunner:
     def __init__(self, forward: ForwardPass, sampler: Sampler, scorer: PromptScorer, device: torch.device) -> None:
         self.forward = forward
         self._sampler = sampler
-        self._scorer = scorer
+        self.scorer = scorer
         self._device = device
         self._launched: StepFlight | None = None
         """The step that was launched last. The next one may take tokens from it."""
@@ -104,7 +104,7 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> "StepFlight":
         """Starts the forward pass of one step. On a CPU, the forward pass has ended when this method returns."""
         rows = self.forward.arrange(plan)
-        flight = StepFlight(rows.slices, self._sampler, self._scorer)
+        flight = StepFlight(rows.slices, self._sampler, self.scorer)
         tokens: SampledTokens | None = None
         if plan.awaits_tokens:
             assert self._launched is not None, "a plan awaits tokens of no step"

@@ -29,6 +29,10 @@ _ROWS_AT_ONCE = 64
 """The most rows whose logits are in memory together. For a vocabulary of 150,000 tokens they take 38 MB in fp32."""
 
 
+Observer = Callable[[int, torch.Tensor], None]
+"""Takes a position in the prompt, and the log probabilities of all tokens after it and the next ones: [rows, vocab]."""
+
+
 class PromptScorer:
     """Turns hidden states into the log probabilities of prompt tokens."""
 
@@ -44,6 +48,8 @@ class PromptScorer:
         self._lora = lora
         self._rules = rules
         self._mix_of = mix_of
+        self.observer: Observer | None = None
+        """Sees the log probabilities of all tokens, of which only some figures are kept."""
 
     def score(self, slices: Sequence[RequestSlice], hidden: torch.Tensor) -> dict[RequestId, tuple[TokenLogprobs, ...]]:
         """Returns the log probabilities that the slices of a step ask for, by request.
@@ -68,6 +74,8 @@ class PromptScorer:
         for first in range(0, len(scores.token_ids), _ROWS_AT_ONCE):
             token_ids = scores.token_ids[first : first + _ROWS_AT_ONCE]
             logprobs = self._logprobs(hidden[first : first + len(token_ids)], mix)
+            if self.observer is not None:
+                self.observer(scores.start + first, logprobs)
             found += _figures(logprobs, token_ids, scores.num_top)
         return tuple(found)
 

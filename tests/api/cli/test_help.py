@@ -11,7 +11,7 @@ from graftwork.api.cli.main import build_app
 from tests.api.cli.conftest import Graftwork
 
 COMMANDS = """serve|gateway|engine|probe|demo|doctor|completion|top|ask|models|fleet start|fleet status|fleet scale|fleet upgrade|fleet stop|
-bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|usage|usage export|trace|audit|
+bench throughput|bench fairness|bench sessions|bench soak|bench chaos|plan|model check|usage|usage export|trace|audit|
 db upgrade|db downgrade|db current|
 tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants delete|tenants erasure|
 keys create|keys list|keys rotate|keys revoke|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|
@@ -60,6 +60,7 @@ DIFFERENT = {
     "--agents": 2,  # agents of sessions, and of the chaos
     "--alias": 2,  # of a push, and of a roll-out
     "--demo": 2,  # to serve the model, and to check an adapter against it
+    "--dtype": 2,  # to plan for, and to load
     "--expires-at": 2,  # of a key, and of its successor
     "--from": 2,  # prices, and usage
     "--limit": 2,  # sessions, and audit entries

@@ -1,0 +1,192 @@
+"""Defines `graftwork model`, which examines a model's folder before it is served."""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graftwork.api.cli.console.flags import Device
+from graftwork.api.cli.console.output import JsonFlag, show_facts, show_json, show_table, size
+from graftwork.platform.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from graftwork.engine.evaluation.comparison import Divergence, TextFigures
+    from graftwork.engine.evaluation.gate import Verdict
+    from graftwork.engine.evaluation.text_scorer import TextScorer
+
+app = typer.Typer(no_args_is_help=True, help="Examine a model's folder before it is served.")
+
+_TEXT_TOKENS = 512
+"""The most tokens of one piece of the texts."""
+
+
+@app.callback()
+def group() -> None:
+    """Makes `check` a command of its own, although it is the only one."""
+
+
+@app.command()
+def check(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="The model to examine: a Hugging Face folder.")],
+    texts: Annotated[
+        Path, typer.Option(metavar="FILE", help="A UTF-8 text, or a folder of .txt files, like your own use.")
+    ],
+    against: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Its parent: the model that was quantised or converted.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="How many tokens of the texts are read, at most.")] = 4096,
+    dtype: Annotated[str, typer.Option(help="The dtype of the model: auto, float32, bfloat16 or float16.")] = "auto",
+    against_dtype: Annotated[str, typer.Option(help="The dtype of its parent.")] = "auto",
+    device: Device = None,
+    max_kl: Annotated[float, typer.Option(min=0.0, help="The most KL divergence, in nats a token.")] = 0.05,
+    min_agreement: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="The least share of equal greedy tokens.")
+    ] = 0.95,
+    max_perplexity_ratio: Annotated[float, typer.Option(min=1.0, help="The most perplexity by the parent's.")] = 1.03,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure how well a model predicts texts, how far it is from its parent, and what memory it needs.
+
+    Both run as they would be served. The exit status is 1 if a figure is beyond its limit.
+
+    Example: graftwork model check ./support-int8 --against ./support --texts ./transcripts
+    """
+    from graftwork.engine.evaluation.comparison import DivergenceMeter, LikelihoodMeter, ParentRows
+    from graftwork.engine.evaluation.gate import Limits, judge
+
+    pieces = _pieces(model, against, texts, tokens)
+    own, divergence, verdict, parent = LikelihoodMeter(pieces), None, None, None
+    with tempfile.TemporaryDirectory(prefix="graftwork-model-check-") as folder:
+        meter: DivergenceMeter | None = None
+        if against is not None:
+            theirs = LikelihoodMeter(pieces)
+            with _loaded(against, against_dtype, device) as scorer:
+                rows = ParentRows(Path(folder) / "rows", theirs.num_rows, scorer.vocab_size)
+                _score(scorer, pieces, "parent", (theirs.take, rows.put), quiet=as_json)
+            parent, meter = theirs.figures(), DivergenceMeter(rows)
+        with _loaded(model, dtype, device) as scorer:
+            takes = (own.take,) if meter is None else (own.take, meter.take)
+            _score(scorer, pieces, "model", takes, quiet=as_json)
+            memory = {"weights_bytes": scorer.weights_bytes, "kv_token_bytes": scorer.kv_token_bytes}
+    figures = own.figures()
+    if meter is not None and parent is not None:
+        divergence = meter.figures()
+        verdict = judge(figures, parent, divergence, Limits(max_kl, min_agreement, max_perplexity_ratio))
+    if as_json:
+        show_json(_body(figures, parent, divergence, verdict, memory))
+    else:
+        _show(model, figures, parent, divergence, verdict, memory)
+    if verdict is not None and not verdict.passes:
+        raise typer.Exit(1)
+
+
+def _pieces(model: Path, against: Path | None, texts: Path, most: int) -> list[tuple[int, ...]]:
+    """Returns the texts as pieces of token ids. Raises InvalidRequest if there is nothing to compare."""
+    from graftwork.sessions.text.model_files import ModelFolder
+
+    folder = ModelFolder.load(model)
+    if against is not None and ModelFolder.load(against).tokenizer.digest != folder.tokenizer.digest:
+        raise InvalidRequest(
+            f"{model} and {against} have different tokenizers, so their tokens cannot be compared: take the folder that "
+            "the model was made from.",
+            param="against",
+        )
+    files = sorted(texts.glob("*.txt")) if texts.is_dir() else [texts]
+    pieces: list[tuple[int, ...]] = []
+    length = min(_TEXT_TOKENS, folder.context_tokens - 1)
+    for file in files:
+        try:
+            token_ids = folder.tokenizer.encode(file.read_text(encoding="utf-8"), allow_special=False)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                f"--texts: {error}. Give a UTF-8 file, or a folder of .txt files.", param="texts"
+            ) from error
+        for start in range(0, len(token_ids), length):
+            left = most - sum(map(len, pieces))
+            pieces += [piece] if len(piece := token_ids[start : start + min(length, left)]) > 1 else []
+    if not pieces:
+        raise InvalidRequest(f"--texts: {texts} has no text of two tokens: give what your users write.", param="texts")
+    return pieces
+
+
+@contextmanager
+def _loaded(model: Path, dtype: str, device: str | None) -> "Iterator[TextScorer]":
+    from graftwork.engine.core.config import EngineConfig
+    from graftwork.engine.evaluation.text_scorer import TextScorer
+
+    with closing(
+        TextScorer(EngineConfig(model=model, dtype=dtype, device=device or "auto", host_kv_bytes=0))
+    ) as scorer:
+        yield scorer
+
+
+def _score(
+    scorer: "TextScorer", pieces: Sequence[Sequence[int]], name: str, takes: Sequence[Any], *, quiet: bool
+) -> None:
+    """Runs a model over all texts, with a progress bar at a terminal."""
+
+    def take(first: int, rows: Any) -> None:
+        for each in takes:
+            each(first, rows)
+
+    if quiet:
+        scorer.score(pieces, take)
+        return
+    with typer.progressbar(length=sum(map(len, pieces)), label=f"scoring the {name}", file=sys.stderr) as bar:
+        scorer.score(pieces, take, bar.update)
+
+
+def _body(
+    figures: "TextFigures",
+    parent: "TextFigures | None",
+    divergence: "Divergence | None",
+    verdict: "Verdict | None",
+    memory: dict[str, int],
+) -> dict[str, Any]:
+    return {
+        "model": asdict(figures),
+        "parent": None if parent is None else asdict(parent),
+        "divergence": None if divergence is None else asdict(divergence),
+        "memory": memory,
+        "passes": None if verdict is None else verdict.passes,
+        "limits": [] if verdict is None else [asdict(one) for one in verdict.judgements],
+    }
+
+
+def _show(
+    model: Path,
+    figures: "TextFigures",
+    parent: "TextFigures | None",
+    divergence: "Divergence | None",
+    verdict: "Verdict | None",
+    memory: dict[str, int],
+) -> None:
+    facts: list[tuple[str, object]] = [
+        ("model", model),
+        ("tokens predicted", figures.num_tokens),
+        (
+            "perplexity",
+            f"{figures.perplexity:,.3f}" + ("" if parent is None else f", its parent's {parent.perplexity:,.3f}"),
+        ),
+        ("weights", size(memory["weights_bytes"])),
+        ("KV of 1,000 tokens", size(1000 * memory["kv_token_bytes"])),
+    ]
+    if divergence is not None:
+        facts.append(("KL at 99 of 100 tokens", f"at most {divergence.worst_kl:.4f} nats"))
+    show_facts(facts)
+    if verdict is None:
+        typer.echo("\nNo verdict: give --against DIR to compare it with its parent.")
+        return
+    typer.echo()
+    rows = [
+        (one.name, f"{one.value:.4f}", f"{one.limit:.4f}", "yes" if one.holds else "NO") for one in verdict.judgements
+    ]
+    show_table(["figure", "value", "limit", "holds"], rows, empty="")
+    typer.echo(
+        "\nIt may take its parent's place." if verdict.passes else "\nIt is too far from its parent: do not deploy it."
+    )

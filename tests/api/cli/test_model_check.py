@@ -1,0 +1,96 @@
+"""Tests of `graftwork model check` on the demo model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner, Result
+
+from graftwork.api.cli.main import build_app
+
+MODEL = Path(__file__).parents[3] / "demo" / "model"
+TEXT = "The harbour was quiet. A fisherman asked for the time, and nobody knew it. The bell rang three times. " * 3
+
+
+def check(*arguments: object) -> Result:
+    return CliRunner().invoke(
+        build_app(), ["model", "check", *map(str, arguments), "--tokens", "60", "--device", "cpu"]
+    )
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def noisy(folder: Path, share: float) -> Path:
+    """The demo model with noise on each weight, as a part of its size."""
+    shutil.copytree(MODEL, folder)
+    (weights,) = folder.glob("*.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    tensors = {name: one.float() for name, one in load_file(weights).items()}
+    save_file(
+        {
+            name: (one + share * one.std() * torch.randn(one.shape, generator=generator)).bfloat16()
+            if one.ndim > 1
+            else one.bfloat16()
+            for name, one in tensors.items()
+        },
+        weights,
+        {"format": "pt"},
+    )
+    return folder
+
+
+def test_a_model_equals_itself(texts: Path) -> None:
+    """Without a change, nothing diverges, and the gate opens."""
+    answer = check(MODEL, "--against", MODEL, "--texts", texts, "--json")
+
+    body = json.loads(answer.stdout)
+    assert answer.exit_code == 0
+    assert body["passes"] is True
+    assert body["divergence"] == {"mean_kl": 0.0, "worst_kl": 0.0, "agreement": 1.0}
+    assert body["model"] == body["parent"]
+    assert body["memory"]["weights_bytes"] > 0
+
+
+def test_a_broken_model_is_refused(texts: Path, tmp_path: Path) -> None:
+    """A model with much noise fails with status 1, and the table says by which figure."""
+    answer = check(noisy(tmp_path / "broken", 1.0), "--against", MODEL, "--texts", texts)
+
+    assert answer.exit_code == 1, answer.output
+    assert "do not deploy" in answer.stdout
+    assert "NO" in answer.stdout
+
+
+def test_a_model_without_a_parent_has_a_perplexity(texts: Path) -> None:
+    """Its own figures are told, with no verdict."""
+    answer = check(MODEL, "--texts", texts)
+
+    assert answer.exit_code == 0, answer.output
+    assert "perplexity" in answer.stdout
+    assert "--against" in answer.stdout
+
+
+def test_wrong_files_are_told(texts: Path, tmp_path: Path) -> None:
+    """Texts that are missing or empty, and a parent with another tokenizer, are an error that says what to do."""
+    (tmp_path / "empty.txt").write_text("")
+    other = tmp_path / "other"
+    shutil.copytree(MODEL, other)
+    content = json.loads((other / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Lowercase"}
+    (other / "tokenizer.json").write_text(json.dumps(content))
+
+    for arguments, told in (
+        ((MODEL, "--texts", tmp_path / "empty.txt"), "two tokens"),
+        ((MODEL, "--texts", tmp_path / "none.txt"), "--texts"),
+        ((MODEL, "--against", other, "--texts", texts), "tokenizers"),
+        ((tmp_path / "nowhere", "--texts", texts), "config.json"),
+    ):
+        answer = check(*arguments)
+        assert answer.exit_code != 0
+        assert told in str(answer.exception) + answer.output
