@@ -4,7 +4,7 @@ Each new identifier begins with a prefix for its type. Identifiers with the same
 creation.
 """
 
-import secrets
+import os
 import time
 from typing import NewType
 
@@ -28,6 +28,9 @@ FIRST_GENERATION = 1
 """The generation of engines before any upgrade of what they serve under one model name."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
+_PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
+"""The two characters of each number of ten bits."""
+_SHIFTS = range(120, -1, -10)
 
 
 def new_id(prefix: str) -> str:
@@ -35,6 +38,5 @@ def new_id(prefix: str) -> str:
 
     The characters encode the present time in milliseconds (48 bits) and 80 random bits: a ULID in lower case.
     """
-    value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
-    characters = [_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5)]
-    return f"{prefix}_{''.join(characters)}"
+    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    return f"{prefix}_{''.join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])}"

@@ -74,6 +74,11 @@ class RequestIdMiddleware:
                 state.pop(way_to_the_connection, None)
 
 
+def logs_polls() -> bool:
+    """Returns whether also the polls that succeed have a line in the log."""
+    return logger.isEnabledFor(logging.DEBUG)
+
+
 def _log(trace: RequestTrace) -> None:
     is_quiet = trace.path in QUIET_PATHS or (trace.path in POLLED_PATHS and (trace.status or 500) < 400)
     level = logging.DEBUG if is_quiet else logging.INFO

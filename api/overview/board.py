@@ -13,11 +13,12 @@ import gzip
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import graftwork
+from graftwork.api.http.repeats import Reply
 from graftwork.api.overview.directory import OwnerDirectory
 from graftwork.api.overview.engines import EngineBoard
 from graftwork.api.overview.rows import Placement, RowMaker
@@ -25,6 +26,7 @@ from graftwork.api.overview.views import KnownQueries, View
 from graftwork.platform.activity.meter import ActivityMeter
 from graftwork.platform.activity.windows import WINDOW_S
 from graftwork.platform.answers.overview import Overview
+from graftwork.platform.clock import Clock
 
 FRESH_S = 0.9
 """A snapshot is shared for so many seconds."""
@@ -40,7 +42,7 @@ class Snapshot:
     """One encoded answer. All who ask share its bytes, also the compressed ones."""
 
     etag: str
-    """Of the body as it is; `compressed_etag` is that of the compressed one."""
+    """Of the body as it is; the compressed body has another one."""
     body: bytes
     """JSON of an `Overview`."""
     made_at: float
@@ -48,19 +50,48 @@ class Snapshot:
     event: bytes
     """The body as a server-sent event."""
 
-    @cached_property
-    def compressed(self) -> bytes:
-        """The body, compressed with gzip when it is first asked for."""
-        return gzip.compress(self.body, _COMPRESSION, mtime=0)
+    def reply(self, takes_gzip: bool, if_none_match: str) -> Reply:
+        """Returns the answer to a request. It is a 304 if the watcher has this snapshot already, in either form."""
+        whole, unchanged = self._compressed if takes_gzip else self._plain
+        if not if_none_match:
+            return whole
+        named = [one.strip() for one in if_none_match.split(",")]
+        return unchanged if self.etag in named or self._compressed_etag in named else whole
 
     @property
-    def compressed_etag(self) -> str:
+    def _compressed_etag(self) -> str:
         return f'{self.etag[:-1]}-gzip"'
 
-    def is_named_in(self, if_none_match: str) -> bool:
-        """Returns whether a watcher with this `If-None-Match` has this snapshot already, compressed or not."""
-        named = [one.strip() for one in if_none_match.split(",")]
-        return self.etag in named or self.compressed_etag in named
+    @cached_property
+    def _plain(self) -> tuple[Reply, Reply]:
+        return _replies(self.body, {"etag": self.etag}, {})
+
+    @cached_property
+    def _compressed(self) -> tuple[Reply, Reply]:
+        """The same with the body compressed, when it is first asked for."""
+        body = gzip.compress(self.body, _COMPRESSION, mtime=0)
+        return _replies(body, {"etag": self._compressed_etag}, {"content-encoding": "gzip"})
+
+
+class SharedSnapshot:
+    """The latest snapshot of one view."""
+
+    __slots__ = ("_monotonic", "latest")
+
+    def __init__(self, clock: Clock) -> None:
+        self._monotonic = clock.monotonic
+        self.latest: Snapshot | None = None
+
+    def fresh(self) -> Snapshot | None:
+        """Returns the snapshot if it is at most `FRESH_S` seconds old."""
+        latest = self.latest
+        return latest if latest is not None and self._monotonic() - latest.made_at < FRESH_S else None
+
+
+def _replies(body: bytes, of_both: Mapping[str, str], of_body: Mapping[str, str]) -> tuple[Reply, Reply]:
+    """Returns the answer with the body, and the one that says that nothing has changed."""
+    headers = {"cache-control": "no-cache", "vary": "accept-encoding", **of_both}
+    return Reply(200, {**headers, **of_body, "content-type": "application/json"}, body), Reply(304, headers)
 
 
 class OverviewBoard:
@@ -74,7 +105,7 @@ class OverviewBoard:
         self.known_queries = KnownQueries()
         self._clock = meter.clock
         self._sequence = 0
-        self._snapshots: OrderedDict[View, Snapshot] = OrderedDict()
+        self._snapshots: OrderedDict[View, SharedSnapshot] = OrderedDict()
         self._refreshing = asyncio.Lock()
         self._refreshed_at: float | None = None
         self._tick = asyncio.Event()
@@ -83,24 +114,31 @@ class OverviewBoard:
         self._num_following = 0
         self._is_ending = False
 
-    def fresh(self, view: View) -> Snapshot | None:
-        """Returns the snapshot of a view if there is one that is at most `FRESH_S` seconds old."""
+    def shared(self, view: View) -> SharedSnapshot:
+        """Returns where the snapshots of a view are found."""
         found = self._snapshots.get(view)
-        return found if found is not None and self._clock.monotonic() - found.made_at < FRESH_S else None
+        if found is None:
+            found = self._snapshots[view] = SharedSnapshot(self._clock)
+            if len(self._snapshots) > _MAX_VIEWS:
+                self._snapshots.popitem(last=False)
+        return found
 
     async def get(self, view: View) -> Snapshot:
         """Returns the snapshot of a view, at most `FRESH_S` seconds old."""
-        if (found := self.fresh(view)) is not None:
+        shared = self.shared(view)
+        if (found := shared.fresh()) is not None:
             return found
         async with self._refreshing:
-            now = self._clock.monotonic()
-            found = self._snapshots.get(view)  # another watcher may have made it while this one waited
-            if found is not None and now - found.made_at < FRESH_S:
+            if (found := shared.fresh()) is not None:  # another watcher has made it while this one waited
                 return found
+            now = self._clock.monotonic()
             if self._refreshed_at is None or now - self._refreshed_at >= FRESH_S:
                 await asyncio.gather(self._engines.refresh(), self._directory.refresh())
                 self._refreshed_at = self._clock.monotonic()
-            return self._make(view, found)
+            shared.latest = self._make(view, shared.latest)
+            if view in self._snapshots:
+                self._snapshots.move_to_end(view)
+            return shared.latest
 
     async def follow(self, view: View, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Writes each new snapshot of a view as a server-sent event, until the caller is cancelled or the server stops."""
@@ -142,17 +180,11 @@ class OverviewBoard:
         content = self._content(view).model_dump_json(exclude={"object", "sequence", "at"}).encode()
         etag = f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
         if former is not None and former.etag == etag:
-            made = replace(former, made_at=now)
-        else:
-            self._sequence += 1
-            head = {"object": "overview", "sequence": self._sequence, "at": round(self._clock.now(), 3)}
-            body = json.dumps(head, separators=(",", ":")).encode()[:-1] + b"," + content[1:]
-            made = Snapshot(etag, body, now, b"event: overview\ndata: " + body + b"\n\n")
-        self._snapshots[view] = made
-        self._snapshots.move_to_end(view)
-        if len(self._snapshots) > _MAX_VIEWS:
-            self._snapshots.popitem(last=False)
-        return made
+            return replace(former, made_at=now)
+        self._sequence += 1
+        head = {"object": "overview", "sequence": self._sequence, "at": round(self._clock.now(), 3)}
+        body = json.dumps(head, separators=(",", ":")).encode()[:-1] + b"," + content[1:]
+        return Snapshot(etag, body, now, b"event: overview\ndata: " + body + b"\n\n")
 
     def _content(self, view: View) -> Overview:
         maker = RowMaker(view, self._meter, self._directory.names)

@@ -1,28 +1,31 @@
 """Defines the routes that give one snapshot of what a server does, for consoles and `graftwork top`.
 
 A watcher asks the same again every second. So a query that was read and checked once is not read again: after the key,
-the answer is the shared bytes of the snapshot. The operator's polls do not even reach the router (`KnownPolls`).
+the answer is the shared bytes of the snapshot. On one connection, the same poll is not even parsed (`api/http/repeats.py`).
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from starlette.types import ASGIApp, Receive, Send
-from starlette.types import Scope as AsgiScope
 
 from graftwork.api.deps.read_streams import read_stream
 from graftwork.api.deps.resources import Admin, ForOverview, ForSessions, UsageKey, resources_of
 from graftwork.api.deps.route_classes import AdminRoute, AuthenticatedRoute, Handler, NativeRoute
-from graftwork.api.http.request import BoundedRequest
+from graftwork.api.http.middleware import logs_polls
+from graftwork.api.http.repeats import Reply, offer_repeat
+from graftwork.api.http.request import BoundedRequest, client_address, presented_key
 from graftwork.api.http.streaming import EventStream, Write, heartbeats, named_event
 from graftwork.api.openapi.declare import Responses, also
-from graftwork.api.overview.board import OverviewBoard, Snapshot
+from graftwork.api.overview.board import OverviewBoard, SharedSnapshot
 from graftwork.api.overview.views import DEFAULT_ROWS, MAX_ROWS, Sort, View
 from graftwork.platform.answers.overview import Overview
 from graftwork.platform.ids import TenantId
 from graftwork.platform.keys.scopes import Scope
 from graftwork.platform.tenancy.principals import Principal
+from graftwork.platform.tracing.trace_rules import TraceRules
 
 
 class _PolledRoute(AuthenticatedRoute):
@@ -53,7 +56,6 @@ _ANSWERS: Responses = {
     **also(stream="overview"),
     304: {"description": "Nothing has changed since the snapshot of `If-None-Match`."},
 }
-_OPERATORS_PATH = "/v1/admin/overview"
 _PING = named_event("ping", {"type": "ping"})
 _Rows = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 _Skipped = Annotated[int, Query(ge=0, le=1_000_000)]
@@ -113,45 +115,42 @@ async def get_overview(
     return await _answer(request, board, view)
 
 
-class KnownPolls:
-    """ASGI middleware that answers the polls of the operator whose query is known and whose snapshot is fresh, if they
-    have the admin key. Everything else goes to the application, with its checks and its errors.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        is_poll = scope["type"] == "http" and scope["path"] == _OPERATORS_PATH and scope["method"] == "GET"
-        known = _known_answer(Request(scope)) if is_poll else None
-        await (self._app if known is None else known)(scope, receive, send)
-
-
-def _known_answer(request: Request) -> Response | None:
-    resources = resources_of(request)
-    view = resources.overview.known_queries.get(None, request.scope["query_string"])
-    snapshot = None if view is None else resources.overview.fresh(view)
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if snapshot is None or scheme.lower() != "bearer" or not resources.server.gate.is_admin_key(key.strip()):
-        return None
-    return _respond(request, snapshot)
-
-
 async def _follow(board: OverviewBoard, view: View, write: Write) -> None:
     async with heartbeats(write, _PING) as write_event:
         await board.follow(view, write_event)
 
 
 async def _answer(request: Request, board: OverviewBoard, view: View) -> Response:
-    return _respond(request, await board.get(view))
-
-
-def _respond(request: Request, snapshot: Snapshot) -> Response:
     takes_gzip = "gzip" in request.headers.get("accept-encoding", "")
-    headers = {"cache-control": "no-cache", "vary": "accept-encoding"}
-    headers["etag"] = snapshot.compressed_etag if takes_gzip else snapshot.etag
-    if snapshot.is_named_in(request.headers.get("if-none-match", "")):
-        return Response(status_code=304, headers=headers)
-    if not takes_gzip:
-        return Response(snapshot.body, media_type="application/json", headers=headers)
-    return Response(snapshot.compressed, media_type="application/json", headers={**headers, "content-encoding": "gzip"})
+    snapshot = await board.get(view)
+    server, principal = resources_of(request).server, request.state.principal
+    is_right = server.gate.recheck(principal, presented_key(request), client_address(request))
+    if is_right is not None:
+        tenant_id = principal.tenant_id if isinstance(principal, Principal) else None
+        repeat = _Repeat(board.shared(view), takes_gzip, is_right, server.traces.rules, tenant_id)
+        offer_repeat(request.scope, repeat)
+    reply = snapshot.reply(takes_gzip, request.headers.get("if-none-match", ""))
+    return Response(reply.body or None, reply.status, reply.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeat:
+    """Answers the same poll again."""
+
+    shared: SharedSnapshot
+    takes_gzip: bool
+    is_right: Callable[[], bool]
+    """Whether the key still has its rights."""
+    rules: TraceRules
+    tenant_id: TenantId | None
+
+    def __call__(self, if_none_match: str) -> Reply | None:
+        """Returns the answer; None if there is no fresh one, if the key has lost rights, or if somebody wants to see the
+        request in traces or in the log.
+        """
+        snapshot = self.shared.fresh()
+        if snapshot is None or not self.is_right() or logs_polls():
+            return None
+        if self.tenant_id is not None and self.rules.may_want(self.tenant_id):
+            return None
+        return snapshot.reply(self.takes_gzip, if_none_match)

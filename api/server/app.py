@@ -126,7 +126,6 @@ def create_app(
         app.include_router(router)
     app.add_middleware(CrashMiddleware)
     app.add_middleware(HeadMiddleware, routes=routes)
-    app.add_middleware(overview.KnownPolls)
     allow_origins(app, settings.cors_origin)
     app.add_middleware(RequestIdMiddleware)
     return app

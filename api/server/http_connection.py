@@ -20,6 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from graftwork.api.http.repeats import LatestGet
 from graftwork.api.http.streaming import WRITE_BODY, Write
 from graftwork.platform.keys.wrong_keys import client_network
 from graftwork.platform.settings.settings import Settings
@@ -119,6 +120,10 @@ class HttpConnection(HttpToolsProtocol):
         self._window_bytes = 0
         """The bytes of the body that arrived in the current window."""
         self._reads_body = False
+        self._latest_get = LatestGet(b"")
+        self._repeated_at = float("-inf")
+        """When the connection answered a repeated request, by the loop's clock."""
+        self._has_received = False
         self._is_refused = False
         """Whether a refusal was sent. All further data is discarded."""
         self._request_timer: asyncio.TimerHandle | None = None
@@ -148,8 +153,13 @@ class HttpConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        if self._request_timer is None or not self._has_received:  # a new connection waits for its first head already
+            if self._has_repeated(data):
+                return
+            self._latest_get = LatestGet(data)
         if self._request_timer is None:
             self._wait_for_head()
+        self._has_received = True
         self._pending_bytes += len(data)
         super().data_received(data)
         if self._pending_bytes > MAX_HEAD_BYTES and not self._is_refused:
@@ -205,6 +215,34 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(431, "request_header_fields_too_large", message)
         else:
             self._refuse(400, "bad_request", "The server cannot read this as an HTTP/1.1 request.")
+
+    def _has_repeated(self, data: bytes) -> bool:
+        """Answers a request that repeats the one before. Returns False if the parser must read it."""
+        if (
+            self.cycle is None
+            or not self.cycle.response_complete
+            or not self.cycle.keep_alive
+            or self.flow.write_paused
+        ):
+            return False
+        reply = self._latest_get.repeated(data, self.scope["state"])
+        if reply is None:
+            return False
+        self.transport.write(reply.encode(self.server_state.default_headers))
+        self.server_state.total_requests += 1
+        self._repeated_at = self.loop.time()
+        return True
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes a connection that has been idle. Waits on if it has repeated an answer meanwhile: a repeat sets no
+        timer, which would cost as much as the answer.
+        """
+        idle_s = self.loop.time() - self._repeated_at
+        if idle_s < self.timeout_keep_alive:
+            wait_s = self.timeout_keep_alive - idle_s
+            self.timeout_keep_alive_task = self.loop.call_later(wait_s, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
 
     def _count_head(self, num_bytes: int) -> None:
         """Raises an error if the head is too large. The parser then stops, and uvicorn calls `send_400_response`."""

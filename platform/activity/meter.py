@@ -55,15 +55,15 @@ class Activity:
 
     def first_token_s(self, share: float) -> float | None:
         """Returns a percentile of the seconds to the first token."""
-        return percentile(self.counts.buckets("ttft"), share)
+        return percentile(self.counts.of_kind("ttft"), share)
 
     def between_tokens_s(self, share: float) -> float | None:
         """Returns a percentile of the seconds between two tokens."""
-        return percentile(self.counts.buckets("itl"), share)
+        return percentile(self.counts.of_kind("itl"), share)
 
     def by_name(self, kind: str) -> dict[str, int]:
         """Returns the counts of the keys `(kind, name)` by name, such as refusals by error code."""
-        return {str(key[1]): n for key, n in self.counts.totals.items() if isinstance(key, tuple) and key[0] == kind}
+        return {str(name): count for name, count in self.counts.of_kind(kind).items()}
 
 
 @dataclass(slots=True)

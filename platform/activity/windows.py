@@ -10,6 +10,7 @@ because the sum over all slices is kept while slices come and go.
 import math
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
+from typing import Any
 
 WINDOW_S = 300.0
 """The seconds that a window covers."""
@@ -44,7 +45,7 @@ def percentile(counts: Mapping[int, int], share: float) -> float | None:
 class WindowCounts:
     """Counts by key in the last `WINDOW_S` seconds. All methods take the present time on one monotonic clock."""
 
-    __slots__ = ("_last", "_slices", "_started_at", "totals")
+    __slots__ = ("_by_kind", "_last", "_slices", "_started_at", "totals")
 
     def __init__(self, now: float) -> None:
         self.totals: Counter[Hashable] = Counter()
@@ -53,10 +54,13 @@ class WindowCounts:
         self._last: Counter[Hashable] = Counter()
         """The counts of the slice that is not over yet."""
         self._started_at = now
+        self._by_kind: dict[Hashable, dict[Hashable, int]] | None = None
+        """The totals of keys `(kind, name)`, by both; None since the totals have changed."""
 
     def add(self, key: Hashable, now: float, amount: int = 1) -> None:
         """Adds `amount` to the count of `key`."""
         self.advance(now)
+        self._by_kind = None
         self.totals[key] += amount
         self._last[key] += amount
 
@@ -69,6 +73,7 @@ class WindowCounts:
         self._slices.append((number, self._last))
         while self._slices[0][0] <= number - _SLICES:
             self.totals -= self._slices.popleft()[1]  # drops the keys whose counts become 0
+            self._by_kind = None
 
     def per_second(self, key: Hashable, now: float) -> float:
         """Returns the rate of `key` in the last 10 to 15 seconds, or since the first call if that is shorter."""
@@ -78,9 +83,14 @@ class WindowCounts:
         since = max((number - _RATE_SLICES + 1) * _SLICE_S, self._started_at)
         return recent / max(now - since, 1.0)
 
-    def buckets(self, kind: str) -> dict[int, int]:
-        """Returns the numbers of durations by bucket, of the keys `(kind, bucket)`."""
-        return {key[1]: n for key, n in self.totals.items() if isinstance(key, tuple) and key[0] == kind}
+    def of_kind(self, kind: str) -> Mapping[Any, int]:
+        """Returns the totals of the keys `(kind, name)` by name, as of the latest call. The caller must not change them."""
+        if self._by_kind is None:
+            self._by_kind = {}
+            for key, count in self.totals.items():
+                if isinstance(key, tuple):
+                    self._by_kind.setdefault(key[0], {})[key[1]] = count
+        return self._by_kind.get(kind, {})
 
     def __bool__(self) -> bool:
         """Whether anything is counted in the window, as of the latest call."""

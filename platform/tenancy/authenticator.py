@@ -6,7 +6,9 @@ does not.
 """
 
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 from graftwork.platform.clock import Clock
@@ -64,6 +66,10 @@ class AdminKey:
         return ticket.csrf_token(self._pepper)
 
 
+def _always() -> bool:
+    return True
+
+
 class Authenticator:
     """Finds the principal (the authenticated sender) to whom an API key belongs.
 
@@ -108,6 +114,18 @@ class Authenticator:
         self._recent_keys.note_right(token, principal.tenant_id)
         return principal
 
+    def recheck(self, principal: Principal | AdminPrincipal, token: str, address: str) -> Callable[[], bool] | None:
+        """Returns a function that tells at any later time whether `token`, which has authenticated `principal`, still
+        gives it the same rights. It reads no database, and says no where that is needed to know.
+
+        Returns None for a ticket: authenticate its requests one by one.
+        """
+        if parse_ticket(token) is not None:
+            return None
+        if isinstance(principal, AdminPrincipal):
+            return _always  # the admin key is that of the process
+        return partial(self._tenancy.still_admits, principal, key_digest(token), address)
+
     async def authenticate_admin(self, token: str, address: str) -> AdminPrincipal:
         """Checks that `token` is the admin key.
 
@@ -123,10 +141,6 @@ class Authenticator:
                 raise
             raise NotAuthenticated("This admin key is not valid; check that it was copied whole.") from error
         raise NotPermitted("A tenant's key cannot be used here; use the admin key.", code="wrong_key_kind")
-
-    def is_admin_key(self, token: str) -> bool:
-        """Returns whether `token` is the admin key itself, and not a ticket for it. Counts nothing."""
-        return parse_ticket(token) is None and self._admin_key.is_right(token)
 
     async def authenticate_any(self, token: str, address: str) -> Principal | AdminPrincipal:
         """Returns the principal of a tenant's key or of the admin key. Raises the errors of `authenticate`."""

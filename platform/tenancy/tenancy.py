@@ -221,6 +221,28 @@ class Tenancy:
         tenant is suspended or the key does not allow the address.
         """
         key, tenant = await self._holder(token)
+        self._check(key, tenant, address)
+        return Principal(
+            tenant.id, tenant.name, key.id, tenant.weight, tenant.service_tier_ceiling, key.scopes, key.adapters
+        )
+
+    def still_admits(self, principal: Principal, digest: bytes, address: str) -> bool:
+        """Returns whether the key of this digest, which has authenticated `principal`, still gives it the same rights.
+
+        Reads no database, and returns False where that is needed to know.
+        """
+        known = self.verified.find(digest)
+        if known is None or known.until is not None:
+            return False
+        key, tenant = known.holder
+        try:
+            self._check(key, tenant, address)
+        except (NotAuthenticated, NotPermitted):
+            return False
+        return key.id == principal.key_id and key.scopes == principal.scopes
+
+    def _check(self, key: ApiKey, tenant: Tenant, address: str) -> None:
+        """Raises an error if the key does not admit a request from `address` now. Notes its use."""
         now = self._clock.now()
         if key.revoked_at is not None:
             raise NotAuthenticated("This API key was revoked; use another one.")
@@ -230,9 +252,6 @@ class Tenancy:
         if tenant.status is not TenantStatus.ACTIVE:
             raise NotPermitted("This tenant is suspended; ask the operator.", code="tenant_suspended")
         self.uses.note(key, now)
-        return Principal(
-            tenant.id, tenant.name, key.id, tenant.weight, tenant.service_tier_ceiling, key.scopes, key.adapters
-        )
 
     async def _holder(self, token: str) -> Holder:
         """Returns the key with this text, or the key of this ticket, and its tenant. It may be revoked or expired.

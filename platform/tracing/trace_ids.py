@@ -6,8 +6,8 @@
 An id that is not well formed is ignored, as the Trace Context standard says for `traceparent`.
 """
 
+import os
 import re
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -61,8 +61,13 @@ def read_trace_ids(request_id: str, headers: Iterable[tuple[bytes, bytes]]) -> T
             client_id = value.decode() if _CLIENT_ID.fullmatch(value) else None
         elif name == b"x-graftwork-trace":
             asked = value.decode("latin-1")
-    trace_id = secrets.token_hex(16) if parent is None else parent.trace_id
+    trace_id = new_trace_id() if parent is None else parent.trace_id
     return TraceIds(request_id, trace_id, client_id, parent, asked)
+
+
+def new_trace_id() -> str:
+    """Returns a new id of a trace: 32 random hexadecimal digits."""
+    return os.urandom(16).hex()
 
 
 def parse_traceparent(value: bytes) -> TraceParent | None:

@@ -54,3 +54,7 @@ class TraceRules:
         if self.follows_parent and ids.parent is not None and ids.parent.is_sampled:
             return True
         return tenant_id in self.switches.traced or (self.share > 0 and self.chance.random() < self.share)
+
+    def may_want(self, tenant_id: TenantId) -> bool:
+        """Returns whether a tenant's request that asks for no trace can be traced."""
+        return self.share > 0 or tenant_id in self.switches.traced

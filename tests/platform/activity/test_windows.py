@@ -24,6 +24,22 @@ def test_totals_are_those_of_the_window() -> None:
         assert {one: counts.totals[one] for one in "abc"} == expected
 
 
+def test_counts_of_a_kind_are_those_of_the_totals() -> None:
+    """Whatever was added and has left the window, the counts by kind are the totals of the keys of this kind."""
+    source, counts, now = random.Random(5), WindowCounts(0.0), 0.0
+    keys = ["requests", ("ttft", 3), ("ttft", 4), ("refused", "queue_full")]
+    for _ in range(500):
+        now += source.choice((0.1, 5.0, 200.0))
+        if source.random() < 0.5:
+            counts.add(source.choice(keys), now)
+        else:
+            counts.advance(now)
+
+        for kind in ("ttft", "refused", "none"):
+            expected = {key[1]: n for key, n in counts.totals.items() if isinstance(key, tuple) and key[0] == kind}
+            assert counts.of_kind(kind) == expected
+
+
 def test_a_key_that_left_the_window_is_gone() -> None:
     """An hour later nothing is counted, and nothing is kept."""
     counts = WindowCounts(0.0)
