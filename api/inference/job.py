@@ -21,8 +21,9 @@ from graftwork.api.inference.request import InferenceRequest
 from graftwork.engine.core.events import CacheReport, DraftReport, PromptAdmitted
 from graftwork.platform.errors import GraftworkError, NotPermitted, Unavailable
 from graftwork.platform.ids import RequestId
+from graftwork.platform.ledger.journal import JournalEntry
+from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.quotas.in_flight import HeldPlaces
-from graftwork.platform.tenancy.metering import JournalEntry, UsageOutcome
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
 from graftwork.sessions.generation.usage import Charge, MemoryUse, RequestAccount, Usage, kv_limits
 

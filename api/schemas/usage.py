@@ -14,7 +14,7 @@ from graftwork.api.schemas.admin import unix_seconds
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import Money, UsageRow, UsageTotals
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.tenancy.metering import UsageGroup, UsageSummary
+from graftwork.platform.ledger.usage import UsageGroup, UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
 

@@ -19,12 +19,14 @@ from graftwork.platform.answers.usage import Money
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.errors import CapacityContended, GraftworkError, LimitExceeded
 from graftwork.platform.ids import RequestId, SessionId, TenantId
+from graftwork.platform.ledger.backlog import UsageBacklog
+from graftwork.platform.ledger.journal import JournalEntry
+from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook
 from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import JournalEntry, UsageBacklog, UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tracing.request_trace import Stage
 from graftwork.sessions.core.views import turn_usage_body, usage_body

@@ -15,10 +15,10 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TurnId
+from graftwork.platform.ledger.repository import add_usage
+from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook
-from graftwork.platform.tenancy.metering import UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, TenantScope, scope_of_tenant
-from graftwork.platform.tenancy.repository import add_usage
 from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
 from graftwork.sessions.core.items import Item, open_calls
 from graftwork.sessions.core.lease import LeaseLost, SessionLease

@@ -20,7 +20,7 @@ from graftwork.engine.core.session_commands import SessionMemory, ToolWait
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable
 from graftwork.platform.ids import CheckpointId, TurnId, new_id
-from graftwork.platform.tenancy.metering import UsageOutcome
+from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.tenancy.principals import Principal, RunningWork
 from graftwork.sessions.core.events import (
     EventDraft,

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, inspect, text
 
 import graftwork.adapters.registry.tables
 import graftwork.platform.gateways.tables
+import graftwork.platform.ledger.tables
 import graftwork.platform.modes.tables
 import graftwork.platform.prices.tables
 import graftwork.platform.replicas.tables

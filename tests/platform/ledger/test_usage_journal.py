@@ -16,12 +16,14 @@ import pytest
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import RequestId
+from graftwork.platform.ledger.backlog import UsageBacklog
+from graftwork.platform.ledger.journal import UsageJournal
+from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook, PriceList
 from graftwork.platform.prices.rates import Rates, from_atoms
 from graftwork.platform.prices.repository import add_price_list
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter, UsageOutcome
-from graftwork.platform.tenancy.tenants import UsageEvent
-from tests.platform.tenancy.test_metering import EVENT
+from tests.platform.ledger.test_metering import EVENT
 
 OLD_FIELDS = ("request_id", "tenant_id", "key_id", "model", "adapter", "session_id", "at", "outcome")
 STARTED = replace(EVENT, prompt_tokens=0, cached_tokens=0, completion_tokens=0, outcome=UsageOutcome.INTERRUPTED)
@@ -30,8 +32,8 @@ KILLED = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from graftwork.platform.tenancy.metering import UsageJournal
-from tests.platform.tenancy.test_usage_journal import STARTED
+from graftwork.platform.ledger.journal import UsageJournal
+from tests.platform.ledger.test_usage_journal import STARTED
 
 journal = UsageJournal(Path(sys.argv[1]))
 entries = [journal.begin(replace(STARTED, request_id=f"req_{number}", model="modèle \\x00" * 40)) for number in range(600)]
