@@ -5,7 +5,8 @@ before a process has started its threads.
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from graftwork.platform.errors import InvalidRequest
 
@@ -38,6 +39,23 @@ def leave_engine_cores(cores: Collection[int]) -> None:
     if not usable - set(cores):
         raise _refused(f"that would leave the gateway none of the cores that it may use, which are {_names(usable)}")
     os.sched_setaffinity(0, usable - set(cores))
+
+
+@contextmanager
+def beside_engine_cores(cores: Collection[int]) -> Iterator[None]:
+    """Keeps this thread, a client of a server on this machine, off the engine's cores until the end of the block."""
+    before = _usable_cores()
+    leave_engine_cores(cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def last_core() -> int | None:
+    """Returns a core that can be set aside for an engine; None if there is no other one, or if this is not Linux."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
+    return max(cores) if len(cores) > 1 else None
 
 
 def _usable_cores() -> set[int]:
