@@ -80,6 +80,10 @@ def _totals(summary: UsageSummary) -> dict[str, Any]:
         "total_tokens": used.total_tokens,
         "kv_byte_seconds": used.kv_byte_seconds,
         "adapter_bytes": used.adapter_bytes,
+        "drafted_tokens": summary.work.drafted_tokens,
+        "forced_tokens": summary.work.forced_tokens,
+        "reasoning_tokens": summary.work.reasoning_tokens,
+        "engine_ms": summary.work.engine_us / 1000,
         "costs": tuple(Money.of(cost.atoms, currency) for currency, cost in sorted(summary.costs.items())),
     }
 

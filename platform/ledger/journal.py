@@ -38,13 +38,16 @@ _COUNTS = (
     "disk_tokens",
     "kv_byte_seconds",
     "adapter_bytes",
+    "engine_us",
 )
 _HEADER = struct.Struct((1 + len(_COUNTS)) * _WORD)
-"""A slot's header: the length of its record in bytes (0 in a free slot) with `_LONG`, and then its counts."""
-_OLD_HEADER = struct.Struct(4 * _WORD)
-"""The header that earlier versions wrote: the length without `_LONG`, and the first three counts."""
-_LONG = 1 << 32
-"""A bit of the length, which says that the header has all counts."""
+"""A slot's header: the length of its record in bytes (0 in a free slot) with `_FORM`, and then its counts."""
+_FORM = 2 << 32
+"""Bits of the length, which say how many counts the header has."""
+_HEADERS = {0: struct.Struct(4 * _WORD), 1 << 32: struct.Struct(8 * _WORD), _FORM: _HEADER}
+"""By these bits: the headers that earlier versions wrote, with the first counts only, and the present one."""
+_LENGTH = (1 << 32) - 1
+"""The other bits of the length."""
 _RECORDED = tuple(field.name for field in fields(UsageEvent) if field.name not in (*_COUNTS, "cost"))
 """The fields of a slot's record; the counts are in its header, and the cost follows from them."""
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -70,10 +73,11 @@ class JournalEntry:
         self._words[self._prompt_at + 3] += host_tokens
         self._words[self._prompt_at + 4] += disk_tokens
 
-    def add(self, completion_tokens: int, kv_byte_seconds: int = 0) -> None:
-        """Adds tokens of the answer, and KV that was held. Call it before the tokens are delivered."""
+    def add(self, completion_tokens: int, kv_byte_seconds: int = 0, engine_us: int = 0) -> None:
+        """Adds tokens of the answer, KV that was held, and time of the engine. Call it before the tokens are delivered."""
         self._words[self._prompt_at + 2] += completion_tokens
         self._words[self._prompt_at + 5] += kv_byte_seconds
+        self._words[self._prompt_at + 7] += engine_us
 
     def add_adapters(self, adapter_bytes: int) -> None:
         """Adds bytes of adapters that the engine has loaded for the request."""
@@ -196,7 +200,7 @@ class _JournalFile:
         _HEADER.pack_into(self.memory, at, 0, *counts)
         start = at + _HEADER.size
         self.memory[start : start + len(text)] = text
-        _HEADER.pack_into(self.memory, at, len(text) | _LONG, *counts)
+        _HEADER.pack_into(self.memory, at, len(text) | _FORM, *counts)
 
     def free(self, at: int) -> None:
         _HEADER.pack_into(self.memory, at, *[0] * (1 + len(_COUNTS)))
@@ -216,14 +220,15 @@ def _read(content: bytes) -> tuple[list[UsageEvent], list[str]]:
     events: list[UsageEvent] = []
     errors: list[str] = []
     for at in range(0, len(content) - _SLOT_BYTES + 1, _SLOT_BYTES):
-        header = _HEADER if _HEADER.unpack_from(content, at)[0] & _LONG else _OLD_HEADER
-        length, *counts = header.unpack_from(content, at)
-        if length and counts[0]:
-            start = at + header.size
-            try:
-                events.append(_event(content[start : start + (length & ~_LONG)], counts))
-            except (ValueError, TypeError, KeyError) as error:
-                errors.append(f"slot at {at}: {error}")
+        (length,) = struct.unpack_from(_WORD, content, at)
+        try:
+            header = _HEADERS[length & ~_LENGTH]
+            _, *counts = header.unpack_from(content, at)
+            if length and counts[0]:
+                start = at + header.size
+                events.append(_event(content[start : start + (length & _LENGTH)], counts))
+        except (ValueError, TypeError, KeyError) as error:
+            errors.append(f"slot at {at}: {error}")
     return events, errors
 
 

@@ -1,6 +1,7 @@
 """Contains the SQL statements of the usage ledger. Never commits: the caller that opened the session does."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, case, exists, func, select, update
@@ -10,7 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import SessionId, TenantId
 from graftwork.platform.ledger.tables import UsageRow
-from graftwork.platform.ledger.usage import UsageEvent, UsageGroup, UsageSummary
+from graftwork.platform.ledger.usage import UsageEvent, UsageGroup, UsageSummary, Work
 from graftwork.platform.prices.rates import Cost, Quantities
 from graftwork.platform.prices.tables import PriceListRow
 from graftwork.platform.tenancy.repository import ERASED_ADAPTER, insert_once
@@ -34,6 +35,7 @@ _SUMMED = (
     UsageRow.disk_tokens,
     UsageRow.completion_tokens,
     UsageRow.adapter_bytes,
+    *(getattr(UsageRow, one.name) for one in fields(Work)),
 )
 _WIDELY_SUMMED = (UsageRow.kv_byte_seconds, UsageRow.cost_atoms, UsageRow.kv_cost_atoms)
 """Columns whose sums may have more than the 64 bits of SQLite's sums. So their halves are added up: what is above
@@ -95,10 +97,12 @@ async def _sums(
 
 
 def _summary(group: str | None, currency: str | None, requests: int, sums: Sequence[int]) -> UsageSummary:
-    prompt, cached, host, disk, completion, adapter_bytes, *halves = sums
+    prompt, cached, host, disk, completion, adapter_bytes, *rest = sums
+    work, halves = Work(*rest[: len(fields(Work))]), rest[len(fields(Work)) :]
     kv, atoms, kv_atoms = (high * _HALF + low for high, low in zip(halves[::2], halves[1::2], strict=True))
     used = Quantities(prompt - cached, cached - host - disk, host, disk, completion, kv, adapter_bytes)
-    return UsageSummary(group, requests, used, {} if currency is None else {currency: Cost(atoms, kv_atoms)})
+    costs = {} if currency is None else {currency: Cost(atoms, kv_atoms)}
+    return UsageSummary(group, requests, used, costs, work)
 
 
 async def sum_tokens(session: ReadSession, tenant_id: TenantId, start: float) -> int:

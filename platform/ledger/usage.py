@@ -1,7 +1,7 @@
 """Defines usage records: what one request used, how it ended, and the sums of many."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -52,6 +52,26 @@ class UsageGroup(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What the engine did for one request, or for several together, besides what has a price."""
+
+    drafted_tokens: int = 0
+    """Draft tokens that the model verified."""
+    forced_tokens: int = 0
+    """Accepted draft tokens that a grammar dictated."""
+    reasoning_tokens: int = 0
+    """Tokens of the answer that are the model's reasoning."""
+    engine_us: int = 0
+    """The request's share of the time of the engine's steps, in microseconds."""
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+
+NO_WORK = Work()
+
+
+@dataclass(frozen=True, slots=True)
 class UsageEvent:
     """A usage record: the token counts of one request, and who sent it for which model."""
 
@@ -76,6 +96,11 @@ class UsageEvent:
     """Bytes of KV that the request held on the device, times the seconds for which it held them."""
     adapter_bytes: int = 0
     """Bytes of adapters that were loaded to the device for the request."""
+    drafted_tokens: int = 0
+    """This and the next three are the fields of `Work`."""
+    forced_tokens: int = 0
+    reasoning_tokens: int = 0
+    engine_us: int = 0
     service_tier: str | None = None
     """The tier that served the request; None for a row of an older version."""
     price_id: str | None = None
@@ -116,6 +141,7 @@ class UsageSummary:
     used: Quantities = NO_USE
     costs: Mapping[str, Cost] = field(default_factory=dict)
     """The sum of the costs by currency. Requests without a price are not in it."""
+    work: Work = NO_WORK
 
     @property
     def prompt_tokens(self) -> int:
@@ -133,4 +159,5 @@ class UsageSummary:
         costs = dict(self.costs)
         for currency, cost in other.costs.items():
             costs[currency] = costs.get(currency, NO_COST) + cost
-        return UsageSummary(self.group, self.requests + other.requests, self.used + other.used, costs)
+        num_requests = self.requests + other.requests
+        return UsageSummary(self.group, num_requests, self.used + other.used, costs, self.work + other.work)

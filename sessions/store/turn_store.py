@@ -283,7 +283,7 @@ class TurnStore:
                 prices = self._book.in_force(session.tenant_id, turn.service_tier or "default", turn.created_at)
                 row = _usage_row(session, turn, turn.key_id, delivered, self._clock.now()).priced(prices)
                 is_billed = await add_usage(database, row)  # else its process has already found that it costs nothing
-                used = turn_usage_body(_usage_of(delivered), 0, 0, Money.of_prices(row.cost.atoms, prices))
+                used = turn_usage_body(_usage_of(delivered), (0, 0, 0), Money.of_prices(row.cost.atoms, prices))
                 outcome = replace(outcome, cache=delivered.cache, usage=used if is_billed else None)
             await self._end(database, scope, replace(session, epoch=session.epoch + 1), turn_id, outcome)
 

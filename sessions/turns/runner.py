@@ -257,7 +257,7 @@ class TurnRunner:
         answer_items = _answer_items(answer, self.turn.turn_id, self.plan.call_forms)
         checkpoint = self._checkpoint(answer, answer_items)
         tokens, reasoned = generation.completion_tokens, generation.reasoning_tokens
-        used = Usage(answer.cache, tokens, generation.drafts, generation.memory, reasoned)
+        used = Usage(answer.cache, tokens, generation.drafts, generation.engine_use, reasoned)
         usage = used.turn_body(self.account.cost(used))
         if checkpoint.awaits_tools:
             status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL
