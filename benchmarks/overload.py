@@ -38,9 +38,10 @@ from server_processes import OWN_ROOT, Checkout, ServerProcess, free_port, make_
 from timed_gateway import read_times, timed_command
 
 from graftwork.api.cli.bench.figures import percentile
-from graftwork.api.cli.bench.load import ChatShape, Load, Sent, Target, arrivals, tls_context
+from graftwork.api.cli.bench.load import ChatShape, Load, Sent, Target, arrivals
 from graftwork.api.cli.bench.process_watch import process_use
 from graftwork.api.cli.bench.runs import capacity
+from graftwork.api.cli.bench.stream_client import tls_context
 from graftwork.platform.clock import SystemClock
 
 _ADMIN_KEY = "gwa_benchmark_0123456789abcdef"

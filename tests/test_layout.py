@@ -26,6 +26,7 @@ ROOMS = (
     "platform/tracing",
     "platform/keys",
     "platform/tenancy",
+    "platform/ledger",
     "platform/modes",
     "platform/monitoring",
     "engine/core",

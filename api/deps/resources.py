@@ -32,6 +32,8 @@ from graftwork.platform.errors import InternalFailure, InvalidRequest
 from graftwork.platform.ids import RequestId
 from graftwork.platform.json_worker import JsonParsing
 from graftwork.platform.keys.scopes import Scope
+from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.ledger.price_keeper import PriceKeeper
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.modes.trace_switches import TraceSwitchboard
 from graftwork.platform.quotas.quotas import QuotaKeeper
@@ -41,8 +43,6 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.authenticator import Authenticator
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
-from graftwork.platform.tenancy.metering import UsageMeter
-from graftwork.platform.tenancy.price_keeper import PriceKeeper
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, RunningWork
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.platform.tracing.request_trace import Stage

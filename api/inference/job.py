@@ -21,10 +21,11 @@ from graftwork.api.inference.request import InferenceRequest
 from graftwork.engine.core.events import CacheReport, DraftReport, PromptAdmitted
 from graftwork.platform.errors import GraftworkError, NotPermitted, Unavailable
 from graftwork.platform.ids import RequestId
+from graftwork.platform.ledger.journal import JournalEntry
+from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.quotas.in_flight import HeldPlaces
-from graftwork.platform.tenancy.metering import JournalEntry, UsageOutcome
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
-from graftwork.sessions.generation.usage import Charge, MemoryUse, RequestAccount, Usage, kv_limits
+from graftwork.sessions.generation.usage import Charge, EngineUse, RequestAccount, Usage, kv_limits
 
 
 def _journal_prompt(journal: JournalEntry, cache: CacheReport) -> None:
@@ -154,7 +155,7 @@ class InferenceJob:
             cache=CacheReport.sum_of(prompt.cache for prompt in prompts if prompt.cache is not None),
             completion_tokens=sum(generation.completion_tokens for generation in self._generations),
             drafts=DraftReport.sum_of(generation.drafts for generation in self._generations),
-            memory=sum((generation.memory for generation in self._generations), MemoryUse()),
+            engine=sum((generation.engine_use for generation in self._generations), EngineUse()),
             reasoning_tokens=sum(generation.reasoning_tokens for generation in self._generations),
         )
 
@@ -267,14 +268,15 @@ class InferenceJob:
         first = self._generations[choice - choice % self._choices_per_prompt]
         if generation is not first:
             await first.prompt_computed.wait()
-        journal, num_journaled, kv_journaled = self._account.journal(), 0, 0
+        journal, num_journaled, journaled = self._account.journal(), 0, EngineUse()
         async with aclosing(generation.events()) as events:
             take: Take | None = None
             async for event in events:
                 if (num_tokens := generation.completion_tokens) > num_journaled:
-                    held = generation.kv_byte_seconds
-                    journal.add(num_tokens - num_journaled, held - kv_journaled)
-                    num_journaled, kv_journaled = num_tokens, held
+                    used = generation.engine_use
+                    kv_byte_seconds = used.kv_byte_seconds - journaled.kv_byte_seconds
+                    journal.add(num_tokens - num_journaled, kv_byte_seconds, used.engine_us - journaled.engine_us)
+                    num_journaled, journaled = num_tokens, used
                 elif isinstance(event, PromptAdmitted):
                     journal.add_adapters(event.adapter_bytes)
                     if generation is first:

@@ -13,6 +13,10 @@ USAGE_TOTALS: Json = {
     "total_tokens": 30,
     "kv_byte_seconds": 98304,
     "adapter_bytes": 0,
+    "drafted_tokens": 4,
+    "forced_tokens": 0,
+    "reasoning_tokens": 0,
+    "engine_ms": 41.5,
     "costs": [MONEY],
 }
 USAGE_ROWS = list_of({"group": "2026-01-01"} | USAGE_TOTALS, has_ids=False)

@@ -128,7 +128,7 @@ TURN: Json = {
     "tool_calls": [],
     "checkpoint_id": "ckp_01hzx",
     "finish_reason": "stop",
-    "usage": USAGE | {"kv_byte_seconds": 98304, "adapter_bytes": 0, "cost": MONEY},
+    "usage": USAGE | {"kv_byte_seconds": 98304, "adapter_bytes": 0, "engine_ms": 41.5, "cost": MONEY},
     "cache": PROMPT_TOKENS | {"miss_reason": None},
     "error": None,
     "made_with": None,

@@ -27,8 +27,8 @@ from graftwork.platform.answers import admin as answers
 from graftwork.platform.answers.base import Deleted, Page
 from graftwork.platform.answers.usage import UsageRow
 from graftwork.platform.ids import KeyId, TenantId
+from graftwork.platform.ledger.usage import UsageGroup
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.metering import UsageGroup
 
 keys_router = APIRouter(prefix="/v1/admin/tenants/{tenant_id}/keys", tags=["admin"], route_class=SecretRoute)
 

@@ -11,7 +11,7 @@ from graftwork.api.schemas.usage import TimeText, span, usage_answer
 from graftwork.platform.answers.admin import Quota
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import Invoice, PriceList, UsageRow
-from graftwork.platform.tenancy.metering import UsageGroup
+from graftwork.platform.ledger.usage import UsageGroup
 from graftwork.platform.tenancy.principals import SERVICE_TIERS
 
 router = APIRouter(prefix="/v1", tags=["usage"], route_class=NativeRoute)

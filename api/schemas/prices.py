@@ -14,10 +14,10 @@ from graftwork.api.schemas.usage import totals_answer
 from graftwork.platform.answers import usage as answers
 from graftwork.platform.answers.base import Page
 from graftwork.platform.ids import TenantId
+from graftwork.platform.ledger.invoices import Invoice
+from graftwork.platform.ledger.price_keeper import NewPrices
 from graftwork.platform.prices.price_list import PriceBook, PriceList
 from graftwork.platform.prices.rates import amount_text
-from graftwork.platform.tenancy.invoices import Invoice
-from graftwork.platform.tenancy.price_keeper import NewPrices
 
 Rate = Annotated[str, Field(max_length=32, pattern=r"^[0-9]{1,7}(\.[0-9]{1,6})?$", examples=["0.50"])]
 """A price as decimal text. A JSON number would be read as a float, which loses digits."""

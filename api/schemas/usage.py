@@ -14,7 +14,7 @@ from graftwork.api.schemas.admin import unix_seconds
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.usage import Money, UsageRow, UsageTotals
 from graftwork.platform.errors import InvalidRequest
-from graftwork.platform.tenancy.metering import UsageGroup, UsageSummary
+from graftwork.platform.ledger.usage import UsageGroup, UsageSummary
 
 DEFAULT_SPAN_S = timedelta(days=30).total_seconds()
 
@@ -80,6 +80,10 @@ def _totals(summary: UsageSummary) -> dict[str, Any]:
         "total_tokens": used.total_tokens,
         "kv_byte_seconds": used.kv_byte_seconds,
         "adapter_bytes": used.adapter_bytes,
+        "drafted_tokens": summary.work.drafted_tokens,
+        "forced_tokens": summary.work.forced_tokens,
+        "reasoning_tokens": summary.work.reasoning_tokens,
+        "engine_ms": summary.work.engine_us / 1000,
         "costs": tuple(Money.of(cost.atoms, currency) for currency, cost in sorted(summary.costs.items())),
     }
 

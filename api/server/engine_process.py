@@ -19,6 +19,7 @@ from graftwork.api.server.served_model import model_dtype, model_folder, model_n
 from graftwork.engine.core.config import EngineConfig
 from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
 from graftwork.engine.rpc.engine_pb2 import Failed
+from graftwork.platform.cores import run_on_engine_cores
 from graftwork.platform.errors import DEVICE_LOST, GraftworkError
 from graftwork.platform.settings.settings import Settings
 from graftwork.platform.tracing.logs import configure_logging
@@ -65,6 +66,8 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     Raises InvalidRequest for wrong settings and for a model that cannot be served.
     """
     configure_logging(settings.log_level, form=settings.log_format)
+    if settings.engine_cores is not None:
+        run_on_engine_cores(settings.engine_cores)
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
     from graftwork.api.server.tls import engine_tls
     from graftwork.engine.rpc.server import serve_engine

@@ -1,9 +1,10 @@
 """Says what is erased of a deleted tenant, besides the rows of `platform/tenancy`: its sessions, adapters, cached KV,
-timelines, and the checks of its schemas.
+timelines, the checks of its schemas, and the names in its usage records.
 """
 
 from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.server.foundation import Foundation
+from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.principals import TenantScope, isolation_of
 from graftwork.sessions.service import SessionService
@@ -27,5 +28,6 @@ def tenant_erasure(base: Foundation, inference: InferenceResources, sessions: Se
             "kv": forget,
             "checks of schemas": forget_checks,
             "timelines": base.tracing.forget,
+            "names in usage records": UsageMeter(base.database).erase,
         },
     )

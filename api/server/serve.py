@@ -26,6 +26,7 @@ from graftwork.engine.fleet.autoscaler import ScalingLimits
 from graftwork.engine.fleet.client import FleetClient
 from graftwork.engine.model.config import read_model_config
 from graftwork.platform.clock import SystemClock
+from graftwork.platform.cores import leave_engine_cores
 from graftwork.platform.data_folder import locked_data_folder
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
@@ -42,6 +43,8 @@ def serve(settings: Settings) -> None:
 
     Raises a GraftworkError if the server cannot start.
     """
+    if settings.engine_cores is not None and settings.engine_address is None:
+        leave_engine_cores(settings.engine_cores)
     folder = model_folder(settings)
     if not settings.most_replicas:
         raise InvalidRequest(

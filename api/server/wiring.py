@@ -42,6 +42,10 @@ from graftwork.platform.database import Database
 from graftwork.platform.gateways.lease import GatewayLease, owner_name
 from graftwork.platform.ids import new_id
 from graftwork.platform.json_worker import JsonParsing
+from graftwork.platform.ledger.backlog import UsageBacklog
+from graftwork.platform.ledger.journal import UsageJournal
+from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.ledger.price_keeper import PRICES_S, PriceKeeper
 from graftwork.platform.modes.modes import REFRESH_S, ModeSwitch
 from graftwork.platform.objectives import ObjectiveMeter
 from graftwork.platform.quotas.in_flight import InFlightBound
@@ -52,8 +56,6 @@ from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
 from graftwork.platform.tenancy.idempotency import IdempotencyStore
 from graftwork.platform.tenancy.key_holders import FLUSH_USES_S
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter
-from graftwork.platform.tenancy.price_keeper import PRICES_S, PriceKeeper
 from graftwork.platform.tenancy.principals import AccessWatch, RunningWork
 from graftwork.platform.tenancy.secret_files import load_admin_key, load_pepper
 from graftwork.platform.tenancy.tenancy import Tenancy

@@ -113,6 +113,10 @@ class TokensGenerated:
     """Bytes of device pages that the request held, times seconds, since the last event that reported some. Pages that it
     shares with others count whole.
     """
+    engine_us: int = 0
+    """The request's share of the time of steps since the last event, in microseconds: the duration of each step, times
+    the request's tokens in it, divided by all tokens in it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,8 @@ class RequestFinished:
     completion_tokens: int
     drafts: DraftReport = DraftReport()
     kv_byte_seconds: int = 0
-    """What no event before has reported; see TokensGenerated."""
+    """What no event before has reported; see TokensGenerated. So is the next field."""
+    engine_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

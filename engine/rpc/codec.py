@@ -115,6 +115,7 @@ def step_to_wire(step: Iterable[RequestOutput], load: EngineLoad | None = None) 
         if isinstance(event, TokensGenerated) and event.token_ids and not event.logprobs:
             tokens = message.outputs.add(request_id=request_id).tokens
             tokens.token_ids.extend(event.token_ids)
+            tokens.engine_us = event.engine_us
             if event.kv_byte_seconds:
                 tokens.kv_byte_seconds = event.kv_byte_seconds
         else:
@@ -135,12 +136,13 @@ def output_to_wire(request_id: RequestId, event: EngineEvent | GraftworkError) -
             )
         case StepsTraced():
             return wire.RequestOutput(request_id=request_id, traced=_traced_to_wire(event))
-        case RequestFinished(reason, completion_tokens, drafts, kv_byte_seconds):
+        case RequestFinished(reason, completion_tokens, drafts, kv_byte_seconds, engine_us):
             finished = wire.Finished(
                 reason=reason,
                 completion_tokens=completion_tokens,
                 drafts=wire.Drafts(**asdict(drafts)),
                 kv_byte_seconds=kv_byte_seconds,
+                engine_us=engine_us,
             )
             return wire.RequestOutput(request_id=request_id, finished=finished)
         case GraftworkError():
@@ -152,8 +154,9 @@ def event_from_wire(output: wire.RequestOutput) -> EngineEvent | GraftworkError:
         tokens = output.tokens
         token_ids = tuple(tokens.token_ids[:])  # a slice is a list, which is iterated twice as fast as a repeated field
         if not tokens.logprobs:
-            return TokensGenerated(token_ids, (), tokens.kv_byte_seconds)
-        return TokensGenerated(token_ids, tuple(map(_logprobs_from_wire, tokens.logprobs)), tokens.kv_byte_seconds)
+            return TokensGenerated(token_ids, (), tokens.kv_byte_seconds, tokens.engine_us)
+        logprobs = tuple(map(_logprobs_from_wire, tokens.logprobs))
+        return TokensGenerated(token_ids, logprobs, tokens.kv_byte_seconds, tokens.engine_us)
     match output.WhichOneof("event"):
         case "admitted":
             return PromptAdmitted(_cache_from_wire(output.admitted), output.admitted.adapter_bytes)
@@ -174,6 +177,7 @@ def _tokens_to_wire(tokens: TokensGenerated) -> wire.Tokens:
         token_ids=tokens.token_ids,
         logprobs=map(_logprobs_to_wire, tokens.logprobs),
         kv_byte_seconds=tokens.kv_byte_seconds,
+        engine_us=tokens.engine_us,
     )
 
 
@@ -238,6 +242,7 @@ def _finished_from_wire(finished: wire.Finished) -> RequestFinished:
         finished.completion_tokens,
         _read(DraftReport, finished.drafts),
         finished.kv_byte_seconds,
+        finished.engine_us,
     )
 
 

@@ -183,14 +183,16 @@ class Admitted(_message.Message):
     def __init__(self, device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., miss_reason: _Optional[str] = ..., adapter_bytes: _Optional[int] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "kv_byte_seconds")
+    __slots__ = ("token_ids", "logprobs", "kv_byte_seconds", "engine_us")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     KV_BYTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_US_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     kv_byte_seconds: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., kv_byte_seconds: _Optional[int] = ...) -> None: ...
+    engine_us: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., kv_byte_seconds: _Optional[int] = ..., engine_us: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs", "rank")
@@ -205,16 +207,18 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "completion_tokens", "drafts", "kv_byte_seconds")
+    __slots__ = ("reason", "completion_tokens", "drafts", "kv_byte_seconds", "engine_us")
     REASON_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     KV_BYTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_US_FIELD_NUMBER: _ClassVar[int]
     reason: str
     completion_tokens: int
     drafts: Drafts
     kv_byte_seconds: int
-    def __init__(self, reason: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., kv_byte_seconds: _Optional[int] = ...) -> None: ...
+    engine_us: int
+    def __init__(self, reason: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., kv_byte_seconds: _Optional[int] = ..., engine_us: _Optional[int] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("drafted_tokens", "accepted_tokens", "forced_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")

@@ -298,6 +298,7 @@ class Scheduler:
         seconds = self._planner.step_ended()
         self.counters.step_seconds += seconds
         self.deadlines.step_ended(plan, seconds)
+        self._meter.charge_time(plan, seconds, self._running)
         return self._steps.land(plan, self._running)
 
     def absorb(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
@@ -338,7 +339,7 @@ class Scheduler:
             state.num_computed = len(state.token_ids) - 1
             self.counters.generated_tokens += len(token_ids)
             logprobs = result.logprobs.get(piece.request_id, ())[: len(token_ids)]
-            generated = TokensGenerated(token_ids, logprobs, state.take_kv_byte_seconds())
+            generated = TokensGenerated(token_ids, logprobs, *state.take_use())
             outputs.append(RequestOutput(state.request_id, generated))
         self._meter.charge_step(state, piece.num_drafts, len(token_ids))
         self.speculator.learn(state, piece.num_drafts, len(token_ids))
@@ -368,7 +369,7 @@ class Scheduler:
         self._remove_running(state)
         self._kv_cache.enforce_limits(state.domain)
         self.deadlines.record_finished()
-        finished = RequestFinished(reason, state.num_generated, report, state.take_kv_byte_seconds())
+        finished = RequestFinished(reason, state.num_generated, report, *state.take_use())
         return RequestOutput(state.request_id, finished)
 
     def _remove_running(self, state: RequestState) -> None:

@@ -1,16 +1,17 @@
 """Measures what running requests take of the engine, and holds back requests of the flex tier.
 
-    ServiceMeter   charges each request for tokens, rejected drafts, and the pages that it holds
+    ServiceMeter   charges each request for tokens, rejected drafts, and the pages that it holds, and shares out the time
     FlexHoldback   keeps places and pages free for higher tiers, and steps short, while requests of higher tiers come
 
-Owns the times up to which requests were charged, and adds the KV that they held to their states, for the reports that
-bills are made of. Never admits, orders or ends a request.
+Owns the times up to which requests were charged, and adds the KV that they held and their shares of steps to their
+states, for the reports that bills are made of. Never admits, orders or ends a request.
 Invariant: a held page is charged from its request's start to its end, each second once.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from graftwork.engine.core.requests import ServiceTier
+from graftwork.engine.core.step import StepPlan
 from graftwork.engine.scheduler.order.request_state import RequestState
 from graftwork.engine.scheduler.order.waiting_order import ServiceUse, WaitingOrder
 from graftwork.platform.clock import Clock
@@ -48,6 +49,16 @@ class ServiceMeter:
         """Charges a request for a step that verified `num_drafts` draft tokens and gave it `num_tokens` tokens."""
         rejected = max(num_drafts - max(num_tokens - 1, 0), 0)
         self._order.charge(state, ServiceUse(output_tokens=num_tokens, rejected_drafts=rejected))
+
+    def charge_time(self, plan: StepPlan, seconds: float, running: Mapping[RequestId, RequestState]) -> None:
+        """Shares out the duration of a step among the requests that it computed, by their tokens. The share of a request
+        that has ended since the step was planned is nobody's.
+        """
+        each_s = seconds / max(plan.num_tokens, 1)
+        for piece in plan.slices:
+            state = running.get(piece.request_id)
+            if state is not None:
+                state.engine_s += each_s * piece.num_tokens
 
     def charge_pages(self, running: Collection[RequestState]) -> None:
         """Charges the running requests for their pages, if the last time is long enough ago."""

@@ -93,6 +93,8 @@ class TurnUsage(Usage):
     """Bytes of KV cache that the turn held in device memory, times the seconds for which it held them."""
     adapter_bytes: int
     """Bytes of adapters that the engine loaded to the device for this turn. It is 0 if they were there."""
+    engine_ms: float = 0.0
+    """The turn's share of the time of the engine's steps, in milliseconds: by its tokens among those of each step."""
     cost: Money | None
     """Null if the turn has no price."""
 
@@ -122,6 +124,14 @@ class UsageTotals(Answer):
     """Bytes of KV cache that the requests held in device memory, times the seconds for which they held them."""
     adapter_bytes: int
     """Bytes of adapters that the engine loaded to the device for these requests."""
+    drafted_tokens: int
+    """Draft tokens that the model verified."""
+    forced_tokens: int
+    """Tokens of the answers that a grammar dictated."""
+    reasoning_tokens: int
+    """Tokens of the answers that are the model's reasoning."""
+    engine_ms: float
+    """The requests' share of the time of the engine's steps, in milliseconds."""
     costs: tuple[Money, ...]
     """One amount for each currency. It is empty if no request has a price."""
 

@@ -1,6 +1,6 @@
 """Defines a price list, and the lists that one process knows.
 
-Owns the rule that says which list a request has. Never reads the database: `platform/tenancy/price_keeper.py` does.
+Owns the rule that says which list a request has. Never reads the database: `platform/ledger/price_keeper.py` does.
 Invariant: a list never changes. A new price is a new list with a later beginning.
 """
 

@@ -7,6 +7,7 @@ from graftwork.platform.settings.setting import setting
 from graftwork.platform.settings.values import (
     one_of,
     parse_bytes,
+    parse_cores,
     parse_device,
     parse_flag,
     parse_path,
@@ -31,6 +32,9 @@ class DeviceSettings:
     """Devices of this machine that compute one model together, 1 to 8. Each holds a part of each layer."""
     threads: int = setting(1, whole(1, 1024))
     """CPU threads of one engine, 1 to 1024."""
+    engine_cores: tuple[int, ...] | None = setting(None, parse_cores)
+    """The cores of this machine, by number from 0, that engines keep to, and that the gateway of `serve` leaves to them.
+    None lets the system choose. Linux only."""
     device_bytes: int | None = setting(None, parse_bytes)
     """Bytes of device memory for KV and adapters together. None is the engine's default."""
     memory_share: float = setting(0.9, parse_share)

@@ -67,6 +67,16 @@ def whole(minimum: int, maximum: int = 2**31) -> Callable[[object], int]:
     return parse
 
 
+def parse_cores(value: object) -> tuple[int, ...]:
+    """Parses numbers of cores: a list, or text such as `1`, `0,2` or `2-7`."""
+    parts = [str(part).strip() for part in (value if isinstance(value, list | tuple) else str(value).split(","))]
+    matched = [re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part) for part in parts]
+    ranges = [range(int(one[1]), int(one[2] or one[1]) + 1) for one in matched if one]
+    if len(ranges) < len(parts) or not all(ranges):
+        raise ValueError("give numbers of cores, from 0, such as 1, 0,2 or 2-7")
+    return tuple(sorted({core for cores in ranges for core in cores}))
+
+
 def parse_fraction(value: object) -> float:
     """Parses a number from 0 to 1."""
     if not re.fullmatch(r"0|1|[01]?\.\d+", str(value).strip()) or float(str(value)) > 1:

@@ -30,7 +30,6 @@ It may be called again at any time, also after it was done.
 
 SETTLE_S = 15.0
 """Seconds after the deletion until a tenant can count as erased. Every gateway has cancelled its requests by then."""
-_USAGE_PER_TRANSACTION = 1_000
 _ACTOR = "server"
 
 
@@ -88,12 +87,8 @@ class TenantErasure:
             return False
 
     async def _erase_accounts(self, scope: TenantScope) -> bool:
-        """Deletes keys, limits and idempotency keys again, and the names of adapters in usage records and the audit log."""
+        """Deletes keys, limits and idempotency keys again, and the names of adapters in the audit log."""
         async with self._database.write() as session:
             await repository.delete_belongings(session, scope)
             await erasure_rows.erase_adapters_in_audit(session, scope)
-        num_rows = _USAGE_PER_TRANSACTION
-        while num_rows == _USAGE_PER_TRANSACTION:
-            async with self._database.write() as session:
-                num_rows = await erasure_rows.erase_adapter_names(session, scope, _USAGE_PER_TRANSACTION)
         return True

@@ -8,7 +8,7 @@ from sqlalchemy.engine import CursorResult
 from graftwork.platform.database import ReadSession, WriteSession
 from graftwork.platform.ids import TenantId
 from graftwork.platform.tenancy.repository import ERASED_ADAPTER
-from graftwork.platform.tenancy.tables import AuditRow, TenantRow, UsageRow
+from graftwork.platform.tenancy.tables import AuditRow, TenantRow
 from graftwork.platform.tenancy.tenants import Erasure, TenantStatus
 
 
@@ -34,15 +34,6 @@ async def mark_erased(session: WriteSession, tenant_id: TenantId, at: float) -> 
     """Records that a deleted tenant is erased. Returns False if this was recorded before."""
     unerased = update(TenantRow).where(TenantRow.id == tenant_id, TenantRow.erased_at.is_(None))
     return cast(CursorResult[Any], await session.execute(unerased.values(erased_at=at))).rowcount == 1
-
-
-async def erase_adapter_names(session: WriteSession, tenant_id: TenantId, limit: int) -> int:
-    """Replaces the adapter's name in up to `limit` usage rows of a tenant. Returns the number of changed rows."""
-    named = (UsageRow.tenant_id == tenant_id, UsageRow.adapter.is_not(None), UsageRow.adapter != ERASED_ADAPTER)
-    some = select(UsageRow.request_id).where(*named).limit(limit)
-    erase = update(UsageRow).where(UsageRow.tenant_id == tenant_id, UsageRow.request_id.in_(some))
-    erase = erase.values(model=ERASED_ADAPTER, adapter=ERASED_ADAPTER).execution_options(synchronize_session=False)
-    return cast(CursorResult[Any], await session.execute(erase)).rowcount
 
 
 async def erase_adapters_in_audit(session: WriteSession, tenant_id: TenantId) -> None:

@@ -1,62 +1,28 @@
-"""Contains the platform's SQL statements: over tenants, API keys, quotas, usage, the audit log and idempotency keys.
+"""Contains SQL statements over tenants, API keys, quotas, the audit log and idempotency keys.
 
 Owns the conversion between rows and the platform's own types. Never commits: the caller that opened the session does.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import ColumnElement, Select, and_, case, delete, exists, func, not_, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, delete, not_, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
-from sqlalchemy.orm import InstrumentedAttribute
 
 from graftwork.platform.database import Base, ReadSession, WriteSession
 from graftwork.platform.gateways import repository as gateways
 from graftwork.platform.gateways.lease import GatewayLease
-from graftwork.platform.ids import SessionId, TenantId
+from graftwork.platform.ids import TenantId
 from graftwork.platform.pagination import Order, Page, PageRequest, cut
-from graftwork.platform.prices.rates import Cost, Quantities
-from graftwork.platform.prices.tables import PriceListRow
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.tables import ApiKeyRow, AuditRow, IdempotencyRow, QuotaRow, TenantRow, UsageRow
-from graftwork.platform.tenancy.tenants import (
-    AuditEntry,
-    Tenant,
-    TenantStatus,
-    UsageEvent,
-    UsageGroup,
-    UsageSummary,
-)
+from graftwork.platform.tenancy.tables import ApiKeyRow, AuditRow, IdempotencyRow, QuotaRow, TenantRow
+from graftwork.platform.tenancy.tenants import AuditEntry, Tenant, TenantStatus
 
 ERASED_ADAPTER = "deleted"
 """The name of every adapter in the usage rows of an erased tenant."""
 
 Row = TypeVar("Row", TenantRow, ApiKeyRow, AuditRow)
-
-_GROUP_COLUMNS = {
-    UsageGroup.DAY: UsageRow.day,
-    UsageGroup.ADAPTER: UsageRow.adapter,
-    UsageGroup.SESSION: UsageRow.session_id,
-    UsageGroup.KEY: UsageRow.key_id,
-    UsageGroup.TENANT: UsageRow.tenant_id,
-    UsageGroup.TIER: UsageRow.service_tier,
-    UsageGroup.PRICE: UsageRow.price_id,
-}
-_LEDGER_FIELDS = tuple(name for name in UsageRow.__table__.columns.keys() if not name.endswith("_atoms"))  # noqa: SIM118
-_SUMMED = (
-    UsageRow.prompt_tokens,
-    UsageRow.cached_tokens,
-    UsageRow.host_tokens,
-    UsageRow.disk_tokens,
-    UsageRow.completion_tokens,
-    UsageRow.adapter_bytes,
-)
-_WIDELY_SUMMED = (UsageRow.kv_byte_seconds, UsageRow.cost_atoms, UsageRow.kv_cost_atoms)
-"""Columns whose sums may have more than the 64 bits of SQLite's sums. So their halves are added up: what is above
-`_HALF`, and the rest.
-"""
-_HALF = 10**9
 
 
 # Tenants
@@ -130,74 +96,6 @@ async def put_quota(session: WriteSession, tenant_id: TenantId, quota: Quota) ->
     await session.flush()
 
 
-# Usage
-
-
-async def add_usage(session: WriteSession, event: UsageEvent) -> bool:
-    """Adds the usage of one request to the ledger, the table with the usage of every request.
-
-    Returns True. If the request was recorded before, changes nothing and returns False.
-    """
-    values = {name: getattr(event, name) for name in _LEDGER_FIELDS}
-    values |= {"cost_atoms": event.cost.atoms, "kv_cost_atoms": event.cost.kv_atoms}
-    if event.adapter is not None:
-        values |= adapter_names(event.tenant_id, {"model": event.model, "adapter": event.adapter})
-    return await _insert_once(session, UsageRow, values)
-
-
-async def has_usage(session: ReadSession, tenant_id: TenantId, request_id: str) -> bool:
-    """Returns whether the usage of this request of a tenant was recorded."""
-    return await session.get(UsageRow, (tenant_id, request_id)) is not None
-
-
-async def sum_usage(
-    session: ReadSession, tenant_id: TenantId | None, start: float, end: float, group_by: UsageGroup
-) -> list[UsageSummary]:
-    """Adds up the usage of each group of requests that were recorded in the time [start, end)."""
-    conditions = [UsageRow.at >= start, UsageRow.at < end]
-    if tenant_id is not None:
-        conditions.append(UsageRow.tenant_id == tenant_id)
-    return await _sums(session, _GROUP_COLUMNS[group_by], conditions)
-
-
-async def sum_sessions(
-    session: ReadSession, tenant_id: TenantId, session_ids: Collection[SessionId]
-) -> dict[SessionId, UsageSummary]:
-    """Adds up all usage of each of these sessions. A session without usage is left out."""
-    mine = [UsageRow.tenant_id == tenant_id, UsageRow.session_id.in_(list(session_ids))]
-    return {SessionId(one.group or ""): one for one in await _sums(session, UsageRow.session_id, mine)}
-
-
-async def _sums(
-    session: ReadSession, group: InstrumentedAttribute[Any], conditions: Sequence[ColumnElement[bool]]
-) -> list[UsageSummary]:
-    sums = [func.sum(column) for column in _SUMMED]
-    halves = [func.sum(half) for column in _WIDELY_SUMMED for half in (column // _HALF, column % _HALF)]
-    currency = PriceListRow.currency
-    priced = select(group, currency, func.count(), *sums, *halves).outerjoin(
-        PriceListRow, PriceListRow.id == UsageRow.price_id
-    )
-    statement = priced.where(*conditions).group_by(group, currency)
-    summaries: dict[str | None, UsageSummary] = {}
-    for key, code, requests, *found in await session.execute(statement):
-        summary = _summary(key, code, requests, [int(figure) for figure in found])
-        summaries[key] = summaries.get(key, UsageSummary(key)) + summary
-    return list(summaries.values())
-
-
-def _summary(group: str | None, currency: str | None, requests: int, sums: Sequence[int]) -> UsageSummary:
-    prompt, cached, host, disk, completion, adapter_bytes, *halves = sums
-    kv, atoms, kv_atoms = (high * _HALF + low for high, low in zip(halves[::2], halves[1::2], strict=True))
-    used = Quantities(prompt - cached, cached - host - disk, host, disk, completion, kv, adapter_bytes)
-    return UsageSummary(group, requests, used, {} if currency is None else {currency: Cost(atoms, kv_atoms)})
-
-
-async def sum_tokens(session: ReadSession, tenant_id: TenantId, start: float) -> int:
-    tokens = func.sum(UsageRow.prompt_tokens + UsageRow.completion_tokens)
-    total = await session.scalar(select(tokens).where(UsageRow.tenant_id == tenant_id, UsageRow.at >= start))
-    return int(total or 0)
-
-
 # The audit log
 
 
@@ -226,7 +124,7 @@ async def list_audit_entries(session: ReadSession, page: PageRequest) -> Page[Au
 
 async def claim_idempotency_key(session: WriteSession, values: Mapping[str, Any]) -> bool:
     """Inserts the row of an idempotency key, which reserves the key for one attempt. Returns False if the row exists."""
-    return await _insert_once(session, IdempotencyRow, values)
+    return await insert_once(session, IdempotencyRow, values)
 
 
 async def drop_lapsed_idempotency_key(
@@ -306,7 +204,7 @@ async def page_of(session: ReadSession, statement: Select[Row], row: type[Row], 
     return (await session.scalars(statement.limit(page.limit + 1))).all()
 
 
-async def _insert_once(session: WriteSession, row: type[Base], values: Mapping[str, Any]) -> bool:
+async def insert_once(session: WriteSession, row: type[Base], values: Mapping[str, Any]) -> bool:
     """Inserts a row, unless its primary key exists. Returns whether the row was inserted."""
     insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
     result = await session.execute(insert(row).values(**values).on_conflict_do_nothing())
@@ -338,12 +236,3 @@ def _audit_entry(row: AuditRow) -> AuditEntry:
         target=row.target,
         details=row.details,
     )
-
-
-def adapter_names(tenant_id: TenantId, names: Mapping[str, str]) -> dict[str, ColumnElement[str]]:
-    """Returns the names to store in a new usage row, by column. For a deleted tenant, its adapter has no name any more.
-
-    Rows may come late: a gateway that was down stores what it finds in its journal when it starts again.
-    """
-    is_deleted = exists().where(TenantRow.id == tenant_id, TenantRow.status == TenantStatus.DELETED)
-    return {column: case((is_deleted, ERASED_ADAPTER), else_=name) for column, name in names.items()}

@@ -149,11 +149,14 @@ def usage_body(
 
 
 def turn_usage_body(
-    tokens: Mapping[str, Any], kv_byte_seconds: int, adapter_bytes: int, cost: figures.Money | None
+    tokens: Mapping[str, Any], engine: tuple[int, int, int], cost: figures.Money | None
 ) -> dict[str, Any]:
-    """Returns the JSON object `usage` of a turn: `tokens` as of any request, its memory, and its cost if it has a price."""
-    memory = {"kv_byte_seconds": kv_byte_seconds, "adapter_bytes": adapter_bytes}
-    return {**tokens, **memory, "cost": None if cost is None else cost.body()}
+    """Returns the JSON object `usage` of a turn: `tokens` as of any request, what it took of the `engine` (byte-seconds of
+    KV, bytes of adapters, microseconds), and its cost if it has a price.
+    """
+    kv_byte_seconds, adapter_bytes, engine_us = engine
+    taken = {"kv_byte_seconds": kv_byte_seconds, "adapter_bytes": adapter_bytes, "engine_ms": engine_us / 1000}
+    return {**tokens, **taken, "cost": None if cost is None else cost.body()}
 
 
 def _prompt_tokens(cache: CacheReport) -> dict[str, int]:

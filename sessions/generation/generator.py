@@ -51,7 +51,7 @@ from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
 from graftwork.sessions.generation.reasoning import ReasoningAsk, ReasoningModel, ReasoningPlan, plan_reasoning
 from graftwork.sessions.generation.tracer import GenerationTracer
-from graftwork.sessions.generation.usage import MemoryUse, Usage
+from graftwork.sessions.generation.usage import EngineUse, Usage
 from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from graftwork.sessions.tools.formats import HERMES, ToolCallFormat
@@ -201,6 +201,8 @@ class Generation:
         """
         self.kv_byte_seconds = 0
         """The bytes of KV on the device that the engine has reported so far, times seconds."""
+        self.engine_us = 0
+        """The request's share of the time of the engine's steps, as far as reported, in microseconds."""
         self._adapter_bytes = 0
         self.drafts = DraftReport()
         """The counts of draft tokens, reported when the engine finishes; empty for a cancelled generation."""
@@ -224,12 +226,12 @@ class Generation:
         """The token counts of the request so far. They are None while the prompt waits in the engine's queue."""
         if self.cache is None:
             return None
-        return Usage(self.cache, self.completion_tokens, self.drafts, self.memory, self.reasoning_tokens)
+        return Usage(self.cache, self.completion_tokens, self.drafts, self.engine_use, self.reasoning_tokens)
 
     @property
-    def memory(self) -> MemoryUse:
+    def engine_use(self) -> EngineUse:
         """What the engine has reported so far."""
-        return MemoryUse(self.kv_byte_seconds, self._adapter_bytes)
+        return EngineUse(self.kv_byte_seconds, self._adapter_bytes, self.engine_us)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Sends the request to the engine, and yields the events of the answer.
@@ -254,7 +256,7 @@ class Generation:
                         prompt, reported = None, PromptReported(tokens)
                         yield reported
                     if isinstance(event, TokensGenerated):
-                        self._count_tokens(len(event.token_ids), event.kv_byte_seconds)
+                        self._count_tokens(event)
                         for output in push(event.token_ids, event.logprobs):
                             yield output
                         if parser.is_over:
@@ -299,8 +301,10 @@ class Generation:
         if self._watch is not None:
             self._watch.admitted(Usage(event.cache, 0, self.drafts).prompt_tokens_by_tier, event.cache.miss_reason)
 
-    def _count_tokens(self, num_tokens: int, kv_byte_seconds: int) -> None:
-        self.kv_byte_seconds += kv_byte_seconds
+    def _count_tokens(self, event: TokensGenerated) -> None:
+        num_tokens = len(event.token_ids)
+        self.kv_byte_seconds += event.kv_byte_seconds
+        self.engine_us += event.engine_us
         if not num_tokens:
             return
         now = self._now()
@@ -333,6 +337,7 @@ class Generation:
     def _count_end(self, event: RequestFinished) -> None:
         self.drafts = event.drafts
         self.kv_byte_seconds += event.kv_byte_seconds
+        self.engine_us += event.engine_us
         self._telemetry.e2e.observe(self._now() - self._started_at)
 
     def _prompt_collector(self) -> PromptLogprobCollector | None:

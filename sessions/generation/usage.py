@@ -8,7 +8,7 @@ the reservation, in the usage row, or in both.
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from graftwork.adapters.format.specs import ResolvedModel
@@ -19,12 +19,14 @@ from graftwork.platform.answers.usage import Money
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.errors import CapacityContended, GraftworkError, LimitExceeded
 from graftwork.platform.ids import RequestId, SessionId, TenantId
+from graftwork.platform.ledger.backlog import UsageBacklog
+from graftwork.platform.ledger.journal import JournalEntry
+from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook
 from graftwork.platform.quotas.in_flight import HeldPlaces, InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.quotas.quotas import QuotaKeeper, Reservation
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import JournalEntry, UsageBacklog, UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tracing.request_trace import Stage
 from graftwork.sessions.core.views import turn_usage_body, usage_body
@@ -32,21 +34,23 @@ from graftwork.sessions.text.encoding import Prompt, PromptEncoding
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """What one request took of the engine's memory."""
+class EngineUse:
+    """What one request took of the engine's memory and time."""
 
     kv_byte_seconds: int = 0
     """Bytes of KV that it held on the device, times the seconds for which it held them."""
     adapter_bytes: int = 0
     """Bytes of adapters that were loaded to the device for it."""
+    engine_us: int = 0
+    """Its share of the time of the engine's steps, in microseconds."""
 
-    def __add__(self, other: "MemoryUse") -> "MemoryUse":
-        return MemoryUse(self.kv_byte_seconds + other.kv_byte_seconds, self.adapter_bytes + other.adapter_bytes)
+    def __add__(self, other: "EngineUse") -> "EngineUse":
+        return EngineUse(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The token counts of one request: its prompt by cache tier, its answer, and its draft tokens; and its memory.
+    """The token counts of one request: its prompt by cache tier, its answer, and its draft tokens; and what it took of the engine.
 
     The cached tokens of the prompt are those from the device, the host and the disk. All other prompt tokens were
     computed again.
@@ -55,7 +59,7 @@ class Usage:
     cache: CacheReport
     completion_tokens: int
     drafts: DraftReport
-    memory: MemoryUse = MemoryUse()
+    engine: EngineUse = EngineUse()
     reasoning_tokens: int = 0
     """Those of the answer's tokens that are the model's reasoning, known at the end of the answer."""
 
@@ -89,8 +93,8 @@ class Usage:
         return usage_body(self.cache, self.completion_tokens, self.drafts, self.reasoning_tokens)
 
     def turn_body(self, cost: Money | None) -> dict[str, Any]:
-        """Returns the same object for a turn, with its memory and its cost."""
-        return turn_usage_body(self.as_body(), self.memory.kv_byte_seconds, self.memory.adapter_bytes, cost)
+        """Returns the same object for a turn, with what it took of the engine, and its cost."""
+        return turn_usage_body(self.as_body(), astuple(self.engine), cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +276,12 @@ class RequestAccount:
             outcome=outcome,
             host_tokens=usage.cache.host_tokens,
             disk_tokens=usage.cache.disk_tokens,
-            kv_byte_seconds=usage.memory.kv_byte_seconds,
-            adapter_bytes=usage.memory.adapter_bytes,
+            kv_byte_seconds=usage.engine.kv_byte_seconds,
+            adapter_bytes=usage.engine.adapter_bytes,
+            engine_us=usage.engine.engine_us,
+            drafted_tokens=usage.drafts.drafted_tokens,
+            forced_tokens=usage.drafts.forced_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
             service_tier=charge.service_tier,
         )
         return event.priced(self._prices)

@@ -15,10 +15,10 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database, WriteSession
 from graftwork.platform.errors import Conflict, GraftworkError, Unavailable
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TurnId
+from graftwork.platform.ledger.repository import add_usage
+from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook
-from graftwork.platform.tenancy.metering import UsageEvent, UsageOutcome
 from graftwork.platform.tenancy.principals import AdminPrincipal, Principal, TenantScope, scope_of_tenant
-from graftwork.platform.tenancy.repository import add_usage
 from graftwork.sessions.core.events import EventDraft, EventType, SessionEvent, number_events, turn_created
 from graftwork.sessions.core.items import Item, open_calls
 from graftwork.sessions.core.lease import LeaseLost, SessionLease
@@ -283,7 +283,7 @@ class TurnStore:
                 prices = self._book.in_force(session.tenant_id, turn.service_tier or "default", turn.created_at)
                 row = _usage_row(session, turn, turn.key_id, delivered, self._clock.now()).priced(prices)
                 is_billed = await add_usage(database, row)  # else its process has already found that it costs nothing
-                used = turn_usage_body(_usage_of(delivered), 0, 0, Money.of_prices(row.cost.atoms, prices))
+                used = turn_usage_body(_usage_of(delivered), (0, 0, 0), Money.of_prices(row.cost.atoms, prices))
                 outcome = replace(outcome, cache=delivered.cache, usage=used if is_billed else None)
             await self._end(database, scope, replace(session, epoch=session.epoch + 1), turn_id, outcome)
 

@@ -19,7 +19,7 @@ from graftwork.engine.core.stats import EngineDescription
 from graftwork.platform.activity.meter import RequestOwner
 from graftwork.platform.errors import Conflict, ContextLengthExceeded, InvalidRequest, NotFound, ValidationFailed
 from graftwork.platform.ids import CallId, RequestId, TurnId, new_id
-from graftwork.platform.tenancy.metering import UsageOutcome
+from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.core.items import Item, function_call_output, parse_output
 from graftwork.sessions.core.session import AgentSession, SessionSettings, ToolOutput

@@ -20,7 +20,7 @@ from graftwork.engine.core.session_commands import SessionMemory, ToolWait
 from graftwork.platform.clock import Clock
 from graftwork.platform.errors import GraftworkError, InternalFailure, Unavailable
 from graftwork.platform.ids import CheckpointId, TurnId, new_id
-from graftwork.platform.tenancy.metering import UsageOutcome
+from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.tenancy.principals import Principal, RunningWork
 from graftwork.sessions.core.events import (
     EventDraft,
@@ -257,7 +257,7 @@ class TurnRunner:
         answer_items = _answer_items(answer, self.turn.turn_id, self.plan.call_forms)
         checkpoint = self._checkpoint(answer, answer_items)
         tokens, reasoned = generation.completion_tokens, generation.reasoning_tokens
-        used = Usage(answer.cache, tokens, generation.drafts, generation.memory, reasoned)
+        used = Usage(answer.cache, tokens, generation.drafts, generation.engine_use, reasoned)
         usage = used.turn_body(self.account.cost(used))
         if checkpoint.awaits_tools:
             status, type_ = TurnStatus.AWAITING_TOOL, EventType.TURN_AWAITING_TOOL

@@ -77,7 +77,8 @@ class FakeEngine:
     """The part of `cached_tokens` that is in host memory."""
     adapter_bytes: int = 0
     kv_byte_seconds: int = 0
-    """What each token, and the end of an answer, reports."""
+    """What each token, and the end of an answer, reports; so is the next field."""
+    engine_us: int = 0
     drafts: DraftReport = field(default_factory=DraftReport)
     """What every answer's end tells of its guesses."""
     session_commands: list[SessionCommand] = field(default_factory=list)
@@ -111,6 +112,10 @@ class FakeEngine:
         """The text that answers this request."""
         return self.text
 
+    @property
+    def _use(self) -> tuple[int, int]:
+        return self.kv_byte_seconds, self.engine_us
+
     async def _events(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         cached = min(self.cached_tokens, len(request.prompt_token_ids))
         host = min(self.host_tokens, cached)
@@ -131,9 +136,9 @@ class FakeEngine:
                 raise self.breakage
             if made == self.holds_after:
                 await self.hold()
-            yield TokensGenerated((token,), logprobs_of([token], request.sampling.logprobs), self.kv_byte_seconds)
+            yield TokensGenerated((token,), logprobs_of([token], request.sampling.logprobs), *self._use)
         reason = FinishReason.STOP if tokens == answer else FinishReason.LENGTH
-        yield RequestFinished(reason, len(tokens), self.drafts, self.kv_byte_seconds)
+        yield RequestFinished(reason, len(tokens), self.drafts, *self._use)
 
     async def hold(self) -> None:
         self.held.set()

@@ -10,10 +10,12 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.ids import IsolationDomain, KeyId, RequestId, TenantId
 from graftwork.platform.keys.scopes import ALL_SCOPES
+from graftwork.platform.ledger.backlog import UsageBacklog
+from graftwork.platform.ledger.journal import UsageJournal
+from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quotas import LocalQuotaKeeper
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
 from graftwork.sessions.generation.generator import GenerationRequest

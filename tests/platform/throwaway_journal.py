@@ -5,7 +5,9 @@ import weakref
 from pathlib import Path
 from tempfile import mkdtemp
 
-from graftwork.platform.tenancy.metering import UsageJournal
+from graftwork.platform.ledger.backlog import UsageBacklog
+from graftwork.platform.ledger.journal import UsageJournal
+from graftwork.platform.ledger.meter import UsageMeter
 
 
 def throwaway_journal() -> UsageJournal:
@@ -14,3 +16,8 @@ def throwaway_journal() -> UsageJournal:
     journal = UsageJournal(Path(folder))
     weakref.finalize(journal, shutil.rmtree, folder, ignore_errors=True)
     return journal
+
+
+def throwaway_backlog(meter: UsageMeter) -> UsageBacklog:
+    """Returns a backlog with such a journal."""
+    return UsageBacklog(meter, throwaway_journal())

@@ -23,10 +23,10 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database, ReadSession, WriteSession
 from graftwork.platform.errors import GraftworkError, LimitExceeded, Unavailable
 from graftwork.platform.ids import AdapterId, IsolationDomain, KeyId, SessionId, TenantId, new_id
+from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter
 from graftwork.platform.tenancy.principals import Principal, TenantScope
 from graftwork.sessions.core.events import SessionEvent
 from graftwork.sessions.core.lease import Pause
@@ -39,7 +39,7 @@ from graftwork.sessions.text.encoding import LocalEncoding, PromptEncoder, Promp
 from graftwork.sessions.turns.kv import SessionKvClient
 from graftwork.sessions.turns.runner import TurnDependencies
 from graftwork.sessions.turns.running import TurnHandle
-from tests.platform.throwaway_journal import throwaway_journal
+from tests.platform.throwaway_journal import throwaway_backlog
 from tests.sessions.scripted_engine import description, generator_on
 from tests.sessions.tokenizer_and_templates import prompt_encoder, text_tokenizer, token_id
 
@@ -285,7 +285,7 @@ class SessionProcess:
         self.meter = UsageMeter(database)
         turns = TurnStore(database, self.clock, owner, LEASE_S, self.clock)
         generator = generator_on(self.engine, telemetry=self.telemetry, clock=self.clock)
-        backlog, in_flight = UsageBacklog(self.meter, throwaway_journal()), InFlightBound(self.clock, None, MAX_ANSWERS)
+        backlog, in_flight = throwaway_backlog(self.meter), InFlightBound(self.clock, None, MAX_ANSWERS)
         self.accounting = Accounting(self.quotas.quota_of, self.quotas, backlog, self.telemetry, self.clock, in_flight)
         dependencies = TurnDependencies(
             generator=generator,

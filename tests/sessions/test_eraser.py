@@ -4,9 +4,9 @@ from sqlalchemy import func, select
 
 from graftwork.platform.database import Base, Database
 from graftwork.platform.errors import Unavailable
-from graftwork.platform.tenancy.metering import UsageOutcome
+from graftwork.platform.ledger.tables import UsageRow
+from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.platform.tenancy.tables import UsageRow
 from graftwork.sessions.core.session import TurnStatus
 from tests.sessions.session_process import (
     LEASE_S,

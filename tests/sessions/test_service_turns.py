@@ -13,8 +13,8 @@ from graftwork.platform.errors import (
     ContextLengthExceeded,
     ValidationFailed,
 )
+from graftwork.platform.ledger.usage import UsageGroup
 from graftwork.platform.pagination import Order, PageRequest
-from graftwork.platform.tenancy.metering import UsageGroup
 from graftwork.sessions.core.session import SessionSettings, SessionStatus, TurnStatus
 from graftwork.sessions.core.views import session_cache_answer, turn_answer
 from graftwork.sessions.service import NewSession

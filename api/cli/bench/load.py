@@ -10,18 +10,15 @@ Owns the clients of one measured phase. Never judges the figures: figures.py doe
 
 import asyncio
 import json
-import ssl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from random import Random
 from typing import Any
 
-import httpx
-
+from graftwork.api.cli.bench.stream_client import BrokenAnswer, StreamClient
 from graftwork.platform.clock import Clock
 
-_CONNECT_WITHIN_S = 10.0
+_DONE = b"data: [DONE]"
 _WORDS = (
     "harbour",
     "ledger",
@@ -73,7 +70,7 @@ class Sent:
     tenant: str
     sent_at: float
     status: int | None = None
-    """None if the connection failed."""
+    """None if the connection failed, or if the stream ended without its last event."""
     token_times: list[float] = field(default_factory=list)
     """When each piece of the answer arrived; a piece is usually one token."""
     ended_at: float | None = None
@@ -84,6 +81,9 @@ class Sent:
     """Of the tenant."""
     computed_tokens: int | None = None
     """The tokens of the prompt that were not cached, as the server counts them; None if it did not say."""
+
+    is_complete: bool = False
+    """Whether the stream came to its end, `[DONE]`."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -157,7 +157,7 @@ class Load:
 
     async def _chat(
         self,
-        http: httpx.AsyncClient,
+        http: StreamClient,
         tenant: str,
         target: Target,
         messages: Sequence[dict[str, str]],
@@ -178,23 +178,27 @@ class Load:
         pieces: list[str] = []
         retry_after_s = 0.0
         try:
-            async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-                one.status = answer.status_code
-                if answer.is_success:
-                    async for line in answer.aiter_lines():
+            async with http.post("/v1/chat/completions", json.dumps(body).encode()) as answer:
+                one.status = answer.status
+                async for line in answer.lines():
+                    if answer.status == 200:
                         self._read(line, one, pieces)
-                else:
-                    retry_after_s = float(answer.headers.get("retry-after", "1"))
-        except httpx.TransportError:
+                if answer.status != 200:
+                    retry_after_s = _retry_after_s(answer.headers.get("retry-after"))
+            if one.status == 200 and not one.is_complete:
+                raise BrokenAnswer("the stream has no end")
+        except BrokenAnswer:
             one.status, retry_after_s = None, 1.0
         one.ended_at = self._clock.monotonic()
         self._on_change(self)
         return "".join(pieces), retry_after_s
 
-    def _read(self, line: str, one: Sent, pieces: list[str]) -> None:
-        if not line.startswith("data: {"):
+    def _read(self, line: bytes, one: Sent, pieces: list[str]) -> None:
+        if line.startswith(_DONE):
+            one.is_complete = True
+        if not line.startswith(b"data: {"):
             return
-        chunk = json.loads(line.removeprefix("data: "))
+        chunk = json.loads(line.removeprefix(b"data: "))
         if "error" in chunk:
             one.status = 500
         if usage := chunk.get("usage"):
@@ -208,17 +212,13 @@ class Load:
                 pieces.append(text)
 
 
-@cache
-def tls_context() -> ssl.SSLContext:
-    """Returns the certificates that clients trust. Reading them takes long, so a phase begins after the first call."""
-    return httpx.create_ssl_context()
+def _retry_after_s(header: str | None) -> float:
+    """Returns the seconds of a `retry-after`; 1 if it has none, or a date."""
+    return float(header) if header is not None and header.replace(".", "", 1).isdecimal() else 1.0
 
 
-def _client(target: Target) -> httpx.AsyncClient:
-    """Returns a client without a limit of connections: a queue in the client would hide the server's."""
-    headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
+def _client(target: Target) -> StreamClient:
+    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
     if target.deadline_ms is not None:
         headers["x-deadline-ms"] = str(target.deadline_ms)
-    timeout = httpx.Timeout(None, connect=_CONNECT_WITHIN_S)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=target.url, headers=headers, timeout=timeout, limits=limits, verify=tls_context())
+    return StreamClient(target.url, headers)

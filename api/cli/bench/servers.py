@@ -5,7 +5,7 @@ Owns the processes of its own server, which end with the block. Never sends a ch
 
 import tempfile
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from graftwork.api.cli.console.failures import require_modules
 from graftwork.api.cli.demo.server import DemoServer, ServerFailed
 from graftwork.api.sdk.client import AsyncGraftwork
 from graftwork.api.sdk.transport.errors import ConfigurationError
+from graftwork.platform.cores import beside_engine_cores
+from graftwork.platform.settings.values import parse_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ async def measured_server(
 ) -> AsyncGenerator[Measured, None]:
     """Yields the server at `url`, or starts a demo server with these settings and a tenant with each name and weight.
 
-    `settings` are for a server of its own, by name in lower case. Raises ConfigurationError if it does not start.
+    `settings` are for a server of its own, by name in lower case. With `engine_cores`, this thread keeps off these cores as
+    well, as if the clients were on another machine. Raises ConfigurationError if it does not start.
     """
     if url is not None:
         target = Target(url.rstrip("/").removesuffix("/v1"), key, model)
@@ -46,7 +49,9 @@ async def measured_server(
         try:
             keys = await make_tenants(server.url, server.admin_key(), weights)
             targets = {name: Target(server.url, keys[name], model, weight=weight) for name, weight in weights.items()}
-            yield Measured(targets, server.process_id)
+            cores = parse_cores(settings["engine_cores"]) if "engine_cores" in settings else ()
+            with beside_engine_cores(cores) if cores else nullcontext():
+                yield Measured(targets, server.process_id)
         finally:
             await server.stop()
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from graftwork.api.cli.bench.figures import percentile
-from graftwork.api.cli.bench.load import ChatShape, Load, Target, tls_context
+from graftwork.api.cli.bench.load import ChatShape, Load, Target
 from graftwork.api.cli.bench.page import Claim, Lines
 from graftwork.api.cli.bench.process_watch import ProcessUse, process_use
 from graftwork.api.cli.bench.report import Report, ms
+from graftwork.api.cli.bench.stream_client import tls_context
 from graftwork.platform.clock import Clock
 
 CHAT = ChatShape(words=30, max_tokens=32)

@@ -98,13 +98,13 @@ def fairness(
     """
     from graftwork.api.cli.bench.progress import LiveProgress
     from graftwork.api.cli.bench.report import phases_report
-    from graftwork.api.cli.bench.runs import SETTINGS, TENANTS, claims
+    from graftwork.api.cli.bench.runs import TENANTS, claims, flood_settings
     from graftwork.api.cli.bench.runs import fairness as measure
     from graftwork.api.cli.bench.servers import measured_server, parse_settings
     from graftwork.platform.clock import SystemClock
 
     _check_png(png)
-    settings = SETTINGS | parse_settings(setting or ())
+    settings = flood_settings() | parse_settings(setting or ())
 
     async def run() -> "Fairness":
         with LiveProgress() as progress:

@@ -65,6 +65,13 @@ Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda (default: au
 TensorParallel = Annotated[
     int | None, typer.Option(metavar="N", help="Devices that compute the model together, 1 to 8 (default: 1).")
 ]
+EngineCores = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CORES",
+        help="The cores that engines keep to, e.g. 1 or 2-7; the gateway takes the others (default: the system decides).",
+    ),
+]
 DeviceBytes = Annotated[
     str | None,
     typer.Option(

@@ -104,6 +104,8 @@ class RequestState:
     """Token counts for penalties; None without penalties. The last tokens may be missing: call `updated_history`."""
     kv_byte_seconds: float = 0.0
     """Bytes of pages that the request held, times seconds, which no event has reported yet."""
+    engine_s: float = 0.0
+    """The request's share of the time of steps, in seconds, which no event has reported yet."""
     slices_in_flight: list[RequestSlice] = field(default_factory=list)
     """The slices of this request in the steps in flight, the oldest first. StepsInFlight changes them.
 
@@ -284,11 +286,14 @@ class RequestState:
             self.history.extend(self.token_ids[self.num_prompt + self.history.num_generated_tokens :])
         return self.history
 
-    def take_kv_byte_seconds(self) -> int:
-        """Returns the KV that the request held and that no event has reported. The caller reports it."""
-        taken = int(self.kv_byte_seconds)
-        self.kv_byte_seconds -= taken
-        return taken
+    def take_use(self) -> tuple[int, int]:
+        """Returns the KV that the request held, in byte-seconds, and its share of steps, in microseconds, as far as no
+        event has reported them. The caller reports them.
+        """
+        kv_byte_seconds, engine_us = int(self.kv_byte_seconds), int(self.engine_s * 1e6)
+        self.kv_byte_seconds -= kv_byte_seconds
+        self.engine_s -= engine_us / 1e6
+        return kv_byte_seconds, engine_us
 
     def outputs_if_over(self, page_tokens: int) -> list[RequestOutput]:
         """Returns all outputs of a request whose answer has ended with its earlier run; [] if the answer goes on.

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 
 from graftwork.platform.ids import KeyId, RequestId, TenantId, new_id
+from graftwork.platform.ledger.price_keeper import NewPrices
+from graftwork.platform.ledger.usage import UsageEvent
 from graftwork.platform.prices.price_list import PriceList
-from graftwork.platform.tenancy.price_keeper import NewPrices
-from graftwork.platform.tenancy.tenants import UsageEvent
 from tests.api.console.console_server import ConsoleServer, ConsoleTenant
 
 RATES = {"input": "0.523457", "input_device": "0.050001", "output": "1.5", "kv_gb_hour": "0.02", "adapter_gb": "0.001"}

@@ -8,9 +8,9 @@ from itertools import count
 
 from graftwork.engine.core.events import MissReason
 from graftwork.platform.ids import TenantId
+from graftwork.platform.ledger.price_keeper import NewPrices
 from graftwork.platform.prices.price_list import PriceList
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.price_keeper import NewPrices
 from tests.api.console.console_server import ConsoleServer, ConsoleTenant
 from tests.api.console.ledger import month_back, record, record_days
 from tests.api.in_process_gateway import adapter_upload

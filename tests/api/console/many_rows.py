@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from itertools import cycle
 
 from graftwork.platform.ids import KeyId
+from graftwork.platform.ledger.price_keeper import NewPrices
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.tenancy.price_keeper import NewPrices
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.service import NewSession
 from tests.adapters.adapter_files import config_bytes, open_files, tensors, weights_bytes

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from graftwork.platform.tenancy.price_keeper import NewPrices
+from graftwork.platform.ledger.price_keeper import NewPrices
 from tests.api.in_process_gateway import Gateway, TestTenant, adapter_upload
 from tests.api.signed_in import sign_in
 

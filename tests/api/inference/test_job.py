@@ -15,8 +15,10 @@ from graftwork.engine.core.events import PromptAdmitted
 from graftwork.platform.database import Database
 from graftwork.platform.errors import CapacityContended, Unavailable
 from graftwork.platform.ids import RequestId
-from graftwork.platform.tenancy.metering import UsageJournal, UsageMeter, UsageOutcome
-from graftwork.platform.tenancy.tables import UsageRow
+from graftwork.platform.ledger.journal import UsageJournal
+from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.ledger.tables import UsageRow
+from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.sessions.generation.generator import GenerationFinished, TextDelta
 from tests.api.fake_engine import FakeEngine
 from tests.api.inference_jobs import TENANT, SlowReservation, make_job

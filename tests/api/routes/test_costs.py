@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from graftwork.engine.core.events import DraftReport
 from graftwork.platform.clock import ManualClock
 from graftwork.platform.errors import InternalFailure
 from tests.api.in_process_gateway import Gateway, TestTenant, chat, session_frames
@@ -35,6 +36,7 @@ async def test_every_sum_of_costs_is_the_same(gateway: Gateway, tenant: TestTena
     prices = await set_prices(gateway)
     gateway.engine.cached_tokens, gateway.engine.host_tokens = 7, 3
     gateway.engine.kv_byte_seconds, gateway.engine.adapter_bytes = 123_456_789, 1000
+    gateway.engine.engine_us, gateway.engine.drafts = 1500, DraftReport(9, 5, 2)
     turns: dict[str, list[dict[str, Any]]] = {}
     for _ in range(2):
         session = (await tenant.client.post("/v1/sessions", json={"model": "tiny"})).json()["id"]
@@ -65,6 +67,11 @@ async def test_every_sum_of_costs_is_the_same(gateway: Gateway, tenant: TestTena
     assert invoice["unpriced"]["requests"] == 0
     quantities = {line["item"]: line["quantity"] for line in invoice["lines"]}
     assert (quantities["input_device"], quantities["input_host"]) == (4 * 5, 3 * 5)
+    num_tokens = by_group["day"][0]["completion_tokens"]
+    for rows in by_group.values():
+        assert sum(row["engine_ms"] for row in rows) == 1.5 * (num_tokens + 6)  # five requests have six answers
+        assert [sum(row[name] for row in rows) for name in ("drafted_tokens", "forced_tokens")] == [9 * 6, 2 * 6]
+    assert sum(one["engine_ms"] for one in turns[session]) == read["engine_ms"]
     assert quantities["kv_gb_hour"] == by_group["day"][0]["kv_byte_seconds"]
 
 

@@ -71,6 +71,30 @@ def test_life(server: subprocess.Popen[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or os.cpu_count() == 1, reason="needs Linux and two cores")
+def test_cores(tmp_path: Path) -> None:
+    """With `engine_cores`, the engine's threads keep to these cores, but for the one that waits for the server's end, and
+    all threads of the server to the others.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    command, environment = [sys.executable, "-c", PROGRAM, str(tmp_path)], {"GRAFTWORK_ENGINE_CORES": str(usable[-1])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment) as server:
+        try:
+            assert ask(url_when_ready(server), tmp_path).json()["usage"]["completion_tokens"] == 4
+            engines, servers = (
+                [os.sched_getaffinity(thread.id) for thread in process.threads()]
+                for process in (engine_of(server), psutil.Process(server.pid))
+            )
+        finally:
+            server.kill()
+
+    assert len(engines) > 3
+    assert sum(cores != {usable[-1]} for cores in engines) == 1
+    assert servers
+    assert all(cores == set(usable[:-1]) for cores in servers)
+
+
+@pytest.mark.slow
 def test_sudden_death(server: subprocess.Popen[str]) -> None:
     """An engine whose supervisor was killed ends by itself."""
     url_when_ready(server)

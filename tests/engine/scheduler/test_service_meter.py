@@ -17,12 +17,23 @@ class WatchedDriver(SchedulerDriver):
         super().__init__(pages=pages, host=40)
         self.page_bytes = self.cache.kv_cache.page_store.sizes.page_bytes
         self.held: defaultdict[str, float] = defaultdict(float)
+        self.shares: defaultdict[str, float] = defaultdict(float)
 
     def ran(self, plan: StepPlan) -> None:
         for request_id in self.scheduler.running_ids:
             pages = self.scheduler.requests.running[request_id].pages
             self.held[request_id] += len(pages) * self.page_bytes * STEP_S
         self.clock.advance(STEP_S)
+        for piece in plan.slices:
+            self.shares[piece.request_id] += STEP_S * piece.num_tokens / plan.num_tokens
+
+    def shared_out(self) -> dict[str, int]:
+        """The reported microseconds of each request."""
+        found: defaultdict[str, int] = defaultdict(int)
+        for output in self.outputs:
+            if isinstance(output.event, TokensGenerated | RequestFinished):
+                found[output.request_id] += output.event.engine_us
+        return dict(found)
 
     def reported(self) -> dict[str, int]:
         found: defaultdict[str, int] = defaultdict(int)
@@ -44,6 +55,22 @@ def test_all_events_together_report_the_kv_that_was_held() -> None:
     for name, reported in driver.reported().items():
         assert abs(reported - driver.held[name]) <= 1
     assert driver.reported()["long"] > driver.reported()["short"] > 0
+
+
+def test_the_time_of_steps_is_shared_out_by_tokens() -> None:
+    """Each request reports its part of the steps that computed it, and all parts together are the time of all steps."""
+    driver = WatchedDriver(pages=8)
+    for name in ("first", "second", "third"):
+        driver.submit(name, 8, 16)
+
+    driver.drain()
+
+    assert driver.scheduler.counters.preemptions > 0
+    shares = driver.shared_out()
+    assert shares.keys() == driver.shares.keys()
+    for name, share in shares.items():
+        assert abs(share / 1e6 - driver.shares[name]) < 2e-6
+    assert abs(sum(shares.values()) / 1e6 - driver.scheduler.counters.step_seconds) < 6e-6
 
 
 def test_a_preempted_request_reports_both_its_runs() -> None:

@@ -13,10 +13,11 @@ from graftwork.platform.errors import Conflict, NotAuthenticated, NotFound, NotP
 from graftwork.platform.ids import KeyId, RequestId, TenantId
 from graftwork.platform.keys.scopes import ALL_SCOPES, Scope
 from graftwork.platform.keys.wrong_keys import WrongKeyLimit
+from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.ledger.usage import UsageEvent
 from graftwork.platform.pagination import Order, PageRequest
 from graftwork.platform.quotas.quota import Quota
 from graftwork.platform.tenancy.authenticator import AdminKey, Authenticator
-from graftwork.platform.tenancy.metering import UsageEvent, UsageMeter
 from graftwork.platform.tenancy.principals import AdminPrincipal
 from graftwork.platform.tenancy.recent_keys import RecentKeys
 from graftwork.platform.tenancy.tenancy import Tenancy

@@ -11,9 +11,11 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import LimitExceeded, Unavailable
 from graftwork.platform.ids import RequestId
+from graftwork.platform.ledger.backlog import UsageBacklog
+from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.quotas.in_flight import InFlightBound
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageMeter, UsageOutcome
 from graftwork.sessions.generation.generator import PromptAdmitted, TextDelta
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount, Usage
 from tests.platform.throwaway_journal import throwaway_journal

@@ -8,8 +8,8 @@ import pytest
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Conflict, InvalidRequest, NotFound, ValidationFailed
 from graftwork.platform.ids import CallId
+from graftwork.platform.ledger.usage import UsageGroup
 from graftwork.platform.pagination import Order, PageRequest
-from graftwork.platform.tenancy.metering import UsageGroup
 from graftwork.sessions.core.items import function_call, function_call_output
 from graftwork.sessions.responses.conversations import ConversationService
 from graftwork.sessions.responses.input import check_outputs

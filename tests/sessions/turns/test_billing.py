@@ -6,9 +6,9 @@ from sqlalchemy import select
 from graftwork.platform.database import Database
 from graftwork.platform.errors import GraftworkError, InternalFailure, InvalidRequest, Unavailable
 from graftwork.platform.ids import TurnId, new_id
-from graftwork.platform.tenancy.metering import UsageGroup, UsageOutcome
+from graftwork.platform.ledger.tables import UsageRow
+from graftwork.platform.ledger.usage import UsageGroup, UsageOutcome
 from graftwork.platform.tenancy.principals import Principal
-from graftwork.platform.tenancy.tables import UsageRow
 from graftwork.sessions.core.session import TurnStatus
 from tests.sessions.session_process import (
     LEASE_S,

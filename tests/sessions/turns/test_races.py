@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
-from graftwork.platform.tenancy.metering import UsageGroup
+from graftwork.platform.ledger.usage import UsageGroup
 from graftwork.sessions.core.events import EventType
 from graftwork.sessions.core.session import SessionStatus, TurnStatus
 from graftwork.sessions.text.encoding import SHORT_CHARACTERS, PromptEncoder

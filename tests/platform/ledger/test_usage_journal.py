@@ -16,12 +16,14 @@ import pytest
 from graftwork.platform.database import Database
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import RequestId
+from graftwork.platform.ledger.backlog import UsageBacklog
+from graftwork.platform.ledger.journal import UsageJournal
+from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.ledger.usage import UsageEvent, UsageOutcome
 from graftwork.platform.prices.price_list import PriceBook, PriceList
 from graftwork.platform.prices.rates import Rates, from_atoms
 from graftwork.platform.prices.repository import add_price_list
-from graftwork.platform.tenancy.metering import UsageBacklog, UsageJournal, UsageMeter, UsageOutcome
-from graftwork.platform.tenancy.tenants import UsageEvent
-from tests.platform.tenancy.test_metering import EVENT
+from tests.platform.ledger.test_metering import EVENT
 
 OLD_FIELDS = ("request_id", "tenant_id", "key_id", "model", "adapter", "session_id", "at", "outcome")
 STARTED = replace(EVENT, prompt_tokens=0, cached_tokens=0, completion_tokens=0, outcome=UsageOutcome.INTERRUPTED)
@@ -30,8 +32,8 @@ KILLED = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from graftwork.platform.tenancy.metering import UsageJournal
-from tests.platform.tenancy.test_usage_journal import STARTED
+from graftwork.platform.ledger.journal import UsageJournal
+from tests.platform.ledger.test_usage_journal import STARTED
 
 journal = UsageJournal(Path(sys.argv[1]))
 entries = [journal.begin(replace(STARTED, request_id=f"req_{number}", model="modèle \\x00" * 40)) for number in range(600)]
@@ -187,7 +189,7 @@ def test_counts_of_memory_and_tiers_survive(tmp_path: Path) -> None:
     entry.admit(100, 64, host_tokens=16, disk_tokens=8)
     entry.add_adapters(5000)
     for _ in range(3):
-        entry.add(1, 2**40)
+        entry.add(1, 2**40, 700)
     journal.close()
 
     (found,) = recovered(tmp_path)
@@ -201,19 +203,32 @@ def test_counts_of_memory_and_tiers_survive(tmp_path: Path) -> None:
         disk_tokens=8,
         kv_byte_seconds=3 * 2**40,
         adapter_bytes=5000,
+        engine_us=2100,
     )
 
 
-def test_a_journal_of_an_older_version_is_read(tmp_path: Path) -> None:
-    """A record in the form that versions before prices wrote is found with its three counts."""
+@pytest.mark.parametrize(("form", "num_counts"), [(0, 3), (1 << 32, 7)])
+def test_a_journal_of_an_older_version_is_read(tmp_path: Path, form: int, num_counts: int) -> None:
+    """Records in the forms that versions before prices, and before the engine's time, wrote have the counts of then."""
     old = {name: getattr(STARTED, name) for name in OLD_FIELDS}
     text = json.dumps(old).encode()
-    content = struct.pack("4q", len(text), 100, 64, 7) + text
+    counts = (100, 64, 7, 16, 8, 3 * 2**40, 5000)[:num_counts]
+    content = struct.pack(f"{1 + num_counts}q", len(text) | form, *counts) + text
     (tmp_path / "usage_old.journal").write_bytes(content.ljust(8192, b"\0"))
 
     (found,) = recovered(tmp_path)
 
-    assert found == replace(STARTED, prompt_tokens=100, cached_tokens=64, completion_tokens=7)
+    names = [
+        "prompt_tokens",
+        "cached_tokens",
+        "completion_tokens",
+        "host_tokens",
+        "disk_tokens",
+        "kv_byte_seconds",
+        "adapter_bytes",
+    ]
+    assert tuple(getattr(found, name) for name in names) == counts + (0,) * (7 - num_counts)
+    assert (found.request_id, found.engine_us) == (STARTED.request_id, 0)
 
 
 async def test_a_dead_process_s_requests_have_the_price_that_they_began_with(

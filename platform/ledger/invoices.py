@@ -15,11 +15,11 @@ from typing import Literal
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import TenantId
+from graftwork.platform.ledger import repository
+from graftwork.platform.ledger.usage import UsageGroup, UsageSummary
 from graftwork.platform.prices import repository as prices
 from graftwork.platform.prices.price_list import PriceList
 from graftwork.platform.prices.rates import Cost, Quantities, from_atoms, sum_of
-from graftwork.platform.tenancy import repository
-from graftwork.platform.tenancy.tenants import UsageGroup, UsageSummary
 
 _MONTH = re.compile(r"(\d{4})-(\d\d)")
 Unit = Literal["token", "byte-second", "byte"]

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TenantId, new_id
+from graftwork.platform.ledger.invoices import InvoiceMaker, month_span
+from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.ledger.usage import UsageEvent, UsageGroup
 from graftwork.platform.prices.price_list import PriceList
 from graftwork.platform.prices.rates import Rates, from_atoms, sum_of
 from graftwork.platform.prices.repository import add_price_list
-from graftwork.platform.tenancy.invoices import InvoiceMaker, month_span
-from graftwork.platform.tenancy.metering import UsageMeter
-from graftwork.platform.tenancy.tenants import UsageEvent, UsageGroup
 from tests.hypothesis_profiles import examples
 from tests.platform.prices.test_rates import exact_parts, rates
 

@@ -15,11 +15,11 @@ from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotFound, ValidationFailed
 from graftwork.platform.ids import TenantId, new_id
+from graftwork.platform.ledger.invoices import InvoiceMaker
 from graftwork.platform.prices import repository as prices
 from graftwork.platform.prices.price_list import PriceBook, PriceList
 from graftwork.platform.prices.rates import Rates
 from graftwork.platform.tenancy import repository as tenancy
-from graftwork.platform.tenancy.invoices import InvoiceMaker
 from graftwork.platform.tenancy.principals import SERVICE_TIERS
 from graftwork.platform.tenancy.tenants import AuditEntry
 

@@ -6,9 +6,9 @@ from graftwork.platform.clock import ManualClock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import NotFound, ValidationFailed
 from graftwork.platform.ids import TenantId
+from graftwork.platform.ledger.price_keeper import NewPrices, PriceKeeper
 from graftwork.platform.pagination import FIRST_PAGE
 from graftwork.platform.tenancy import repository
-from graftwork.platform.tenancy.price_keeper import NewPrices, PriceKeeper
 from graftwork.platform.tenancy.tenancy import Tenancy
 
 RATES = {"input": "0.5", "output": "1.5"}

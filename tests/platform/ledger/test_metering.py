@@ -13,9 +13,10 @@ from sqlalchemy import select
 from graftwork.platform.clock import SystemClock
 from graftwork.platform.database import Database
 from graftwork.platform.ids import KeyId, RequestId, SessionId, TenantId
+from graftwork.platform.ledger.meter import UsageMeter
+from graftwork.platform.ledger.tables import UsageRow
+from graftwork.platform.ledger.usage import UsageEvent, UsageGroup
 from graftwork.platform.tenancy.erasure import TenantErasure
-from graftwork.platform.tenancy.metering import UsageEvent, UsageGroup, UsageMeter
-from graftwork.platform.tenancy.tables import UsageRow
 from graftwork.platform.tenancy.tenancy import Tenancy
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
@@ -61,7 +62,7 @@ async def test_a_row_that_comes_late_does_not_name_an_erased_adapter(database: D
     tenancy = Tenancy(database, b"pepper", clock)
     tenant, other = await tenancy.create_tenant("Gone"), await tenancy.create_tenant("Stays")
     await tenancy.delete_tenant(tenant.id)
-    await TenantErasure(database, clock, {}).sweep()
+    await TenantErasure(database, clock, {"usage": meter.erase}).sweep()
 
     for number, owner in enumerate((tenant, other)):
         await meter.record(replace(EVENT, request_id=RequestId(f"req_{number}"), tenant_id=owner.id))

@@ -1,0 +1,76 @@
+"""Writes and reads the usage ledger.
+
+Owns the ledger's rows. A row is added once and never deleted, not even when its tenant is deleted. It changes only when
+its tenant is erased: then its adapter loses its name.
+Invariant: if the same request id is recorded twice, the second call changes nothing.
+"""
+
+from collections.abc import Collection
+
+from graftwork.platform.database import Database
+from graftwork.platform.ids import SessionId, TenantId
+from graftwork.platform.ledger import repository
+from graftwork.platform.ledger.usage import UsageEvent, UsageGroup, UsageSummary
+from graftwork.platform.tenancy.principals import TenantScope
+
+_ERASED_PER_TRANSACTION = 1_000
+
+
+class UsageMeter:
+    """Writes and reads the usage ledger, the table with the usage of every request. Implements `TokenLedger` for
+    monthly limits.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def record(self, event: UsageEvent) -> bool:
+        """Adds the usage of one request to the ledger.
+
+        Returns True. If the request was recorded before, changes nothing and returns False.
+        """
+        async with self._database.write() as session:
+            return await repository.add_usage(session, event)
+
+    async def has_recorded(self, tenant_id: TenantId, request_id: str) -> bool:
+        """Returns whether the ledger has the usage of this request of a tenant."""
+        async with self._database.read() as session:
+            return await repository.has_usage(session, tenant_id, request_id)
+
+    async def summarise(
+        self, tenant_id: TenantId | None, start: float, end: float, group_by: UsageGroup = UsageGroup.DAY
+    ) -> list[UsageSummary]:
+        """Returns the total usage of each group of requests that were recorded in the time [start, end).
+
+        Times are in seconds since the Unix epoch. `group_by` decides how requests are grouped, such as by day. The
+        result is sorted by group, with the group None last. If `tenant_id` is None, the requests of all tenants count.
+        """
+        async with self._database.read() as session:
+            summaries = await repository.sum_usage(session, tenant_id, start, end, group_by)
+        return sorted(summaries, key=lambda summary: (summary.group is None, summary.group or ""))
+
+    async def of_sessions(
+        self, tenant_id: TenantId, session_ids: Collection[SessionId]
+    ) -> dict[SessionId, UsageSummary]:
+        """Returns all usage of each of these sessions. A session without usage is left out."""
+        if not session_ids:
+            return {}
+        async with self._database.read() as session:
+            return await repository.sum_sessions(session, tenant_id, session_ids)
+
+    async def tokens_since(self, tenant_id: TenantId, start: float) -> int:
+        """Returns how many prompt and completion tokens the tenant has used in requests that were recorded at `start`
+        or later.
+
+        `start` is in seconds since the Unix epoch.
+        """
+        async with self._database.read() as session:
+            return await repository.sum_tokens(session, tenant_id, start)
+
+    async def erase(self, scope: TenantScope) -> bool:
+        """Erases the names of a deleted tenant's adapters. The records stay without them. Returns True."""
+        num_rows = _ERASED_PER_TRANSACTION
+        while num_rows == _ERASED_PER_TRANSACTION:
+            async with self._database.write() as session:
+                num_rows = await repository.erase_adapter_names(session, scope, _ERASED_PER_TRANSACTION)
+        return True
