@@ -98,6 +98,7 @@ async def start_inference(
         account.reservation.rate_limit_headers()
         | {MODEL: inference.resolved.label}
         | degraded_header(requests[0].output_cap),
+        inference.at_once,
     )
     forget = resources.work.add(principal, job.end_access)
     principal.trace.hold()
@@ -130,10 +131,13 @@ class InferenceJob:
         choices_per_prompt: int,
         account: RequestAccount,
         headers: Mapping[str, str],
+        at_once: int | None = None,
     ) -> None:
+        """At most `at_once` generations run at a time; None lets all run."""
         self._request_id = request_id
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
+        self._turns = asyncio.Semaphore(at_once or max(1, len(generations)))
         self._account = account
         self._places: HeldPlaces | None = None
         self._has_news = asyncio.Event()
@@ -250,7 +254,8 @@ class InferenceJob:
         try:
             async with asyncio.TaskGroup() as group:
                 for choice, generation in enumerate(self._generations):
-                    group.create_task(self._generate(choice, generation))
+                    await self._turns.acquire()
+                    group.create_task(self._generate(choice, generation)).add_done_callback(self._end_turn)
             return
         except BaseExceptionGroup as errors:
             errors.__traceback__ = None  # its frames refer to it: a cycle
@@ -259,6 +264,9 @@ class InferenceJob:
                 raise
             failure = failures[0]
         raise failure
+
+    def _end_turn(self, task: asyncio.Task[None]) -> None:
+        self._turns.release()
 
     async def _generate(self, choice: int, generation: Generation) -> None:
         """Generates one answer. The first answer to a prompt computes the prompt and puts the prompt's KV in the cache.

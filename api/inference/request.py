@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from itertools import product
 
 from graftwork.adapters.format.specs import ResolvedModel
+from graftwork.engine.core.pooling import Pooling
 from graftwork.engine.core.requests import KvLimits, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.activity.meter import RequestOwner
 from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.sessions.generation.constraints import FREE_OUTPUT, OutputPlan
-from graftwork.sessions.generation.generator import GenerationRequest
 from graftwork.sessions.generation.reasoning import ReasoningAsk
+from graftwork.sessions.generation.request import GenerationRequest
 
 
 def served_tier(principal: Principal, asked: str | None) -> str:
@@ -42,6 +43,10 @@ class InferenceRequest:
     tier: str
     output: OutputPlan = FREE_OUTPUT
     """The constraints on the answers, and how to parse them."""
+    pooling: Pooling | None = None
+    """Asks for the embeddings of the prompts, and for no answers."""
+    at_once: int | None = None
+    """How many of the prompts the engine gets at a time; None gives it all of them."""
     cache_ttl_s: float | None = None
     """For how many seconds another request is likely to begin with these prompts; see EngineRequest."""
     prediction_token_ids: tuple[int, ...] = ()
@@ -81,6 +86,10 @@ class InferenceRequest:
         """
         return sum(map(len, self.prompts)) + self.choices_per_prompt * self.expected_tokens
 
+    def _is_due(self, choice: int) -> bool:
+        """Returns whether the client's deadline is for this answer: it is for the first of each prompt that begins at once."""
+        return choice % self.choices_per_prompt == 0 and (self.at_once is None or choice < self.at_once)
+
     def generation_requests(self, isolation: IsolationDomain, limits: KvLimits) -> list[GenerationRequest]:
         """Makes one generation request for each answer, in the order of the answers."""
         pairs = product(self.prompts, self.samplings)
@@ -98,12 +107,13 @@ class InferenceRequest:
                 parallel_tool_calls=self.output.parallel_tool_calls,
                 kv_limits=limits,
                 cache_ttl_s=self.cache_ttl_s,
+                pooling=self.pooling,
                 prediction_token_ids=self.prediction_token_ids,
                 grammar=self.output.grammar,
                 stop_logprobs=self.stop_logprobs,
                 reasoning=self.reasoning,
                 owner=RequestOwner(self.principal.tenant_id, self.resolved.adapter_label),
-                due_at=None if choice % self.choices_per_prompt else self.principal.first_token_due_at,
+                due_at=self.principal.first_token_due_at if self._is_due(choice) else None,
                 trace=self.principal.trace,
             )
             for choice, (prompt, sampling) in enumerate(pairs)

@@ -35,6 +35,7 @@ from graftwork.api.openapi.example_objects import (
 REQUESTS: dict[str, Json] = {
     "create_chat_completion": {"model": "assistant", "messages": QUESTION, "max_tokens": 64},
     "create_completion": {"model": "assistant", "prompt": ["The weather is"], "max_tokens": 16},
+    "create_embeddings": {"model": "assistant", "input": ["The weather is sunny.", "It rains."], "dimensions": 2},
     "create_message": {"model": "assistant", "max_tokens": 64, "messages": QUESTION},
     "count_tokens": {"model": "assistant", "messages": QUESTION},
     "tokenize": {"model": "assistant", "prompt": "How is the weather?"},
@@ -96,6 +97,16 @@ ANSWERS: dict[str, Json] = {
         "object": "text_completion",
         **HEAD,
         "choices": [{"index": 0, "text": " sunny.", "logprobs": None, "finish_reason": "stop"}],
+        "usage": USAGE,
+    },
+    "create_embeddings": {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [0.6, 0.8]},
+            {"object": "embedding", "index": 1, "embedding": [-0.8, 0.6]},
+        ],
+        "model": "assistant",
+        "service_tier": "default",
         "usage": USAGE,
     },
     "create_message": {

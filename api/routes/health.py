@@ -1,14 +1,31 @@
-"""Defines the routes for health, readiness, version and documentation. They need no key."""
+"""Defines the routes that tell how the server is: health, readiness, version, documentation and metrics.
+
+Only the metrics on the server's own port need a key, the operator's, because they name every tenant. Those on the metrics
+port need none.
+"""
+
+from contextlib import suppress
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 import graftwork
 from graftwork.api.deps.readiness import Readiness
+from graftwork.api.deps.resources import ForServer, ForSessions
+from graftwork.api.deps.route_classes import AdminRoute
 from graftwork.api.openapi import docs_page, front_page
 from graftwork.platform.answers.errors import Health, NotReady, Ready, Version
+from graftwork.platform.errors import Unavailable
+from graftwork.sessions.core.session import SessionStatus
 
 router = APIRouter(tags=["operations"])
+
+metrics_router = APIRouter(tags=["operations"], route_class=AdminRoute)
+
+open_metrics_router = APIRouter()
+"""The metrics route that needs no key. Only the application on the metrics port includes it."""
+
+_SHOWN_STATUSES = [status for status in SessionStatus if status is not SessionStatus.EXPIRED]
 
 _PLACES = {
     "console": "/console",
@@ -68,3 +85,20 @@ async def get_docs(request: Request) -> HTMLResponse:
 async def get_version() -> Version:
     """Get the version of this server."""
     return Version(version=graftwork.__version__)
+
+
+@metrics_router.get("/metrics", response_class=PlainTextResponse)
+@open_metrics_router.get("/metrics", response_class=PlainTextResponse)
+async def get_metrics(request: Request, resources: ForServer, sessions: ForSessions) -> Response:
+    """Get the metrics as Prometheus text, or as OpenMetrics if the client asks for it. Needs the admin key.
+
+    If the engine or the database does not answer, the metrics have the last figures that the server got from it.
+    """
+    with suppress(Unavailable):
+        counts = await sessions.sessions.store.count_by_status()
+        resources.telemetry.show_sessions({status: counts.get(status, 0) for status in _SHOWN_STATUSES})
+    with suppress(Unavailable):  # /readyz and the age of vllm:lora_requests_info show that the engine does not answer
+        resources.telemetry.observe_engine(await resources.engine.stats(), resources.clock.now())
+    resources.telemetry.replicas.observe(resources.replicas.figures())
+    text, content_type = resources.telemetry.render(request.headers.get("accept", ""))
+    return Response(text, media_type=content_type)

@@ -21,6 +21,7 @@ from graftwork.api.sdk.account import OwnQuota, Timelines, UsageLedger
 from graftwork.api.sdk.adapters import Adapters
 from graftwork.api.sdk.admin import Admin
 from graftwork.api.sdk.chat import Chat, Models
+from graftwork.api.sdk.embeddings import Embeddings
 from graftwork.api.sdk.overview import OwnOverview
 from graftwork.api.sdk.sessions import Sessions
 from graftwork.api.sdk.transport.errors import ConfigurationError
@@ -39,6 +40,7 @@ class ApiClient(Generic[R]):
     def __init__(self, runtime: R) -> None:
         self._runtime: R = runtime
         self.chat: Chat[R] = Chat(runtime)
+        self.embeddings: Embeddings[R] = Embeddings(runtime)
         self.models: Models[R] = Models(runtime)
         self.adapters: Adapters[R] = Adapters(runtime)
         self.sessions: Sessions[R] = Sessions(runtime)

@@ -26,9 +26,9 @@ from graftwork.api.routes import (
     completions,
     console,
     conversations,
+    embeddings,
     health,
     messages,
-    metrics,
     models,
     overview,
     prices,
@@ -46,11 +46,12 @@ from graftwork.platform.settings.settings import Settings
 
 _ROUTERS = (
     health.router,
-    metrics.router,
+    health.metrics_router,
     models.router,
     chat.router,
     messages.router,
     completions.router,
+    embeddings.router,
     responses.router,
     conversations.router,
     tokenization.router,
@@ -136,9 +137,9 @@ def create_metrics_app(resources: Resources) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     _attach(app, resources)
     app.add_api_route("/healthz", health.get_health)
-    routes = (*app.routes, *metrics.open_router.routes)
+    routes = (*app.routes, *health.open_metrics_router.routes)
     install_error_handlers(app, routes)
-    app.include_router(metrics.open_router)
+    app.include_router(health.open_metrics_router)
     app.add_middleware(CrashMiddleware)
     app.add_middleware(HeadMiddleware, routes=routes)
     app.add_middleware(RequestIdMiddleware)

@@ -36,6 +36,7 @@ from graftwork.engine.runner.decoder import Decoder
 from graftwork.engine.runner.forward import PlainForward, SegmentFinder, StepPaths
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner
+from graftwork.engine.runner.prompt_pooler import PromptPooler
 from graftwork.engine.runner.prompt_scorer import PromptScorer
 from graftwork.engine.runner.row_ops import RowOps, TorchRowOps
 from graftwork.engine.sampling.sampler import Sampler
@@ -88,7 +89,7 @@ class RunnerParts:
         )
         forward.paths.fallback_graphs = int(wants_graphs and graphs is None)
         scorer = PromptScorer(own.decoder, self.lora, own.builder.rules, finder.mix)
-        return ModelRunner(forward, sampler, scorer, device)
+        return ModelRunner(forward, sampler, scorer, PromptPooler(own.decoder), device)
 
     def graphs_bytes(self, storage: KvStorage, meter: DeviceMeter) -> int:
         """Captures some CUDA graphs over `storage`, and returns the bytes that all graphs of the engine will take.

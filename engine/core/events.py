@@ -1,8 +1,8 @@
 """Defines what the engine reports about a request: its admission, its new tokens, and its end.
 
 Owns the events and the figures in them. Events hold token ids, never text. Invariant: the events of a request are one
-PromptAdmitted, then any number of PromptScored, then any number of TokensGenerated, then one RequestFinished. If an
-error ends the request, no event follows. A traced request also has StepsTraced, anywhere before its end.
+PromptAdmitted, then any number of PromptScored, then one PromptEmbedded if the request asks for it, then any number of
+TokensGenerated, then one RequestFinished. If an error ends the request, no event follows. A traced request also has StepsTraced, anywhere before its end.
 """
 
 from collections.abc import Iterable
@@ -103,6 +103,14 @@ class PromptScored:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEmbedded:
+    """The embedding of the prompt, if the request asked for one."""
+
+    values: bytes
+    """[hidden] in float32, little-endian, not normalised."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokensGenerated:
     """The tokens that one step has added to a request's answer, in order."""
 
@@ -166,7 +174,7 @@ class StepsTraced:
     spans: tuple[EngineSpan, ...]
 
 
-EngineEvent = PromptAdmitted | PromptScored | TokensGenerated | StepsTraced | RequestFinished
+EngineEvent = PromptAdmitted | PromptScored | PromptEmbedded | TokensGenerated | StepsTraced | RequestFinished
 
 
 @dataclass(frozen=True, slots=True)

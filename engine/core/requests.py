@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from graftwork.engine.core.pooling import Pooling
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -141,6 +142,8 @@ class EngineRequest:
     """The grammar that the answer must match; None allows any answer."""
     reasoning: ReasoningRule | None = None
     """How far the answer's reasoning goes; None holds the whole answer to the grammar."""
+    pooling: Pooling | None = None
+    """Asks for the embedding of the prompt. Such a request generates nothing: its `max_tokens` must be 0."""
     prediction_token_ids: tuple[int, ...] = ()
     """The expected answer, in whole or in parts. Drafts are taken from it. The prediction does not change the answer.
     """

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftwork.engine.core.events import TokenLogprobs
+from graftwork.engine.core.pooling import Float64, PoolSpec
 from graftwork.engine.core.prefix_keys import TokenHistory
 from graftwork.engine.core.requests import AdapterUse
 from graftwork.engine.core.sampling import SamplingParams
@@ -98,6 +99,8 @@ class RequestSlice:
     """
     scores: ScoreSpec | None = None
     """The tokens of the prompt to report log probabilities of; None for none."""
+    pool: PoolSpec | None = None
+    """The hidden states that the step adds to the prompt's embedding; None for none."""
     awaits_token: bool = False
     """Whether this slice computes the token that the step launched right before samples for this request.
 
@@ -111,6 +114,11 @@ class RequestSlice:
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the step must return something about the hidden states of the prompt, besides tokens."""
+        return self.scores is not None or self.pool is not None
 
     @property
     def num_drafts(self) -> int:
@@ -175,6 +183,8 @@ class StepResult:
     """
     prompt_logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """The log probabilities of the tokens in `RequestSlice.scores`, by request."""
+    pooled: Mapping[RequestId, Float64] = field(default_factory=dict)
+    """The sum of the hidden states up to the end of `RequestSlice.pool`, by request: [hidden]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,8 @@ class FleetClient:
     def _late_after_s(self, movable: MovableRequest, attempt: Attempt) -> float | None:
         """Returns after how many seconds the first token of an attempt is late; None if nobody else is asked for it."""
         request = movable.request
-        if request.tier is not ServiceTier.PRIORITY or movable.emitted or request.sampling.prompt_logprobs is not None:
+        reads_prompt = request.sampling.prompt_logprobs is not None or request.pooling is not None
+        if request.tier is not ServiceTier.PRIORITY or movable.emitted or reads_prompt:
             return None
         self._hedges.begin()
         return self._first_tokens.late_after_s(attempt.expected_s)

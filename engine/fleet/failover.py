@@ -4,7 +4,7 @@
     MoveBudget       how many moves all requests of this gateway may make
 
 Owns what was emitted. Never talks to an engine.
-Invariant: a caller sees one PromptAdmitted, each prompt score and each token once, and one RequestFinished, however
+Invariant: a caller sees one PromptAdmitted, each prompt score, embedding and token once, and one RequestFinished, however
 many engines have worked on the request.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import replace
 from graftwork.engine.core.events import (
     EngineEvent,
     PromptAdmitted,
+    PromptEmbedded,
     PromptScored,
     StepsTraced,
     TokensGenerated,
@@ -44,6 +45,7 @@ class MovableRequest:
         """
         self._num_scored = 0
         self._skips_scores = 0
+        self._is_embedded = False
         self._started_at = now
 
     def take(self, event: EngineEvent, served: ServedVersion | None = None) -> EngineEvent | None:
@@ -59,6 +61,9 @@ class MovableRequest:
             if self.is_admitted:
                 return None
             self.is_admitted = True
+        if isinstance(event, PromptEmbedded):
+            was_embedded, self._is_embedded = self._is_embedded, True
+            return None if was_embedded else event
         return event
 
     def _take_scores(self, event: PromptScored) -> PromptScored | None:

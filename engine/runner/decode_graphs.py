@@ -132,7 +132,7 @@ class DecodeGraphs:
         A graph computes only decoding rows, all of which are sampled. It cannot wait for loads, and adapters that torch
         applies are not in it.
         """
-        if any(piece.scores is not None for piece in rows.slices):
+        if any(piece.reads_prompt for piece in rows.slices):
             return EagerReason.SCORES
         if any(piece.num_known != 1 or len(piece.samples) != piece.num_tokens for piece in rows.slices):
             return EagerReason.CHUNKS

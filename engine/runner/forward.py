@@ -85,7 +85,7 @@ class ForwardPass(Protocol):
 
         Returns the hidden states of all rows, [num_rows, hidden], and the logits of the sampled rows in the model's
         dtype, [num_sampled, vocab]. Both are valid until the next step is computed. The hidden states may be None if no
-        slice asks for scores of its prompt.
+        slice reads its prompt.
         """
         ...
 

@@ -23,7 +23,7 @@ class EagerReason(StrEnum):
     CHUNKS = "eager_chunk_steps"
     """Some rows are of a prompt, or are not sampled."""
     SCORES = "eager_score_steps"
-    """The step scores a prompt, for which it needs the hidden states."""
+    """The step scores or embeds a prompt, for which it needs the hidden states."""
     LOADS = "eager_load_steps"
     """The layers of the step wait for loads of KV."""
     ADAPTERS = "eager_adapter_steps"

@@ -9,8 +9,8 @@ tokens: for these tokens the host has waited anyway. A time is recorded only if 
 no decoding, no draft tokens, no log probabilities of the prompt, no waiting for a copy of KV pages.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -22,6 +22,7 @@ from graftwork.engine.kernels.step_inputs import Passenger, PinnedMemory
 from graftwork.engine.kv.index.cost_model import CostTracker
 from graftwork.engine.runner.forward import ForwardPass, SampledTokens
 from graftwork.engine.runner.input_batch import BatchRows
+from graftwork.engine.runner.prompt_pooler import PromptPooler
 from graftwork.engine.runner.prompt_scorer import PromptScorer
 from graftwork.engine.sampling.sampler import AwaitedTokens, Sampled, SampledRows, Sampler, StepSampling
 from graftwork.platform.clock import Clock
@@ -70,7 +71,7 @@ class PrefillMeter:
         previous, self._previous = self._previous, plan
         begun, self._prefill = self._prefill, None
         piece = plan.slices[0]
-        if len(plan.slices) > 1 or waited or piece.num_drafts or piece.scores is not None or seconds <= 0:
+        if len(plan.slices) > 1 or waited or piece.num_drafts or piece.reads_prompt or seconds <= 0:
             return
         if begun is not None and begun.piece.request_id == piece.request_id and begun.piece.end == piece.start:
             prefill = _Prefill(piece, begun.start, begun.seconds + seconds)
@@ -92,10 +93,18 @@ def _samples(plan: StepPlan) -> bool:
 class ModelRunner:
     """Runs the steps of one model on one device."""
 
-    def __init__(self, forward: ForwardPass, sampler: Sampler, scorer: PromptScorer, device: torch.device) -> None:
+    def __init__(
+        self,
+        forward: ForwardPass,
+        sampler: Sampler,
+        scorer: PromptScorer,
+        pooler: PromptPooler,
+        device: torch.device,
+    ) -> None:
         self.forward = forward
         self._sampler = sampler
         self.scorer = scorer
+        self._pooler = pooler
         self._device = device
         self._launched: StepFlight | None = None
         """The step that was launched last. The next one may take tokens from it."""
@@ -104,7 +113,7 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> "StepFlight":
         """Starts the forward pass of one step. On a CPU, the forward pass has ended when this method returns."""
         rows = self.forward.arrange(plan)
-        flight = StepFlight(rows.slices, self._sampler, self.scorer)
+        flight = StepFlight(rows.slices, self._sampler, self.scorer, self._pooler)
         tokens: SampledTokens | None = None
         if plan.awaits_tokens:
             assert self._launched is not None, "a plan awaits tokens of no step"
@@ -146,10 +155,13 @@ class StepFlight:
     The sampled rows of the step are the rows of its logits, in the order of its slices.
     """
 
-    def __init__(self, slices: tuple[RequestSlice, ...], sampler: Sampler, scorer: PromptScorer) -> None:
+    def __init__(
+        self, slices: tuple[RequestSlice, ...], sampler: Sampler, scorer: PromptScorer, pooler: PromptPooler
+    ) -> None:
         self._slices = slices
         self._sampler = sampler
         self._scorer = scorer
+        self._pooler = pooler
         self._sampling: StepSampling | None = None
         self._hidden: torch.Tensor | None = None
         self._logits: torch.Tensor | None = None
@@ -169,7 +181,7 @@ class StepFlight:
     def computes(self, hidden: torch.Tensor | None, logits: torch.Tensor) -> None:
         """Takes the results of the forward pass, which the device may still compute.
 
-        hidden: [num_tokens, hidden], or None if no slice asks for scores; logits: [num_sampled, vocab].
+        hidden: [num_tokens, hidden], or None if no slice reads its prompt; logits: [num_sampled, vocab].
         """
         self._hidden, self._logits = hidden, logits
 
@@ -193,15 +205,19 @@ class StepFlight:
 
     @torch.inference_mode()
     def result(self) -> StepResult:
-        """Waits for the device, and returns the tokens of the step. Also scores prompts, which takes the device's time.
+        """Waits for the device, and returns the tokens of the step. Also scores and embeds prompts, which takes the device's
+        time.
 
-        If the step scores a prompt, no other step may have been launched after it.
+        If the step reads a prompt, no other step may have been launched after it.
         """
         assert self._sampled is not None
         assert self._wait is not None
         self._wait()
-        scores = {} if self._hidden is None else self._scorer.score(self._slices, self._hidden)
-        return _by_request(self._slices, self._sampled.result(), scores)
+        found = _by_request(self._slices, self._sampled.result())
+        if self._hidden is None or not any(piece.reads_prompt for piece in self._slices):
+            return found
+        scores = self._scorer.score(self._slices, self._hidden)
+        return replace(found, prompt_logprobs=scores, pooled=self._pooler.pool(self._slices, self._hidden))
 
 
 def _sources(slices: Sequence[RequestSlice], tokens: SampledTokens) -> list[int | None]:
@@ -211,12 +227,8 @@ def _sources(slices: Sequence[RequestSlice], tokens: SampledTokens) -> list[int 
     ]
 
 
-def _by_request(
-    slices: Sequence[RequestSlice],
-    sampled: SampledRows,
-    prompt_logprobs: Mapping[RequestId, tuple[TokenLogprobs, ...]],
-) -> StepResult:
-    """Returns the results of all sampled rows, grouped by request, and the log probabilities of prompts."""
+def _by_request(slices: Sequence[RequestSlice], sampled: SampledRows) -> StepResult:
+    """Returns the results of all sampled rows, grouped by request."""
     chosen: dict[RequestId, tuple[int, ...]] = {}
     scored: dict[RequestId, tuple[TokenLogprobs, ...]] = {}
     ended: dict[RequestId, dict[int, GraftworkError | None]] = {}
@@ -230,4 +242,4 @@ def _by_request(
         if rows := {row - start: sampled.ends[row] for row in range(start, end) if row in sampled.ends}:
             ended[piece.request_id] = rows
         start = end
-    return StepResult(chosen, scored, ended, prompt_logprobs)
+    return StepResult(chosen, scored, ended)

@@ -89,7 +89,7 @@ class StepPlanner:
         plan = StepPlan(tuple(slices))
         self._speculator.step_begins(plan)
         is_typical = not any(
-            state.overlapped_loads or piece.scores for (state, _), piece in zip(chunks, slices, strict=True)
+            state.overlapped_loads or piece.reads_prompt for (state, _), piece in zip(chunks, slices, strict=True)
         )
         self._step_times.begin(plan, is_typical=is_typical)
         return plan
@@ -157,6 +157,7 @@ class StepBuilder:
             adapters=state.request.adapters,
             samples=self._sample_specs(state, drafted) if is_last and state.generates else (),
             scores=state.scores(known_end),
+            pool=None if state.pool is None else state.pool.spec(known_end),
             awaits_token=start == len(state.token_ids),
         )
 

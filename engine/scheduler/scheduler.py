@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Mapping
 from graftwork.engine.core.events import (
     FinishReason,
     PromptAdmitted,
-    PromptScored,
     RequestFinished,
     RequestOutput,
     TokensGenerated,
@@ -312,9 +311,8 @@ class Scheduler:
             state.num_computed = piece.known_end
             if piece.start < state.num_submitted <= piece.known_end:
                 self._cache_pages(state)
-            if logprobs := result.prompt_logprobs.get(piece.request_id):
-                state.num_scored += len(logprobs)
-                outputs.append(RequestOutput(state.request_id, PromptScored(logprobs)))
+            if piece.reads_prompt:
+                outputs += state.read_prompt(piece, result)
             if piece.samples:
                 outputs.extend(self._append(state, piece, result))
             elif not state.generates and state.num_computed == len(state.token_ids):

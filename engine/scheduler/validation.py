@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from graftwork.engine.core.pooling import PromptPool
 from graftwork.engine.core.requests import MAX_CACHE_TTL_S, MAX_MIXTURE, MAX_MIXTURE_WEIGHT, EngineRequest
 from graftwork.engine.core.sampling import MAX_PROMPT_LOGPROBS, SamplingParams
 from graftwork.engine.kv.index.cache_scope import CacheScopes
@@ -76,6 +77,7 @@ class RequestValidator:
         _check_deadline(request)
         _check_reasoning(request)
         check_prompt_logprobs(request)
+        _check_pooling(request)
         check_vocabulary(request, limits.vocab_size)
         request.sampling.check()
         _check_emitted(request, self._stop_token_ids(request.sampling), limits.context_tokens)
@@ -96,6 +98,7 @@ class RequestValidator:
             token_ids=[*request.prompt_token_ids, *request.emitted_token_ids],
             num_scored=len(request.prompt_token_ids) - 1 if request.emitted_token_ids else 0,
             history=history_for(request),
+            pool=None if request.pooling is None else PromptPool(request.pooling, len(request.prompt_token_ids)),
         )
 
     def _stop_token_ids(self, sampling: SamplingParams) -> frozenset[int]:
@@ -176,6 +179,17 @@ def _check_reasoning(request: EngineRequest) -> None:
         raise InvalidRequest(
             f"The budget of reasoning is {rule.max_tokens} tokens: send 0 or more, or leave it out.",
             param="thinking_token_budget",
+        )
+
+
+def _check_pooling(request: EngineRequest) -> None:
+    if request.pooling is None:
+        return
+    if request.sampling.max_tokens or request.sampling.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "A request for an embedding generates no tokens and no log probabilities: send max_tokens 0, and leave "
+            "prompt_logprobs out.",
+            param="pooling",
         )
 
 

@@ -101,6 +101,8 @@ class GenerationFinished:
     """All deltas of the reasoning joined; None if the answer has none."""
     reasoning_tokens: int = 0
     """How many tokens the reasoning has, without its tags."""
+    embedding: bytes | None = None
+    """The embedding of the prompt, [hidden] in float32, little-endian; None if the request did not ask for it."""
 
     @property
     def unsent_logprobs(self) -> tuple[OutputTokenLogprobs, ...]:

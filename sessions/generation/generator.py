@@ -13,28 +13,25 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from random import Random, SystemRandom
 
-from graftwork.adapters.format.specs import ResolvedModel
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.events import (
     CacheReport,
     DraftReport,
     FinishReason,
     PromptAdmitted,
+    PromptEmbedded,
     RequestFinished,
     StepsTraced,
     TokensGenerated,
 )
-from graftwork.engine.core.requests import NO_KV_LIMITS, EngineRequest, KvLimits, ServiceTier, SessionUse
-from graftwork.engine.core.sampling import SamplingParams
+from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.stats import EngineDescription
-from graftwork.platform.activity.meter import ActivityMeter, RequestOwner, RequestWatch
+from graftwork.platform.activity.meter import ActivityMeter, RequestWatch
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.errors import DeadlineExceeded, GraftworkError, InternalFailure, InvalidRequest
-from graftwork.platform.ids import IsolationDomain, RequestId
 from graftwork.platform.modes.modes import ModeSwitch
 from graftwork.platform.telemetry import Telemetry
-from graftwork.platform.tracing.request_trace import NO_TRACE, RequestTrace
-from graftwork.sessions.generation.constraints import OutputGrammar
+from graftwork.platform.tracing.request_trace import NO_TRACE
 from graftwork.sessions.generation.events import (
     GenerationEvent,
     GenerationFinished,
@@ -49,7 +46,8 @@ from graftwork.sessions.generation.events import (
 )
 from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
-from graftwork.sessions.generation.reasoning import ReasoningAsk, ReasoningModel, ReasoningPlan, plan_reasoning
+from graftwork.sessions.generation.reasoning import ReasoningModel, ReasoningPlan, plan_reasoning
+from graftwork.sessions.generation.request import GenerationRequest
 from graftwork.sessions.generation.tracer import GenerationTracer
 from graftwork.sessions.generation.usage import EngineUse, Usage
 from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
@@ -60,7 +58,6 @@ __all__ = [
     "Generation",
     "GenerationEvent",
     "GenerationFinished",
-    "GenerationRequest",
     "Generator",
     "OutputEvent",
     "PromptAdmitted",
@@ -75,50 +72,6 @@ __all__ = [
 
 _SEED_BITS = 53
 """So many bits of a drawn seed: every JSON reader keeps such a number exactly."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One prompt that the model continues, with the sampling parameters and the rules for parsing the output."""
-
-    request_id: RequestId
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    resolved: ResolvedModel
-    isolation: IsolationDomain
-    stop: tuple[str, ...] = ()
-    """Strings that end the text."""
-    weight: float = 1.0
-    tier: ServiceTier = ServiceTier.DEFAULT
-    parse_tool_calls: bool = False
-    """Whether tool calls are parsed. If False, all output is text."""
-    parallel_tool_calls: bool = True
-    """Whether several calls are allowed. If False, the generation ends with its first call."""
-    session: SessionUse | None = None
-    """The session that the prompt continues."""
-    kv_limits: KvLimits = NO_KV_LIMITS
-    cache_ttl_s: float | None = None
-    """For how many seconds another request is likely to begin with this prompt; see EngineRequest."""
-    prediction_token_ids: tuple[int, ...] = ()
-    """The token ids of the answer that the client expects. They change the speed, never the output."""
-    grammar: OutputGrammar | None = None
-    """The grammar that the answer must match."""
-    stop_logprobs: bool = False
-    """Whether a stop token has log-probabilities, if the request asks for any."""
-    output_cap: int | None = None
-    """The limit of the operator that has lowered `sampling.max_tokens`; None if none has."""
-    uses_lookups: bool = True
-    """Whether tokens may be drafted by lookups. It never changes the output."""
-    owner: RequestOwner | None = None
-    """Whose request it is, for the overview of what tenants do; None is counted for nobody."""
-    due_at: float | None = None
-    """The time on the generator's monotonic clock by which the client wants the first token. None takes the deadline of
-    the service tier, if it has one.
-    """
-    reasoning: ReasoningAsk | None = None
-    """What is wanted of the model's reasoning; None means that all output is the answer."""
-    trace: RequestTrace = field(default=NO_TRACE, compare=False, repr=False)
-    """Where the times of the generation are noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +200,7 @@ class Generation:
             prompt = self._prompt_collector()
             reported: PromptReported | None = None
             reason: FinishReason | None = None
+            embedding: bytes | None = None
             self._started_at = self._now()
             if self.request.owner is not None:
                 self._watch = self._generator.activity.begin(self.request.owner, self.request.tier)
@@ -267,6 +221,8 @@ class Generation:
                     elif isinstance(event, RequestFinished):
                         self._count_end(event)
                         reason = event.reason
+                    elif isinstance(event, PromptEmbedded):
+                        embedding = event.values
                     elif isinstance(event, StepsTraced):
                         tracer.add_steps(event)
         except GraftworkError as error:
@@ -290,7 +246,7 @@ class Generation:
         self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are not charged
         self.reasoning_tokens = parser.reasoning_tokens
         tracer.count(self.usage)
-        finished = parser.finished(reason, self.cache or CacheReport())
+        finished = replace(parser.finished(reason, self.cache or CacheReport()), embedding=embedding)
         yield finished if reported is None else replace(finished, prompt_logprobs=reported.tokens)
 
     def _count_prompt(self, event: PromptAdmitted) -> None:
@@ -374,6 +330,7 @@ class Generation:
             session=request.session,
             kv_limits=request.kv_limits,
             cache_ttl_s=request.cache_ttl_s,
+            pooling=request.pooling,
             prediction_token_ids=request.prediction_token_ids,
             grammar=None if request.grammar is None else request.grammar.source,
             reasoning=self._reasoning.rule,

@@ -25,8 +25,8 @@ from graftwork.sessions.core.items import Item, function_call_output, parse_outp
 from graftwork.sessions.core.session import AgentSession, SessionSettings, ToolOutput
 from graftwork.sessions.core.transcript import EMPTY_TRANSCRIPT, Transcript, TurnEncoder, truncated_opening
 from graftwork.sessions.generation.constraints import OutputPlan
-from graftwork.sessions.generation.generator import GenerationRequest
 from graftwork.sessions.generation.reasoning import ReasoningAsk
+from graftwork.sessions.generation.request import GenerationRequest
 from graftwork.sessions.generation.usage import Charge, RequestAccount, kv_limits
 from graftwork.sessions.store.session_store import SessionStore
 from graftwork.sessions.store.tool_calls import AcceptedOutputs

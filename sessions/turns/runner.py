@@ -43,7 +43,6 @@ from graftwork.sessions.generation.constraints import ConstraintPlanner
 from graftwork.sessions.generation.generator import (
     Generation,
     GenerationFinished,
-    GenerationRequest,
     Generator,
     OutputEvent,
     PromptAdmitted,
@@ -54,6 +53,7 @@ from graftwork.sessions.generation.generator import (
     ToolCallStarted,
 )
 from graftwork.sessions.generation.logprobs import token_scores
+from graftwork.sessions.generation.request import GenerationRequest
 from graftwork.sessions.generation.usage import Accounting, RequestAccount, Usage
 from graftwork.sessions.store.event_log import RETRY_AFTER_S, EventLog
 from graftwork.sessions.store.turn_store import TurnOutcome, TurnStore, failure_event

@@ -1,8 +1,10 @@
 """An engine that says what it is told to, for the routes above it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import struct
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 
 from graftwork.engine.core.events import (
     CacheReport,
@@ -10,6 +12,7 @@ from graftwork.engine.core.events import (
     EngineEvent,
     FinishReason,
     PromptAdmitted,
+    PromptEmbedded,
     PromptScored,
     RequestFinished,
     TokensGenerated,
@@ -26,8 +29,14 @@ from tests.sessions.tokenizer_and_templates import text_tokenizer, token_id
 END = token_id("<|im_end|>")
 CONTEXT_TOKENS = 2048
 BASE = "tiny"
+HIDDEN_SIZE = adapter_files.DESCRIPTION.hidden_size
 MAX_ANSWERS = 128
 """The most answers that one tenant may have in flight."""
+
+
+def embedding_of(prompt: Sequence[int]) -> bytes:
+    """The embedding of every prompt: its token ids, again and again."""
+    return struct.pack(f"<{HIDDEN_SIZE}f", *islice(cycle(prompt), HIDDEN_SIZE))
 
 
 def describe() -> EngineDescription:
@@ -129,6 +138,8 @@ class FakeEngine:
                     for place, one in enumerate(logprobs_of(request.prompt_token_ids[1:], num_top), start=1)
                 )
             )
+        if request.pooling is not None:
+            yield PromptEmbedded(embedding_of(request.prompt_token_ids))
         answer = (*text_tokenizer().encode(self.answer_to(request), allow_special=True), END)
         tokens = answer[: request.sampling.max_tokens]
         for made, token in enumerate(tokens):

@@ -18,7 +18,7 @@ from graftwork.platform.quotas.quotas import LocalQuotaKeeper
 from graftwork.platform.telemetry import Telemetry
 from graftwork.platform.tenancy.principals import Principal
 from graftwork.platform.tenancy.tenancy import Tenancy
-from graftwork.sessions.generation.generator import GenerationRequest
+from graftwork.sessions.generation.request import GenerationRequest
 from graftwork.sessions.generation.usage import Accounting, Charge, RequestAccount
 from tests.api.fake_engine import FakeEngine
 from tests.platform.throwaway_journal import throwaway_journal

@@ -14,6 +14,7 @@ from graftwork.engine.core.events import (
     DraftReport,
     FinishReason,
     PromptAdmitted,
+    PromptEmbedded,
     PromptScored,
     RequestFinished,
     RequestOutput,
@@ -21,6 +22,7 @@ from graftwork.engine.core.events import (
     TokenLogprobs,
     TokensGenerated,
 )
+from graftwork.engine.core.pooling import Pooling
 from graftwork.engine.core.requests import (
     NO_KV_LIMITS,
     AdapterUse,
@@ -51,6 +53,7 @@ class Outcome:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    embedding: list[float] | None = None
     cache: CacheReport | None = None
     finish: FinishReason | None = None
     drafts: DraftReport = field(default_factory=DraftReport)
@@ -88,11 +91,12 @@ class EngineDriver:
         public_tokens: int = 0,
         traced: bool = False,
         reasoning: ReasoningRule | None = None,
+        pooling: Pooling | None = None,
         **sampling: Any,
     ) -> Outcome:
         """Queue a greedy request, unless `sampling` says otherwise."""
         request_id = RequestId(f"req_{next(self._numbers)}")
-        options: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0} | sampling
+        options: dict[str, Any] = {"max_tokens": 8 if pooling is None else 0, "temperature": 0.0} | sampling
         request = EngineRequest(
             request_id=request_id,
             prompt_token_ids=tuple(prompt),
@@ -108,6 +112,7 @@ class EngineDriver:
             public_tokens=public_tokens,
             traced=traced,
             reasoning=reasoning,
+            pooling=pooling,
         )
         self.outcomes[request_id] = Outcome(len(emitted))
         self.loop.take(SubmitRequest(request, self.sink))
@@ -191,6 +196,9 @@ class EngineDriver:
                 case PromptScored(prompt_logprobs):
                     assert not outcome.token_ids
                     outcome.prompt_logprobs.extend(prompt_logprobs)
+                case PromptEmbedded(values):
+                    assert outcome.embedding is None
+                    outcome.embedding = np.frombuffer(values, "<f4").tolist()
                 case StepsTraced(_, _, spans):
                     assert not outcome.is_over
                     outcome.spans.extend(spans)

@@ -22,12 +22,15 @@ from graftwork.engine.core.events import (
     FinishReason,
     MissReason,
     PromptAdmitted,
+    PromptEmbedded,
+    PromptScored,
     RequestFinished,
     RequestOutput,
 )
+from graftwork.engine.core.pooling import PromptPool
 from graftwork.engine.core.prefix_keys import PrefixScope, TokenHistory
 from graftwork.engine.core.requests import EngineRequest
-from graftwork.engine.core.step import RequestSlice, ScoreSpec, StepPlan
+from graftwork.engine.core.step import RequestSlice, ScoreSpec, StepPlan, StepResult
 from graftwork.engine.core.tiers import PageId, Tier
 from graftwork.engine.kv.manager import KvCacheManager
 from graftwork.engine.kv.transfer.loader import PageAllocation, TokenPath
@@ -100,6 +103,8 @@ class RequestState:
     """The request's drafters and their counts; None until the request first runs."""
     num_scored: int = 0
     """The number of prompt tokens whose log probabilities have been reported, for a request that asks for them."""
+    pool: PromptPool | None = None
+    """The embedding of the prompt, as far as it is computed; None for a request that asks for none."""
     history: TokenHistory | None = None
     """Token counts for penalties; None without penalties. The last tokens may be missing: call `updated_history`."""
     kv_byte_seconds: float = 0.0
@@ -189,17 +194,19 @@ class RequestState:
     @property
     def waits_for_result(self) -> bool:
         """Whether the request's next slice depends on more than the length of its result: on how many draft tokens are
-        accepted, or on log probabilities of the prompt that are not reported yet.
+        accepted, or on what the step tells about the prompt.
         """
-        return any(piece.num_drafts or piece.scores is not None for piece in self.slices_in_flight)
+        return any(piece.num_drafts or piece.reads_prompt for piece in self.slices_in_flight)
 
     @property
     def num_reusable(self) -> int:
         """The number of known tokens whose KV may come from the cache.
 
         The last token is always computed, because its logits are needed. So are tokens that predict a token of the
-        prompt whose log probability has not been reported.
+        prompt whose log probability has not been reported, and tokens whose hidden states an embedding lacks.
         """
+        if self.pool is not None:
+            return self.pool.num_reusable
         return self.num_scored if self._lacks_scores else len(self.token_ids) - 1
 
     @property
@@ -213,6 +220,18 @@ class RequestState:
         if num_top is None or not self._lacks_scores or last <= self.num_scored:
             return None
         return ScoreSpec(self.num_scored, tuple(self.token_ids[self.num_scored + 1 : last + 1]), num_top)
+
+    def read_prompt(self, piece: RequestSlice, result: StepResult) -> list[RequestOutput]:
+        """Takes what a step has told about the prompt beside tokens. Returns the outputs that report it."""
+        outputs: list[RequestOutput] = []
+        if logprobs := result.prompt_logprobs.get(self.request_id):
+            self.num_scored += len(logprobs)
+            outputs.append(RequestOutput(self.request_id, PromptScored(logprobs)))
+        if self.pool is not None and piece.pool is not None:
+            self.pool.take(result.pooled[self.request_id], piece.pool.end)
+            if self.pool.is_complete:
+                outputs.append(RequestOutput(self.request_id, PromptEmbedded(self.pool.values())))
+        return outputs
 
     def path(self, num_tokens: int) -> TokenPath:
         """Returns the first `num_tokens` tokens of the request as a TokenPath, for a lookup in the prefix cache."""

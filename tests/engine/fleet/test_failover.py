@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.core.events import PromptScored, TokenLogprobs
+from graftwork.engine.core.events import PromptEmbedded, PromptScored, TokenLogprobs
 from graftwork.engine.core.requests import EngineRequest
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.fleet.failover import MovableRequest, MoveBudget
@@ -56,3 +56,14 @@ def test_scores_of_the_prompt_come_once(before: list[int], after: list[int]) -> 
     second = report(after)
 
     assert found == scores[: max(first, second)]
+
+
+def test_an_embedding_comes_once() -> None:
+    """If an engine is lost between the embedding and the end, the caller does not get the next engine's embedding too."""
+    request = movable()
+
+    first = request.take(PromptEmbedded(b"first"))
+    request.move()
+    second = request.take(PromptEmbedded(b"second"))
+
+    assert (first, second) == (PromptEmbedded(b"first"), None)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.engine.core.events import PromptScored, StepsTraced, TokenLogprobs, TokensGenerated
+from graftwork.engine.core.events import PromptEmbedded, PromptScored, StepsTraced, TokenLogprobs, TokensGenerated
+from graftwork.engine.core.pooling import Pooling
 from graftwork.engine.core.requests import AdapterUse, EngineRequest, ServiceTier
 from graftwork.engine.core.sampling import SamplingParams
 from graftwork.engine.core.stats import EngineStats
@@ -129,6 +130,22 @@ def test_the_figures_of_a_prompt_arrive_with_their_ranks(scored: list[TokenLogpr
     sent = PromptScored(tuple(scored))
 
     assert codec.event_from_wire(codec.output_to_wire(RequestId("req_1"), sent)) == sent
+
+
+@given(st.binary())
+def test_an_embedding_arrives_as_it_was_sent(values: bytes) -> None:
+    """All bytes of an embedding arrive."""
+    sent = PromptEmbedded(values)
+
+    assert codec.event_from_wire(codec.output_to_wire(RequestId("req_1"), sent)) == sent
+
+
+@pytest.mark.parametrize("pooling", [None, *Pooling])
+def test_a_request_says_how_it_is_pooled(pooling: Pooling | None) -> None:
+    """The pooling of a request arrives, and a request without one arrives without."""
+    sent = request(SamplingParams(max_tokens=0), pooling=pooling)
+
+    assert codec.request_from_wire(codec.request_to_wire(sent)) == sent
 
 
 @given(

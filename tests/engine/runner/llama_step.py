@@ -31,6 +31,7 @@ from graftwork.engine.runner.graph_keys import GraphKeys
 from graftwork.engine.runner.input_batch import BatchBuilder
 from graftwork.engine.runner.model_runner import ModelRunner
 from graftwork.engine.runner.packed_forward import PackedForward, PackedParts
+from graftwork.engine.runner.prompt_pooler import PromptPooler
 from graftwork.engine.runner.prompt_scorer import PromptScorer
 from graftwork.engine.runner.triton_row_ops import TritonRowOps
 from graftwork.engine.sampling.device.device_sampler import DeviceSampler
@@ -161,7 +162,8 @@ class LlamaRunner:
         self.graphs.capture(self.recorder)
         self.masks = MaskFiller(model.vocab_size)
         sampler = DeviceSampler(self.masks, model.vocab_size, MAX_REQUESTS, DEVICE, host=self.pinned)
-        self.runner = ModelRunner(self.forward, sampler, PromptScorer(decoder, lora, rules, finder.mix), DEVICE)
+        scorer = PromptScorer(decoder, lora, rules, finder.mix)
+        self.runner = ModelRunner(self.forward, sampler, scorer, PromptPooler(decoder), DEVICE)
 
 
 @cache

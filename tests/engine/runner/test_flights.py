@@ -137,7 +137,7 @@ def test_the_device_sampler_counts_tokens_that_the_host_does_not_know(models: Ra
     assert isinstance(plain_runner, ModelRunner)
     sampler = copies[names[-1]].DeviceSampler(masks, VOCAB, 8, cpu, sizes)
     no_scores: Any = NoScores()
-    runner = ModelRunner(plain_runner.forward, sampler, no_scores, cpu)
+    runner = ModelRunner(plain_runner.forward, sampler, no_scores, no_scores, cpu)
     driver.loop.steps.runner = counter = AwaitCounter(runner)
 
     expected, actual = penalised(plain), penalised(driver)

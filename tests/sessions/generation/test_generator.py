@@ -17,13 +17,13 @@ from graftwork.platform.ids import AdapterId, IsolationDomain, RequestId
 from graftwork.sessions.generation.generator import (
     GenerationEvent,
     GenerationFinished,
-    GenerationRequest,
     PromptAdmitted,
     TextDelta,
     ToolCallArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
+from graftwork.sessions.generation.request import GenerationRequest
 from graftwork.sessions.text.messages import Message, ToolCall
 from graftwork.sessions.text.tokenizer import TextTokenizer
 from tests.hypothesis_profiles import examples
