@@ -171,6 +171,7 @@ class Generation:
         self._num_first_tokens = 0
         self.reasoning_tokens = 0
         """Those of the tokens that are the model's reasoning, known at the end."""
+        self._embedding: bytes | None = None
         self._watch: RequestWatch | None = None
         """Tells the activity meter what becomes of the request; None before its start and for a request of nobody."""
 
@@ -200,7 +201,6 @@ class Generation:
             prompt = self._prompt_collector()
             reported: PromptReported | None = None
             reason: FinishReason | None = None
-            embedding: bytes | None = None
             self._started_at = self._now()
             if self.request.owner is not None:
                 self._watch = self._generator.activity.begin(self.request.owner, self.request.tier)
@@ -222,7 +222,7 @@ class Generation:
                         self._count_end(event)
                         reason = event.reason
                     elif isinstance(event, PromptEmbedded):
-                        embedding = event.values
+                        self._embedding = event.values
                     elif isinstance(event, StepsTraced):
                         tracer.add_steps(event)
         except GraftworkError as error:
@@ -246,8 +246,15 @@ class Generation:
         self.completion_tokens = len(parser.token_ids)  # tokens after a stop string are not charged
         self.reasoning_tokens = parser.reasoning_tokens
         tracer.count(self.usage)
-        finished = replace(parser.finished(reason, self.cache or CacheReport()), embedding=embedding)
-        yield finished if reported is None else replace(finished, prompt_logprobs=reported.tokens)
+        yield self._finished(parser, reason, reported)
+
+    def _finished(
+        self, parser: OutputParser, reason: FinishReason | None, reported: PromptReported | None
+    ) -> GenerationFinished:
+        """Returns the last event, with what the engine has told about the prompt."""
+        finished = parser.finished(reason, self.cache or CacheReport())
+        scores = None if reported is None else reported.tokens
+        return replace(finished, prompt_logprobs=scores, embedding=self._embedding)
 
     def _count_prompt(self, event: PromptAdmitted) -> None:
         self.cache = event.cache
