@@ -58,6 +58,8 @@ class Scene:
     memory_tokens: int = 300_000
     """Tokens of KV that one engine keeps."""
     resident_adapters: int = 16
+    step_tokens: int = _STEP_TOKENS
+    """The most tokens of a step in which some requests decode; other steps have `_STEP_TOKENS`."""
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class Engine:
         """Computes one step. Returns its seconds and the requests that it has ended."""
         self._admit(now, tally)
         tokens, ended, first = len(self.decoding), list[Request](), list[Request]()
-        room = _STEP_TOKENS - tokens
+        room = (self._scene.step_tokens if self.decoding else _STEP_TOKENS) - tokens
         while self.prefilling and room > 0:
             request = self.prefilling[0]
             part = min(room, request.uncached)

@@ -2,8 +2,8 @@
 
 Some metrics have a second name that inference gateways read, such as `vllm:…`. Keeps the figures that were read last
 (the reading), and makes metrics from them when Prometheus asks. Counts nothing itself. The metadata of the reading's
-fields defines the metrics (see platform/metrics.py), except for one: this module itself defines the metric that lists
-the adapters in use.
+fields defines the metrics (see platform/metrics.py), except for those of adapters, which this module defines: which are
+loaded and where, and which are in use.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,16 +15,22 @@ from prometheus_client.registry import Collector
 
 from graftwork.platform.metrics import HasFields, Metric, MetricKind, samples
 
+MAX_LOADED_LABELS = 1000
+"""The most adapters of one level that have time series of their own. The counts have all."""
+_COUNTED = {"gpu": "Adapters on the device.", "cpu": "Adapters in host memory."}
+
 
 class EngineReading(HasFields, Protocol):
     """The figures of an engine at one moment: a dataclass.
 
-    The metadata of each field defines its metric. Three properties have the digests of the adapters: those that are
-    loaded (resident), and those of running and of waiting requests.
+    The metadata of each field defines its metric. Four properties have the digests of the adapters: those on the device
+    (resident), those in host memory, and those of running and of waiting requests.
     """
 
     @property
     def resident_adapters(self) -> tuple[str, ...]: ...
+    @property
+    def host_adapters(self) -> tuple[str, ...]: ...
     @property
     def running_adapters(self) -> tuple[str, ...]: ...
     @property
@@ -47,6 +53,7 @@ class EngineCollector(Collector):
         if self._reading is not None:
             yield from _families(self._reading)
             yield _adapters(self._reading, self._read_at)
+            yield from _loaded(self._reading)
 
 
 def _families(reading: EngineReading) -> list[MetricFamily]:
@@ -76,6 +83,25 @@ def _adapters(reading: EngineReading, read_at: float) -> MetricFamily:
     resident = str(len(reading.resident_adapters))
     adapters.add_metric([resident, _joined(reading.running_adapters), _joined(reading.waiting_adapters)], read_at)
     return adapters
+
+
+def _loaded(reading: EngineReading) -> Iterator[MetricFamily]:
+    """Yields the metrics that say which adapters are loaded, by the names that llm-d's router reads.
+
+    `gpu` is the device, whatever it is, and `cpu` is host memory. An adapter may be at both.
+    Source: vllm-project/vllm#54830.
+    """
+    levels = (("gpu", reading.resident_adapters), ("cpu", reading.host_adapters))
+    loaded = GaugeMetricFamily(
+        "vllm:lora_adapter_loaded", "1 for each loaded adapter.", labels=["adapter_name", "level"]
+    )
+    for level, digests in levels:
+        for digest in sorted(digests)[:MAX_LOADED_LABELS]:
+            loaded.add_metric([digest, level], 1.0)
+    yield loaded
+    for level, digests in levels:
+        name = f"vllm:num_{level}_loaded_lora_adapters"
+        yield GaugeMetricFamily(name, _COUNTED[level], value=len(digests))
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from graftwork.api.server.served_model import model_dtype, model_folder, model_name
 from graftwork.engine.core.config import EngineConfig
+from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.rpc.codec import error_from_wire, error_to_wire
 from graftwork.engine.rpc.engine_pb2 import Failed
 from graftwork.platform.cores import run_on_engine_cores
@@ -68,6 +69,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
     configure_logging(settings.log_level, form=settings.log_format)
     if settings.engine_cores is not None:
         run_on_engine_cores(settings.engine_cores)
+    content = FingerprintReading(model_folder(settings))  # the disk reads while this process imports torch
     from graftwork.adapters.registry.weights import ArtifactAdapterSource
     from graftwork.api.server.tls import engine_tls
     from graftwork.engine.rpc.server import serve_engine
@@ -113,6 +115,7 @@ def run_engine(settings: Settings, listen: str, *, has_supervisor: bool = False,
         step_limit_s=None if has_supervisor else settings.step_timeout_s,
         membership=_membership(settings, listen, epoch, has_supervisor=has_supervisor),
         tls=engine_tls(settings),
+        content=content,
     )
 
 

@@ -61,7 +61,7 @@ from graftwork.engine.lora.verify import AdapterTester, ProbeDevice
 from graftwork.engine.lora.weights import AdapterSource
 from graftwork.engine.messages import Message
 from graftwork.engine.model.config import ModelConfig
-from graftwork.engine.model.fingerprint import fingerprint
+from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.model.weights import open_weights
 from graftwork.engine.parallel.leader import StepRunner
 from graftwork.engine.parallel.workers import StartWorker, start_process
@@ -102,18 +102,18 @@ def build_engine(
     clock: Clock | None = None,
     costs: CostTracker | None = None,
     start_worker: StartWorker = start_process,
+    content: FingerprintReading | None = None,
 ) -> Engine:
     """Loads the model, allocates memory for KV and adapters, and connects all parts of the engine.
 
-    `source_for` makes the source of this model's adapters. `start_worker` starts the workers of tensor parallelism. If
-    `costs` is None, the engine measures what loads and prefills cost, or takes what an earlier start has measured.
+    `source_for` makes the source of this model's adapters. `start_worker` starts the workers of tensor parallelism. Without
+    `costs`, measures loads and prefills, or takes an earlier start's. Without `content`, begins to read the files now.
 
     Raises InvalidRequest if the model is not supported, or if the configured sizes do not fit it.
     """
-    clock = clock or SystemClock()
-    inbox: SimpleQueue[Message] = SimpleQueue()
+    clock, inbox = clock or SystemClock(), SimpleQueue[Message]()
     progress, phases = LoopProgress(clock), StartPhases(clock, process_age_s())
-    settings, ranks, parts, storage = _load_model(config, progress, inbox, start_worker, phases)
+    settings, ranks, parts, storage = _load_model(config, progress, inbox, start_worker, phases, content)
     parts, model, dtype, limits = ranks.connected(parts), settings.model, settings.dtype, parts.limits
     description = _describe(settings, limits, storage.sizes.device_pages)
     tracker = costs or CostTracker(UNMEASURED)
@@ -188,6 +188,7 @@ def _load_model(
     inbox: SimpleQueue[Message],
     start_worker: StartWorker,
     phases: StartPhases,
+    reading: FingerprintReading | None,
 ) -> _Loaded:
     """Loads this rank's part of the model, allocates its memory, and waits for the other ranks.
 
@@ -198,7 +199,7 @@ def _load_model(
     dtype, limits = choose_dtype(config.dtype, model, device), scheduler_limits(config, model, device)
     check_division(config, model, dtype, device)
     with phases.phase("fingerprint"):
-        content = fingerprint(config.model)
+        content = (reading or FingerprintReading(config.model)).result()
     settings = RankSettings(config, model, content, device, dtype)
     ranks = choose_ranks(settings, start_worker)
     own, part = ranks.config, ranks.model

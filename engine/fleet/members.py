@@ -97,7 +97,7 @@ class Member:
         self.heard_at = float("-inf")
         """When the engine last sent its load with its tokens, on the monotonic clock."""
         self.has_spoken = False
-        """Whether an event of a request has come since the last tick."""
+        """Whether an event of a request has come since the last tick, or since ticks have begun."""
         self.knows_deletions = False
         """Whether the engine was told, since it has described itself, which tenants are deleted."""
         self.num_requests = 0

@@ -1,10 +1,11 @@
 """Follows the engines of a fleet: which there are, which answer, and what load they report.
 
-    MemberSource ──(each second)──► members ──► one watch each: describe, then read the load four times a second
-                                       │         unless the engine has just sent it with its tokens
-                                       └─(each tick)──► silent ones hand their requests over (silence.py)
+    MemberSource ──(each second)──► members ──(four times a second)──► a look at each: describe, then read the load,
+                                       │                   unless the engine has just sent it with its tokens
+                                       └─(each tick while a question is open)──► silent ones hand their requests over
 
-Owns the members and their watches. Never sends a request.
+Owns the members and the looks at them. Never sends a request. One timer serves all engines, and ticks (silence.py) pass
+only while an engine owes an answer, because each wake-up of a gateway costs it as much as three tokens.
 Invariant: nothing here waits for the source when a request is placed: the members are those that were read last.
 """
 
@@ -12,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 
 from graftwork.engine.core.load import EngineLoad
 from graftwork.engine.core.progress import DEFAULT_FREEZE_LIMITS
@@ -75,7 +77,11 @@ class Membership:
         """Says whether so many requests may move at once, because their engine is silent."""
         self._next_ready = asyncio.Event()
         """Is set when a member becomes ready. A new event then replaces it."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        """By replica id, the look at a member that is under way or was the last."""
+        self._refreshing: asyncio.Task[None] | None = None
+        self._has_asked = asyncio.Event()
+        """Is set while an engine may owe an answer."""
         self._following: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -124,7 +130,8 @@ class Membership:
         self._forget(member.replica_id)
 
     async def close(self) -> None:
-        tasks = [task for task in (self._following, self._listening, *self._tasks.values()) if task is not None]
+        own = (self._following, self._listening, self._refreshing, *self._looks.values())
+        tasks = [task for task in own if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -135,12 +142,25 @@ class Membership:
         await self._set_members(await self._source.addresses())
 
     async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOKS_PER_REFRESH * self._look_every_s)
-            try:
-                await self.refresh()
-            except GraftworkError as error:
-                _log.warning("fleet_list_unknown", extra={"reason": error.message})
+        """Begins the looks at the engines, and reads their list each fourth time. Waits for neither."""
+        for number in count(1):
+            await asyncio.sleep(self._look_every_s)
+            if not number % _LOOKS_PER_REFRESH and (self._refreshing is None or self._refreshing.done()):
+                self._refreshing = asyncio.create_task(self._refresh(), name="fleet-list")
+            for replica_id, member in self.members.items():
+                last = self._looks.get(replica_id)
+                if (last is None or last.done()) and not self._was_heard(member):
+                    self._looks[replica_id] = asyncio.create_task(self._look(member), name=f"fleet-look-{replica_id}")
+
+    async def _refresh(self) -> None:
+        try:
+            await self.refresh()
+        except GraftworkError as error:
+            _log.warning("fleet_list_unknown", extra={"reason": error.message})
+
+    def _was_heard(self, member: Member) -> bool:
+        """Returns whether an engine has just sent its load with its tokens, so that it need not be asked."""
+        return member.description is not None and self._clock.monotonic() - member.heard_at < _HEARD_S
 
     async def _set_members(self, addresses: Sequence[MemberAddress]) -> None:
         wanted = {place.replica_id: place for place in addresses}
@@ -155,7 +175,6 @@ class Membership:
             if replica_id not in self.members:
                 member = self.members[replica_id] = Member(place, self._connect)
                 member.client.follow_load(partial(self._note_pushed, member))
-                self._tasks[replica_id] = asyncio.create_task(self._watch(member), name=f"fleet-watch-{replica_id}")
 
     def _note_draining(self, member: Member) -> None:
         member.is_draining = member.place.is_draining
@@ -165,15 +184,12 @@ class Membership:
     async def _remove(self, member: Member) -> None:
         """Forgets a member. Its requests at this gateway lose their engine, and go on elsewhere."""
         del self.members[member.replica_id]
-        self._tasks.pop(member.replica_id).cancel()
+        look = self._looks.pop(member.replica_id, None)
+        if look is not None:
+            look.cancel()
         self._forget(member.replica_id)
         member.note_lost("The engine has left the fleet.")
         await member.close()
-
-    async def _watch(self, member: Member) -> None:
-        while True:
-            await asyncio.sleep(self._look_every_s)
-            await self._look(member)
 
     def _note_pushed(self, member: Member, load: EngineLoad) -> None:
         """Takes the load that an engine has sent with its tokens."""
@@ -190,13 +206,12 @@ class Membership:
         self._take(member, load)
 
     async def _look(self, member: Member) -> None:
-        """Asks a member's engine how it is, unless the engine has just said so."""
+        """Asks a member's engine how it is."""
         try:
             if member.description is None:
                 await self._admit(member)
-            elif self._clock.monotonic() - member.heard_at < _HEARD_S:
-                return
             self.silences.ask(member.replica_id)
+            self._has_asked.set()
             load = await member.client.read_load(_ANSWER_WITHIN_S)
             self.silences.note_answer(member.replica_id)
             member.note_load(load)
@@ -218,8 +233,14 @@ class Membership:
 
     async def _listen(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
-            self.check_silences()
+            await self._has_asked.wait()
+            self.silences.start(self._clock.monotonic())
+            for member in self.members.values():
+                member.has_spoken = False
+            while self.silences.has_questions:
+                await asyncio.sleep(TICK_S)
+                self.check_silences()
+            self._has_asked.clear()
 
     def check_silences(self) -> None:
         """Lets the requests of engines that have fallen silent go on elsewhere. Is called at each tick."""

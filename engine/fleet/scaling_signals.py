@@ -57,4 +57,5 @@ class SignalReader:
         loads = member.load.adapter_loads - former.adapter_loads
         if now <= since or loads <= 0:  # no time has passed, or the engine has started again
             return 0.0
-        return loads * DEFAULT_COSTS.adapter_load_s / (now - since)
+        load_s = member.load.adapter_load_s
+        return loads * (DEFAULT_COSTS.adapter_load_s if load_s is None else load_s) / (now - since)

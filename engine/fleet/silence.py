@@ -5,7 +5,8 @@
 
 Owns the waits. Never talks to an engine. The limit follows the waits of the last questions, so that an engine that
 answers late because its machine is busy is not taken for a stopped one. Time counts only while this process runs: a
-gateway that was stopped itself, or whose event loop was late, counts a late tick as one tick.
+gateway that was stopped itself, or whose event loop was late, counts a late tick as two ticks at most. Ticks are needed
+only while a question is open.
 Source: accrual failure detectors (Hayashibara et al. 2004), with the largest recent wait in place of a distribution.
 """
 
@@ -33,6 +34,15 @@ class SilenceMonitor:
         """By replica with an open question: how long it has waited."""
         self._recent: dict[str, deque[float]] = {}
         self._ticked_at: float | None = None
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether an engine owes an answer."""
+        return bool(self._waited)
+
+    def start(self, now: float) -> None:
+        """Notes that ticks begin again: what passed before `now` counts in no wait."""
+        self._ticked_at = now
 
     def ask(self, replica_id: str) -> None:
         """Notes that an engine was asked. Does nothing if an earlier question is open."""

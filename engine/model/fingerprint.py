@@ -6,10 +6,41 @@ fingerprints too.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from graftwork.platform.errors import InvalidRequest
+
+_THREADS = 4
+"""Files that are read at the same time. One thread hashes 0.5 to 2 GB a second."""
+_BLOCK_BYTES = 1 << 24
+"""A thread needs the interpreter's lock between two blocks: with small ones, it would wait for imports most of the time."""
+
+
+class FingerprintReading:
+    """Reads and hashes all files of a model on threads, so that a process can import its code meanwhile.
+
+    What was read stays in the page cache, from which the weights are copied then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Begins to read. Raises InvalidRequest if a file is missing."""
+        self._paths = [folder / "config.json", *weight_files(folder)]
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="fingerprint")
+        self._digests = [self._threads.submit(_digest, path) for path in self._paths]
+        self._threads.shutdown(wait=False)
+
+    def result(self) -> str:
+        """Waits for the end, and returns the fingerprint. Raises InvalidRequest if a file cannot be read."""
+        digest = hashlib.sha256(b"graftwork/base/1")
+        for path, own in zip(self._paths, self._digests, strict=True):
+            try:
+                digest.update(own.result())
+            except OSError as error:
+                raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", param="model") from error
+        return f"sha256:{digest.hexdigest()}"
 
 
 def fingerprint(folder: Path) -> str:
@@ -18,14 +49,19 @@ def fingerprint(folder: Path) -> str:
     Equal models in different folders have the same fingerprint. Raises InvalidRequest if a file is missing or cannot be
     read.
     """
-    digest = hashlib.sha256(b"graftwork/base/1")
-    for path in [folder / "config.json", *weight_files(folder)]:
-        try:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        except OSError as error:
-            raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", param="model") from error
-    return f"sha256:{digest.hexdigest()}"
+    return FingerprintReading(folder).result()
+
+
+def _digest(path: Path) -> bytes:
+    """Returns the SHA-256 of a file. The system reads the next block from the disk while this one is hashed."""
+    digest, block, start = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES)), 0
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(block):
+            start += size
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), start, _BLOCK_BYTES, os.POSIX_FADV_WILLNEED)
+            digest.update(block[:size])
+    return digest.digest()
 
 
 def weight_files(folder: Path) -> list[Path]:

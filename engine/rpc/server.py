@@ -38,6 +38,7 @@ from graftwork.engine.messages import (
     Stop,
     SubmitRequest,
 )
+from graftwork.engine.model.fingerprint import FingerprintReading
 from graftwork.engine.rpc import codec, engine_pb2_grpc
 from graftwork.engine.rpc import engine_pb2 as wire
 from graftwork.engine.rpc.engine_tls import EngineTls, encrypts
@@ -296,11 +297,13 @@ def serve_engine(
     step_limit_s: float | None = None,
     membership: "Membership | None" = None,
     tls: EngineTls | None = None,
+    content: FingerprintReading | None = None,
 ) -> None:
     """Builds an engine and serves it at the address `listen`, until the process gets SIGTERM or SIGINT.
 
     `source_for` makes the source from which the engine loads adapters. If there is a `token`, the engine obeys only
-    gateways that send it. `step_limit_s`, `membership` and `tls` are those of `run_server`.
+    gateways that send it. `step_limit_s`, `membership` and `tls` are those of `run_server`, and `content` is that of
+    `build_engine`.
 
     Raises InvalidRequest if other machines can reach the address and there is neither a token nor `tls`.
     """
@@ -314,7 +317,9 @@ def serve_engine(
     if tls is not None:
         tls.check()
     keep_freed_memory()
-    asyncio.run(run_server(build_engine(config, source_for), listen, token, step_limit_s, membership, tls))
+    asyncio.run(
+        run_server(build_engine(config, source_for, content=content), listen, token, step_limit_s, membership, tls)
+    )
 
 
 async def run_server(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from graftwork.platform.engine_collector import MAX_LOADED_LABELS
 from graftwork.platform.ids import TenantId
 from graftwork.platform.metrics import counter, gauge
 from graftwork.platform.telemetry import MAX_TENANT_LABELS, LocalHistogram, Telemetry
@@ -22,6 +23,7 @@ class Reading:
     loads: int = field(default=7, metadata=counter("adapter_loads", "Loads."))
     steps: int = 9
     resident_adapters: tuple[str, ...] = ("sha256:a", "sha256:b")
+    host_adapters: tuple[str, ...] = ("sha256:b", "sha256:c", "sha256:d")
     running_adapters: tuple[str, ...] = ("b", "a")
     waiting_adapters: tuple[str, ...] = ()
 
@@ -91,6 +93,43 @@ def test_an_engines_figures_are_shown_as_its_fields_say() -> None:
     assert 9 not in samples.values()
     labels = (("max_lora", "2"), ("running_lora_adapters", "a,b"), ("waiting_lora_adapters", ""))
     assert samples["vllm:lora_requests_info", labels] == 1234.0
+
+
+def test_routers_see_which_adapters_are_loaded_and_where() -> None:
+    """Each loaded adapter has a series by level, idle ones too; one that is evicted has none after the next reading."""
+    telemetry = Telemetry()
+
+    telemetry.observe_engine(Reading(), at=1.0)
+    before = shown(telemetry)
+    telemetry.observe_engine(Reading(resident_adapters=("sha256:a",), host_adapters=()), at=2.0)
+    after = shown(telemetry)
+
+    assert loaded(before) == {
+        *((digest, "gpu") for digest in ("sha256:a", "sha256:b")),
+        *((digest, "cpu") for digest in ("sha256:b", "sha256:c", "sha256:d")),
+    }
+    assert (before["vllm:num_gpu_loaded_lora_adapters", ()], before["vllm:num_cpu_loaded_lora_adapters", ()]) == (2, 3)
+    assert loaded(after) == {("sha256:a", "gpu")}
+    assert after["vllm:num_cpu_loaded_lora_adapters", ()] == 0
+
+
+def test_series_of_loaded_adapters_are_capped() -> None:
+    """A level has at most 1,000 series, and its count has all adapters."""
+    telemetry = Telemetry()
+    many = tuple(f"sha256:{number}" for number in range(MAX_LOADED_LABELS + 50))
+
+    telemetry.observe_engine(Reading(host_adapters=many), at=1.0)
+
+    samples = shown(telemetry)
+    assert sum(level == "cpu" for _, level in loaded(samples)) == MAX_LOADED_LABELS
+    assert samples["vllm:num_cpu_loaded_lora_adapters", ()] == len(many)
+
+
+def loaded(samples: dict[tuple[str, tuple[tuple[str, str], ...]], float]) -> set[tuple[str, str]]:
+    """Returns the digest and the level of each adapter that is shown as loaded."""
+    found = {labels: value for (name, labels), value in samples.items() if name == "vllm:lora_adapter_loaded"}
+    assert set(found.values()) <= {1.0}
+    return {(dict(labels)["adapter_name"], dict(labels)["level"]) for labels in found}
 
 
 def test_histograms_carry_the_promised_names() -> None:

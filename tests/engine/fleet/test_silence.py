@@ -66,6 +66,23 @@ def test_a_gateway_that_was_stopped_itself_suspects_nobody() -> None:
     assert monitor.silent_s("a") == 0.0
 
 
+def test_time_without_ticks_is_no_silence() -> None:
+    """Ticks pause while no question is open: the time before they begin again counts in no wait."""
+    monitor = SilenceMonitor(MOST_S)
+    now = answered(monitor, 0.0, [0.0] * 20)
+    assert not monitor.has_questions
+
+    now += 3600.0
+    monitor.ask("a")
+    monitor.start(now)
+    assert monitor.has_questions
+    now = ticks(monitor, now, LEAST_LIMIT_S)
+    assert monitor.silent_s("a") == 0.0
+    ticks(monitor, now, TICK_S)
+
+    assert monitor.silent_s("a") > LEAST_LIMIT_S
+
+
 def test_tokens_are_signs_of_life() -> None:
     """An engine whose tokens come is not silent, though it answers no question for a long time."""
     monitor = SilenceMonitor(MOST_S)

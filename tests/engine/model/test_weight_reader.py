@@ -1,5 +1,6 @@
 """Reading model folders: what is refused, and what a fingerprint depends on."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -59,6 +60,18 @@ def test_a_kv_budget_below_one_context_is_refused_with_the_bytes_that_are_needed
 
     with pytest.raises(InvalidRequest, match=f"one context of {context} tokens takes {needed} bytes"):
         build_engine(EngineConfig(model=models.base, dtype="float32", device_bytes=1000), lambda _: models.source)
+
+
+def test_a_fingerprint_is_the_digest_of_all_files_in_order(tmp_path: Path) -> None:
+    """Files are hashed side by side and in blocks, and the fingerprint is that of the files' digests one after another."""
+    contents = {"config.json": b"{}", "a.safetensors": b"", "b.safetensors": bytes(range(256)) * 70_000}
+    contents |= {f"c{number}.safetensors": b"%d" % number for number in range(9)}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+
+    digests = b"".join(hashlib.sha256(content).digest() for content in contents.values())
+
+    assert fingerprint(tmp_path) == "sha256:" + hashlib.sha256(b"graftwork/base/1" + digests).hexdigest()
 
 
 def test_a_fingerprint_is_of_the_bytes_and_not_of_the_place(models: RandomModels, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def busy_telemetry() -> Telemetry:
     meter = ObjectiveMeter(parse_objectives("priority.ttft_ms=500"), ManualClock())
     telemetry = Telemetry(meter)
     meter.note_first_token("priority", 0.1)
-    telemetry.observe_engine(EngineStats(), 1.0)
+    telemetry.observe_engine(EngineStats(resident_adapters=("sha256:a",)), 1.0)
     telemetry.replicas.observe([ReplicaFigures("engine-0")])
     telemetry.count_request("ten_1", "completed")  # type: ignore[arg-type]
     telemetry.count_tokens("ten_1", {"device": 1}, 2)  # type: ignore[arg-type]
