@@ -17,7 +17,9 @@ def with_prod(tenant: ConsoleTenant, name: str = "pirate") -> None:
 
 
 def test_a_rollout_is_started_and_cancelled(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
-    """The steps and limits that are typed are in force, the alias is divided at once, and a cancellation gives it back."""
+    """The steps and limits that are typed are in force, the alias is divided at once, the step's figures are shown, and a
+    cancellation gives the alias back.
+    """
     with_prod(tenant)
     browser.sign_in(server.url, tenant.key, "adapters/name/pirate")
     browser.press("Start a roll-out")
@@ -35,6 +37,10 @@ def test_a_rollout_is_started_and_cancelled(browser: Browser, server: ConsoleSer
     assert made["limits"]["error_rate"] == 0.03
     assert (made["version"], made["stable"], made["state"]) == (2, 1, "running")
 
+    for number in range(4):
+        asked = {"model": "pirate", "user": f"user {number}", "messages": [{"role": "user", "content": "x"}]}
+        tenant.client.post("/v1/chat/completions", json=asked).raise_for_status()
+    browser.with_text("tbody tr", "requests, 0 failed, 0 refused")
     browser.press("Cancel the roll-out of prod")
     browser.press("Cancel the roll-out")
     browser.with_text("tbody .chip", "cancelled")

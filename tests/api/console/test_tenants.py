@@ -186,6 +186,25 @@ def test_audit_and_modes(browser: Browser, server: ConsoleServer, tenant: Consol
     assert browser.with_text("tbody th", "modes")
 
 
+def test_a_tenant_is_traced(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
+    """The operator switches the traces of a tenant on and off; an id that is none is refused, and stays typed."""
+    browser.sign_in(server.url, server.admin_key, "requests")
+    browser.fill("Id of a tenant or a session", "somebody")
+    browser.press("Trace its requests")
+    browser.find(".card .error")
+    assert browser.field("Id of a tenant or a session").get_property("value") == "somebody"
+    browser.fill("Id of a tenant or a session", tenant.id)
+    browser.press("Trace its requests")
+    browser.with_text("tbody tr", tenant.id)
+    admin = server.client(server.admin_key)
+    assert [one["id"] for one in admin.get("/v1/admin/traces").json()["data"]] == [tenant.id]
+    browser.press(f"Stop tracing {tenant.id}")
+    browser.press("Stop tracing")
+    browser.with_text(".card", "Nobody's requests are traced")
+
+    assert admin.get("/v1/admin/traces").json()["data"] == []
+
+
 def test_the_overview_names_who_is_refused(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
     """A tenant whose requests are refused stands under “Who suffers”, with the reason."""
     server.client(server.admin_key).put(
