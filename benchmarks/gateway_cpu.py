@@ -1,7 +1,7 @@
 """What a streamed token costs a gateway: microseconds of CPU, user and system, of its whole process.
 
     python benchmarks/gateway_cpu.py [--checkout DIR ...] [--engines N ...] [--each] [--parts N] [--kinds chat,turns]
-        [--engine unix|tcp] [--rounds 5] [--trace] [--json OUT]
+        [--engine unix|tcp] [--rounds 5] [--bare] [--trace] [--json OUT]
 
 Starts a real `graftwork gateway` of each checkout against a scripted engine in another process (`scripted_engine.py`),
 which answers 32 streams with one token each in every step. Clients are plain sockets in this process. While all streams
@@ -13,6 +13,8 @@ so what a request costs before its first token and after its last is left out. C
 At `--engine unix`, as in `graftwork serve`, a gateway that knows the output socket reads the tokens from it; at `tcp`, as
 with an engine on another machine, they come over gRPC.
 With `--trace`, the last checkout is measured a second time, with requests that ask for a trace (`x-graftwork-trace: 1`).
+With `--bare`, the first measured gateway is the first checkout with the tracer, the stages and the timed writes cut out of
+the program, so that the others show what tracing costs.
 `--engines 1 --engines 2` compares a gateway with one engine and one whose streams are spread over two. Two engines send
 twice as many messages for as many tokens; `--parts 2` also measures one engine that does the same. With `--each`, every
 engine has all 32 streams, so its messages have as many tokens as those of one engine.
@@ -53,6 +55,18 @@ _RESAMPLED = 4000
 _ENGINE_LOOKS = 100
 _RECEIVE_BYTES = 4 << 20
 _PROMPT = "Tell me about the harbour."
+_BARE = """
+from graftwork.api.http import streaming
+from graftwork.platform.tracing.request_trace import RequestTrace
+from graftwork.sessions.generation.tracer import GenerationTracer
+streaming.timed_write = lambda trace, write: write
+GenerationTracer.timed = lambda self, push: push
+for name in ("mark", "describe", "settle", "keep"):
+    setattr(RequestTrace, name, lambda self, *arguments: None)
+for name in ("admitted", "first_token", "ended", "log_tokens", "count"):
+    setattr(GenerationTracer, name, lambda self, *arguments: None)
+"""
+"""Cuts tracing out of a gateway, before it starts."""
 _ENDS = {"chat": b"data: [DONE]", "turns": b"event: turn.completed"}
 """What a whole stream has near its end."""
 
@@ -251,10 +265,13 @@ def main() -> None:
         "--engine", choices=("unix", "tcp"), default="unix", help="where the gateway reaches the engine"
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bare", action="store_true", help="measure the first checkout without tracing as well")
     parser.add_argument("--trace", action="store_true", help="measure the last checkout with traced requests as well")
     parser.add_argument("--json", type=Path, help="write every sample here")
     arguments = parser.parse_args()
     checkouts = [Checkout(root.absolute()) for root in arguments.checkout or [OWN_ROOT]]
+    if arguments.bare:
+        checkouts.insert(0, Checkout(checkouts[0].root, "bare", _BARE))
     with ExitStack() as stack:
         shapes = [(engines, 1) for engines in arguments.engines or [1]]
         if arguments.parts > 1:

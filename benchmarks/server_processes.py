@@ -31,10 +31,14 @@ class Checkout:
     """One tree of this project's files."""
 
     root: Path
+    label: str = ""
+    """Is shown beside the name of the tree."""
+    prelude: str = ""
+    """Python that its commands run before they start."""
 
     @property
     def name(self) -> str:
-        return self.root.name
+        return f"{self.root.name}, {self.label}" if self.label else self.root.name
 
     @property
     def package(self) -> Path:
@@ -58,7 +62,7 @@ class Checkout:
         return [
             sys.executable,
             "-c",
-            f"import sys; from {module} import {function}; sys.exit({function}())",
+            f"{self.prelude}\nimport sys; from {module} import {function}; sys.exit({function}())",
             *arguments,
         ]
 

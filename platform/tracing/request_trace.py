@@ -10,7 +10,7 @@ durations sum to the whole. Never holds text or token ids, and bounds what it ho
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.ids import KeyId, SessionId, TenantId
@@ -53,8 +53,7 @@ class Stage(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A span of the engine. `start_s` counts from the request's arrival at the engine."""
 
     name: str

@@ -6,8 +6,6 @@ a traced one counts its reports of new tokens, and times the parser for every si
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from operator import attrgetter
 
 from graftwork.engine.core.events import CacheReport, StepsTraced, TokenLogprobs
 from graftwork.engine.core.step_spans import EngineSpan
@@ -21,8 +19,8 @@ Push = Callable[[Sequence[int], Sequence[TokenLogprobs]], list[OutputEvent]]
 
 _token_log = logging.getLogger(TOKEN_LOGGER)
 
-_FIGURES = tuple(one.name for one in fields(EngineSpan) if one.name not in ("name", "start_s", "duration_s"))
-_figures_of = attrgetter(*_FIGURES)
+_FIGURES = EngineSpan._fields[3:]
+"""The fields of a span behind its name and its times."""
 
 
 class GenerationTracer:
@@ -103,5 +101,7 @@ class GenerationTracer:
 
 
 def _span(span: EngineSpan) -> Span:
-    figures = {name: value for name, value in zip(_FIGURES, _figures_of(span), strict=True) if value}
-    return Span(span.name.value, span.start_s, span.duration_s, figures)
+    name, start_s, duration_s, *figures = span
+    return Span(
+        name.value, start_s, duration_s, {field: value for field, value in zip(_FIGURES, figures, strict=True) if value}
+    )

@@ -47,6 +47,10 @@ def usage(
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Also write the bars; needs graftwork[plot].")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with the table and the bars.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with all that the ledger sums.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Show the tokens, the memory and the costs of your tenant.
@@ -65,10 +69,9 @@ def usage(
         else:
             tenant_id = tenant_id_of(client, tenant)
             rows = client.admin.usage(tenant_id=tenant_id, start=start, end=end, group_by=group_by)
-    if png is not None:
-        from graftwork.api.cli.bench.plot import write_png
-
-        write_png(png, "Usage", _charts(rows, group_by))
+    _write_files(rows, group_by, png, html)
+    if as_csv:
+        return _write_rows(rows, group_by)
     if as_json:
         return show_json(rows.raw)
     if plot:
@@ -108,22 +111,59 @@ def _write_csv(invoice: "Invoice") -> None:
         typer.echo(f"{invoice.unpriced.requests} requests had no price, and are not in the invoice.", err=True)
 
 
+def _write_files(rows: "Page[UsageRow]", group_by: str, png: Path | None, html: Path | None) -> None:
+    """Writes the files that were asked for."""
+    if png is not None:
+        from graftwork.api.cli.bench.plot import write_png
+
+        write_png(png, "Usage", _charts(rows, group_by))
+    if html is not None:
+        from graftwork.api.cli.bench.page import page
+
+        columns, table = _table(rows, group_by)
+        text = page("Usage", f"By {group_by}.", columns, table, _charts(rows, group_by))
+        html.write_text(text, encoding="utf-8")
+
+
+def _write_rows(rows: "Page[UsageRow]", group_by: str) -> None:
+    """Writes one line for each group and currency, with each sum of the ledger. A group without costs has one line."""
+    from graftwork.platform.answers.usage import UsageTotals
+
+    names = [name for name in UsageTotals.model_fields if name != "costs"]
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow((group_by, *names, "cost", "currency"))
+    for row in rows:
+        sums = [getattr(row, name) for name in names]
+        for amount, currency in [(one.amount, one.currency) for one in row.costs] or [("", "")]:
+            out.writerow(("" if row.group is None else row.group, *sums, amount, currency))
+
+
 def _show_rows(rows: "Page[UsageRow]", group_by: str) -> None:
-    table = [
-        (
+    columns, table = _table(rows, group_by)
+    show_table(columns, table, "Nothing was used in this time.")
+
+
+def _table(rows: "Page[UsageRow]", group_by: str) -> tuple[list[str], list[list[object]]]:
+    """Returns the columns and the cells. Drafts and reasoning have a column only where there was some."""
+    optional = {"drafted": [row.drafted_tokens for row in rows], "reasoning": [row.reasoning_tokens for row in rows]}
+    shown = {name: values for name, values in optional.items() if any(values)}
+    table: list[list[object]] = [
+        [
             row.group,
             row.requests,
             row.prompt_tokens,
             row.cached_tokens,
             row.completion_tokens,
+            *(values[number] for values in shown.values()),
+            round(row.engine_ms / 1000, 3),
             round(row.kv_byte_seconds / _GB_HOUR, 6),
             size(row.adapter_bytes),
             _costs(row.costs),
-        )
-        for row in rows
+        ]
+        for number, row in enumerate(rows)
     ]
-    columns = (group_by, "requests", "prompt", "of it cached", "completion", "KV GB-hours", "adapters loaded", "cost")
-    show_table(columns, table, "Nothing was used in this time.")
+    columns = [group_by, "requests", "prompt", "of it cached", "completion", *shown]
+    return [*columns, "engine s", "KV GB-hours", "adapters loaded", "cost"], table
 
 
 def _costs(costs: "tuple[Money, ...]") -> str:

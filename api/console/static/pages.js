@@ -1,6 +1,8 @@
 // The list of pages: which addresses there are, and which of them a key may see.
 
-import { showAdapter, showAdapters, showUpload } from "./pages/adapters.js";
+import { showAdapter } from "./pages/adapters/adapter.js";
+import { showAdapters } from "./pages/adapters/list.js";
+import { showUpload } from "./pages/adapters/upload.js";
 import { showInvoice, showInvoices, showMonths } from "./pages/billing/invoices.js";
 import { showPrices } from "./pages/billing/prices.js";
 import { showAudit, showModes } from "./pages/operator.js";

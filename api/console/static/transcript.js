@@ -43,7 +43,7 @@ export function turnFoot(turn, { onFork, mayFork }) {
     tokens ? tierBar(tokens) : h("span"),
     h("span", { class: "row" },
       ["completed", "awaiting_tool"].includes(turn.status) ? null : chip(turn.status),
-      turn.usage ? h("span", {}, `${count(turn.usage.prompt_tokens)} in, ${count(turn.usage.completion_tokens)} out`) : null,
+      turn.usage ? h("span", {}, tokensText(turn.usage)) : null,
       took ? h("a", { href: `#/requests/${encodeURIComponent(turn.id)}`, title: `Timeline of the turn of ${moment(turn.created_at)}` }, took) : null,
       cache?.miss_reason ? chip(`missed: ${cache.miss_reason}`, "warn") : null,
       turn.service_tier && turn.service_tier !== "default" ? chip(turn.service_tier, "info") : null,
@@ -51,6 +51,12 @@ export function turnFoot(turn, { onFork, mayFork }) {
       price ? h("span", { class: "cost" }, price) : null),
     mayFork && turn.checkpoint_id ? h("button", { type: "button", class: "quiet small", "aria-label": `Fork after the turn of ${moment(turn.created_at)}`, on: { click: () => onFork(turn) } }, "Fork here") : h("span"),
     turn.error ? h("div", { class: "wide" }, errorBox({ message: turn.error.message, param: turn.error.param })) : null);
+}
+
+/** `120 in, 80 out, 31 of them reasoning`. */
+export function tokensText(usage) {
+  const reasoning = usage.completion_tokens_details?.reasoning_tokens;
+  return `${count(usage.prompt_tokens)} in, ${count(usage.completion_tokens)} out${reasoning ? `, ${count(reasoning)} of them reasoning` : ""}`;
 }
 
 /** An answer that is being written. `take` gets the session's events. */

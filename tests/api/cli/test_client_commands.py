@@ -291,6 +291,27 @@ def test_reports(graftwork: Graftwork, live: LiveGateway) -> None:
     assert {"at", "actor", "action", "target"} <= set(audit[0])
 
 
+def test_usage_is_exported_with_all_that_the_ledger_sums(graftwork: Graftwork, tmp_path: Path) -> None:
+    """CSV has every sum of the JSON rows, and the page has the groups and the time of the engine."""
+    graftwork("sessions", "chat", input="Hi\n")
+    rows = answer(graftwork, "usage", "--by", "adapter")["data"]
+    page = tmp_path / "usage.html"
+
+    lines = list(
+        csv.DictReader(graftwork("usage", "--by", "adapter", "--csv", "--html", str(page)).stdout.splitlines())
+    )
+
+    assert {"drafted_tokens", "forced_tokens", "reasoning_tokens", "engine_ms"} <= set(lines[0])
+    for line, row in zip(lines, rows, strict=True):
+        assert line["adapter"] == row["group"]
+        assert {name: float(line[name]) for name in row if name not in ("group", "costs")} == {
+            name: value for name, value in row.items() if name not in ("group", "costs")
+        }
+    text = page.read_text(encoding="utf-8")
+    assert all(str(row["group"]) in text for row in rows)
+    assert "engine s" in text
+
+
 def test_the_wrong_kind_of_key(graftwork: Graftwork, live: LiveGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant's key is refused by admin commands, and the message names the variable of each key."""
     monkeypatch.setenv("GRAFTWORK_ADMIN_KEY", live.key)

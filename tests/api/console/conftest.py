@@ -7,6 +7,7 @@ import pytest
 
 from tests.api.console.browser import Browser, chromium
 from tests.api.console.console_server import ConsoleServer, ConsoleTenant, console_server
+from tests.sessions.tokenizer_and_templates import THINKING
 
 _HERE = Path(__file__).parent
 
@@ -38,6 +39,14 @@ def fleet(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with console_server(tmp_path_factory.mktemp("fleet") / "gateway", engines=2, objectives=objectives) as server:
         for model in server.models:
             model.first_token_s = 0.03
+        yield server
+
+
+@pytest.fixture(scope="session")
+def thinker(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
+    """A gateway whose model reasons before it answers."""
+    with console_server(tmp_path_factory.mktemp("thinker") / "gateway", template=THINKING) as server:
+        server.model.text = "<think>\nLet me look <b>closer</b>.\n</think>\n\nIt is sunny."
         yield server
 
 

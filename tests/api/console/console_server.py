@@ -74,10 +74,15 @@ class ConsoleTenant:
 
 
 @contextmanager
-def console_server(folder: Path, engines: int = 1, objectives: str = "") -> Iterator[ConsoleServer]:
-    """Runs a gateway with its data in `folder`, over so many engines."""
+def console_server(
+    folder: Path, engines: int = 1, objectives: str = "", template: str | None = None
+) -> Iterator[ConsoleServer]:
+    """Runs a gateway with its data in `folder`, over so many engines. `template` is another chat template."""
     models = tuple(ConsoleModel() for _ in range(engines))
-    settings = gateway_settings(folder, write_model_folder(folder / "tiny", CONTEXT_TOKENS))
+    model_folder = write_model_folder(folder / "tiny", CONTEXT_TOKENS)
+    if template is not None:
+        (model_folder / "chat_template.jinja").write_text(template)
+    settings = gateway_settings(folder, model_folder)
     settings = replace(settings, objectives=parse_objectives(objectives))
     started: list[ConsoleServer] = []
     stop: list[Callable[[], None]] = []

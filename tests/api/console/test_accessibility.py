@@ -32,6 +32,7 @@ DIALOGS = {
         ("tenants", "New tenant"),
         ("tenants/{tenant}", "Edit"),
         ("tenants/{tenant}", "New key"),
+        ("tenants/{tenant}", "Rotate first"),
         ("tenants/{tenant}", "Set prices"),
         ("tenants/{tenant}", "Delete"),
         ("prices", "Set prices"),
@@ -41,6 +42,10 @@ DIALOGS = {
     "tenant": (
         ("adapters/name/pirate", "New alias"),
         ("adapters/name/pirate", "Change prod"),
+        ("adapters/name/pirate", "History of prod"),
+        ("adapters/name/pirate", "Start a roll-out"),
+        ("adapters/name/pirate", "Tags"),
+        ("adapters/name/pirate", "Change defaults"),
         ("sessions", "New session"),
     ),
 }
@@ -89,8 +94,15 @@ def pages_of(browser: Browser, role: str) -> list[str]:
 @pytest.fixture
 def places(server: ConsoleServer, tenant: ConsoleTenant) -> dict[str, str]:
     """What the pages show: an adapter, a session, a request, prices and costs. Returns the names for their addresses."""
-    tenant.client.post("/v1/adapters", data={"name": "pirate"}, files=adapter_upload(1)).raise_for_status()
-    tenant.client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1}).raise_for_status()
+    for seed in (1, 2):
+        origin = {"name": "pirate", "run": f"run {seed}"}
+        tenant.client.post("/v1/adapters", data=origin, files=adapter_upload(seed)).raise_for_status()
+    for alias in ("prod", "beta"):
+        tenant.client.put(f"/v1/adapters/pirate/aliases/{alias}", json={"version": 1}).raise_for_status()
+    change = {"tags": ["team:care"], "defaults": {"system": "Be brief.", "sampling": {"temperature": 0.5}}}
+    tenant.client.patch("/v1/adapters/pirate", json=change).raise_for_status()
+    steps = {"alias": "beta", "version": 2, "steps": [{"weight": 10, "seconds": 600}]}
+    tenant.client.post("/v1/adapters/pirate/rollouts", json=steps).raise_for_status()
     prices = set_prices(server, tenant)
     session = tenant.client.post("/v1/sessions", json={"model": "pirate"}).json()["id"]
     answer = tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"}).raise_for_status()

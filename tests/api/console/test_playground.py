@@ -128,3 +128,41 @@ def test_the_life_of_an_answer(browser: Browser, server: ConsoleServer, tenant: 
 
     assert {"authenticate", "queue", "decode"} <= set(stages)
     assert tenant.id in browser.text()
+
+
+def test_reasoning_stands_before_the_answer(browser: Browser, thinker: ConsoleServer) -> None:
+    """What the model reasoned is folded above its answer, as text and counted; it is sent back with the next message, so
+    that the chat template may decide.
+    """
+    tenant = thinker.tenant()
+    open_playground(browser, thinker, tenant)
+    say(browser, "How is the weather?", 1)
+    box = browser.with_text(".said details summary", "reasoning")
+    assert "closer" not in browser.text()
+    box.click()
+    thought = browser.find(".said details .text").text
+    answer = "".join(token.text for token in browser.all(".token"))
+    figures = browser.find(".figures").text
+    sent = browser.run(
+        """
+        const start = document.querySelector("script[type=module]").src;
+        const { toSend } = await import(new URL("playground/messages.js", start).href);
+        return toSend("", [{ role: "assistant", content: "It is sunny.", reasoning: "Let me look.", took: 1 }]);
+        """
+    )
+
+    assert thought.strip() == "Let me look <b>closer</b>."
+    assert answer.replace(" ", "") == "Itissunny."
+    assert "of them reasoning" in figures
+    assert sent == [{"role": "assistant", "content": "It is sunny.", "reasoning_content": "Let me look."}]
+
+
+def test_a_turn_counts_its_reasoning(browser: Browser, thinker: ConsoleServer) -> None:
+    """The line below a turn says how many of its tokens were reasoning."""
+    tenant = thinker.tenant()
+    session = tenant.client.post("/v1/sessions", json={"model": "tiny"}).json()["id"]
+    turn = tenant.client.post(f"/v1/sessions/{session}/turns", json={"input": "x"}).raise_for_status().json()
+    number = turn["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    browser.sign_in(thinker.url, tenant.key, f"sessions/{session}")
+
+    browser.with_text(".turn-foot", f"{number} of them reasoning")

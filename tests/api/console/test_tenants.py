@@ -82,6 +82,47 @@ def test_a_key_with_less_is_made(browser: Browser, server: ConsoleServer, tenant
     assert client.get("/v1/sessions").status_code == 403
 
 
+def test_an_old_key_works_on_for_the_chosen_time(
+    browser: Browser, server: ConsoleServer, tenant: ConsoleTenant
+) -> None:
+    """A rotation with an overlap leaves the old key valid, and the list says until when."""
+    browser.sign_in(server.url, server.admin_key, f"tenants/{tenant.id}")
+    browser.press("Rotate first")
+    browser.field("The old key stays valid for").send_keys("a day")
+    browser.press("Rotate")
+    fresh = browser.find("#secret").text
+    browser.press("I have stored it")
+    browser.with_text("td", "until")
+
+    assert (status_of(server, tenant.key), status_of(server, fresh)) == (200, 200)
+
+
+def test_a_key_is_bound_to_models_and_networks(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
+    """A key that is made for one model and one network is refused elsewhere; a network that is none is refused."""
+    browser.sign_in(server.url, server.admin_key, f"tenants/{tenant.id}")
+    browser.press("New key")
+    browser.fill("Name", "bound")
+    browser.fill("Models", "pirate, terse")
+    browser.fill("Networks", "the office")
+    browser.press("Create key")
+    browser.with_text("dialog .error", "allowed_ips")
+    browser.fill("Networks", "127.0.0.0/8")
+    browser.press("Create key")
+    near = browser.find("#secret").text
+    browser.press("I have stored it")
+    browser.with_text("td", "models: pirate, terse")
+    browser.press("New key")
+    browser.fill("Name", "far")
+    browser.fill("Networks", "192.0.2.0/24, 2001:db8::/32")
+    browser.press("Create key")
+    far = browser.find("#secret").text
+    browser.press("I have stored it")
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+
+    assert (status_of(server, near), status_of(server, far)) == (200, 403)
+    assert server.client(near).post("/v1/chat/completions", json=chat).status_code in (403, 404)
+
+
 def test_a_tenant_is_edited_and_deleted(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
     """A new name is shown as text, however hostile; deleting asks for the name, and ends the tenant."""
     httpx.patch(
@@ -143,6 +184,25 @@ def test_audit_and_modes(browser: Browser, server: ConsoleServer, tenant: Consol
     browser.go("audit", "Audit")
 
     assert browser.with_text("tbody th", "modes")
+
+
+def test_a_tenant_is_traced(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:
+    """The operator switches the traces of a tenant on and off; an id that is none is refused, and stays typed."""
+    browser.sign_in(server.url, server.admin_key, "requests")
+    browser.fill("Id of a tenant or a session", "somebody")
+    browser.press("Trace its requests")
+    browser.find(".card .error")
+    assert browser.field("Id of a tenant or a session").get_property("value") == "somebody"
+    browser.fill("Id of a tenant or a session", tenant.id)
+    browser.press("Trace its requests")
+    browser.with_text("tbody tr", tenant.id)
+    admin = server.client(server.admin_key)
+    assert [one["id"] for one in admin.get("/v1/admin/traces").json()["data"]] == [tenant.id]
+    browser.press(f"Stop tracing {tenant.id}")
+    browser.press("Stop tracing")
+    browser.with_text(".card", "Nobody's requests are traced")
+
+    assert admin.get("/v1/admin/traces").json()["data"] == []
 
 
 def test_the_overview_names_who_is_refused(browser: Browser, server: ConsoleServer, tenant: ConsoleTenant) -> None:

@@ -1,19 +1,46 @@
 // A request's life: which parts took its time. The timeline comes from the server by the request's id.
+// The operator also says which tenants and sessions are traced.
 
-import { foreign, h, plain } from "../dom.js";
-import { count, moment, span } from "../format.js";
+import { foreign, h, plain, say } from "../dom.js";
+import { ago, count, moment, span } from "../format.js";
 import { api, at } from "../http.js";
 import { identity } from "../identity.js";
-import { card, chip, facts, field, form, pageHead, tierBar } from "../parts.js";
+import { card, check, chip, confirm, facts, field, form, pageHead, tierBar } from "../parts.js";
+import { table } from "../table.js";
 
-export function showRequests() {
+export async function showRequests({ signal, refresh }) {
   const input = h("input", { required: true, placeholder: "req_…", spellcheck: "false", autocomplete: "off", data: { filter: "" } });
   const body = form({
     fields: [field("Id of a request or a turn", input, "The header x-request-id of every answer has it, and so has every error and log line.")],
     button: "Show its timeline",
     send: async () => { location.hash = `#/requests/${encodeURIComponent(input.value.trim())}`; },
   });
-  return h("div", { class: "stack narrow" }, pageHead("Requests"), card("Find a request", body));
+  const traces = identity.isAdmin ? tracesCard((await api.get("v1/admin/traces", { signal })).data, refresh) : null;
+  return h("div", { class: "stack narrow" }, pageHead("Requests"), card("Find a request", body), traces);
+}
+
+function tracesCard(switches, refresh) {
+  const target = h("input", { required: true, placeholder: "ten_… or ses_…", spellcheck: "false", autocomplete: "off" });
+  const tokens = check("Also log the token ids, which are as good as the text");
+  const list = table({
+    caption: "The engine's steps of their requests are recorded", rows: switches, empty: "Nobody's requests are traced, unless they ask for it.",
+    columns: [
+      { label: "Tenant or session", cell: (one) => h("code", {}, plain(one.id)) },
+      { label: "Token ids", cell: (one) => one.token_ids ? chip("logged", "warn") : h("span", { class: "muted" }, "no") },
+      { label: "Since", number: true, cell: (one) => ago(one.changed_at) },
+      { label: "", cell: (one) => h("div", { class: "actions" }, h("button", { type: "button", "aria-label": `Stop tracing ${plain(one.id)}`, on: { click: () => stop(one) } }, "Stop")) },
+    ],
+  });
+  const add = form({
+    fields: [field("Id of a tenant or a session", target, "Every gateway follows within a second."), tokens.row], button: "Trace its requests",
+    send: () => api.put(at`v1/admin/traces/${target.value.trim()}`, { token_ids: tokens.box.checked }),
+    done: () => { say("Its requests are traced"); refresh(); },
+  });
+
+  async function stop(one) {
+    if (await confirm("Stop tracing?", `New requests of ${plain(one.id)} are traced no more, unless they ask for it.`, { button: "Stop tracing", tone: "primary", send: () => api.delete(at`v1/admin/traces/${one.id}`) })) refresh();
+  }
+  return card("Traced tenants and sessions", [list.element, h("div", { class: "body" }, add)], { flush: true });
 }
 
 export async function showRequest({ params: [id], signal }) {

@@ -18,6 +18,7 @@ const LIMITS = [
   ["max_sessions", "Open sessions"], ["max_adapters", "Adapters"], ["max_adapter_bytes", "Bytes of adapters"],
   ["max_adapter_rank", "Largest rank"], ["max_device_kv_bytes", "Bytes of KV on the device"], ["max_host_kv_bytes", "Bytes of KV on the host"],
 ];
+const OVERLAPS = [["0", "no time: it ends at once"], ["3600", "an hour"], ["86400", "a day"], ["604800", "a week"]];
 const SCOPES = [["inference", "Inference and sessions"], ["read", "Read sessions"], ["adapters", "Change adapters"], ["usage", "Read usage and limits"]];
 
 export async function showTenant({ params: [id], signal, refresh }) {
@@ -114,11 +115,8 @@ function keysCard(base, signal) {
   }
 
   async function rotate(key) {
-    let fresh = null;
-    const done = await confirm("Rotate this key?", "You get a new key that allows the same. The old key, and browsers that are signed in with it, stop working at once; `graftwork keys rotate --overlap 24h` keeps it longer.", {
-      button: "Rotate", tone: "primary", send: async () => { fresh = await api.post(`${keys}/${encodeURIComponent(key.id)}/rotate`); },
-    });
-    if (!done) return;
+    const fresh = await rotateKey(keys, key);
+    if (!fresh) return;
     await showSecret(`The new key “${plain(key.name)}”`, fresh.key, "This is the only time that the server shows this key. Store it now.");
     await list.reload();
   }
@@ -143,16 +141,43 @@ function stateOf(key) {
 function newKey(keys) {
   const name = h("input", { required: true, maxlength: 200, autocomplete: "off" });
   const until = h("input", { type: "datetime-local" });
+  const models = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "all" });
+  const networks = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "all" });
   const scopes = SCOPES.map(([scope, label]) => [scope, check(label, { checked: true })]);
   return dialog("New key", (close) => form({
-    fields: [field("Name", name), h("fieldset", { class: "field" }, h("legend", {}, "May"), scopes.map(([, { row }]) => row)), field("Ends at", until, "Leave it empty for a key that does not end.")],
+    fields: [
+      field("Name", name), h("fieldset", { class: "field" }, h("legend", {}, "May"), scopes.map(([, { row }]) => row)),
+      field("Models", models, "Names separated by commas, without versions; the base model counts."),
+      field("Networks", networks, "From where it may be used, separated by commas, such as 192.0.2.0/24, 2001:db8::/32."),
+      field("Ends at", until, "Leave it empty for a key that does not end."),
+    ],
     button: "Create key", extra: [h("button", { type: "button", on: { click: () => close(null) } }, "Cancel")],
     send: () => {
       const chosen = scopes.filter(([, { box }]) => box.checked).map(([scope]) => scope);
       if (!chosen.length) throw new RangeError("Choose at least one thing that the key may do.");
-      return api.post(keys, { name: name.value, scopes: chosen, expires_at: until.value ? new Date(until.value).getTime() / 1000 : null });
+      return api.post(keys, { name: name.value, scopes: chosen, adapters: listOf(models.value), allowed_ips: listOf(networks.value), expires_at: until.value ? new Date(until.value).getTime() / 1000 : null });
     },
     done: close,
+  }));
+}
+
+/** The parts of a text between its commas; null if there are none. */
+function listOf(text) {
+  const parts = text.split(",").map((part) => part.trim()).filter(Boolean);
+  return parts.length ? parts : null;
+}
+
+/** Asks how long the old key stays valid, and rotates it. Resolves with the new key, or with null. */
+function rotateKey(keys, key) {
+  const overlap = select(OVERLAPS, "0");
+  return dialog("Rotate this key?", (close) => form({
+    fields: [
+      h("p", {}, "You get a new key that allows the same. The old key, and browsers that are signed in with it, work on for the time that you choose."),
+      field("The old key stays valid for", overlap),
+    ],
+    button: "Rotate", extra: [h("button", { type: "button", on: { click: () => close(null) } }, "Cancel")],
+    send: () => api.post(`${keys}/${encodeURIComponent(key.id)}/rotate`, { overlap_s: Number(overlap.value) }),
+    done: (fresh) => { say("Rotate: done"); close(fresh); },
   }));
 }
 

@@ -2,7 +2,7 @@
 
 import { foreign, h, put } from "../dom.js";
 import { barChart } from "../chart.js";
-import { count, percent, short } from "../format.js";
+import { count, percent, short, span } from "../format.js";
 import { api, query } from "../http.js";
 import { identity } from "../identity.js";
 import { card, errorBox, facts, pageHead, select, tile } from "../parts.js";
@@ -41,6 +41,9 @@ export async function showUsage({ signal }) {
     columns: [
       { label: "Group", clip: true, sort: (row) => row.group ?? "", cell: (row) => row.group === null ? h("span", { class: "muted" }, "without a session") : nameOf(row.group) },
       ...[["requests", "Requests"], ["prompt_tokens", "Prompt"], ["cached_tokens", "Cached"], ["completion_tokens", "Answer"], ["total_tokens", "Total"]].map(([name, label]) => ({ label, number: true, sort: (row) => row[name], cell: (row) => count(row[name]) })),
+      { label: "Drafted", number: true, sort: (row) => row.drafted_tokens, cell: (row) => count(row.drafted_tokens) },
+      { label: "Reasoning", number: true, sort: (row) => row.reasoning_tokens, cell: (row) => count(row.reasoning_tokens) },
+      { label: "Engine time", number: true, sort: (row) => row.engine_ms, cell: (row) => span(row.engine_ms / 1000) },
       { label: "Cost", number: true, cell: (row) => costs(row.costs) },
     ],
   });

@@ -1,9 +1,10 @@
 // One lane of the playground: a model, its conversation, and the answer that is being written.
 
-import { folded, foreign, h, plain, put, say } from "../dom.js";
+import { folded, foreign, h, plain, put, say, visible } from "../dom.js";
 import { count, span } from "../format.js";
 import { events, fetchApi } from "../http.js";
 import { chip, errorBox, field, form, select, tierBar } from "../parts.js";
+import { tokensText } from "../transcript.js";
 import { openCalls, toSend } from "./messages.js";
 import { TokenView } from "./tokens.js";
 
@@ -47,6 +48,7 @@ export class Lane {
   line(message, index) {
     const forkable = message.role === "assistant" && index < this.messages.length - 1;
     return h("li", { class: `said ${message.role}` }, h("span", { class: "role" }, message.role),
+      message.reasoning ? thoughts(folded(message.reasoning), false) : null,
       message.scores?.length ? new TokenView(message.scores).element : message.content ? folded(message.content) : null,
       (message.tool_calls ?? []).map((call) => h("div", { class: "call" }, h("strong", {}, foreign(call.function.name)), folded(call.function.arguments, { mono: true }))),
       message.took === undefined ? null : figures(message),
@@ -65,10 +67,13 @@ export class Lane {
   }
 
   async run() {
-    const answer = { role: "assistant", content: "", tool_calls: [], scores: [] };
+    const answer = { role: "assistant", content: "", reasoning: "", tool_calls: [], scores: [] };
     const view = new TokenView([]);
     const calls = h("div");
-    const line = h("li", { class: "said assistant", "aria-busy": "true" }, h("span", { class: "role" }, "assistant"), view.element, calls);
+    const thinking = h("div", { class: "text", dir: "auto" });
+    const reasoning = thoughts(thinking, true);
+    reasoning.hidden = true;
+    const line = h("li", { class: "said assistant", "aria-busy": "true" }, h("span", { class: "role" }, "assistant"), reasoning, view.element, calls);
     this.stopper = new AbortController();
     this.draw();
     this.list.append(line);
@@ -82,8 +87,10 @@ export class Lane {
         if (event.data === "[DONE]") break;
         const chunk = JSON.parse(event.data);
         if (chunk.error) throw Object.assign(new Error(chunk.error.message), chunk.error);
-        clock.first ??= chunk.choices?.[0]?.delta?.content || chunk.choices?.[0]?.delta?.tool_calls ? performance.now() : null;
+        clock.first ??= isFirst(chunk.choices?.[0]?.delta) ? performance.now() : null;
         take(answer, chunk, view);
+        const thought = chunk.choices?.[0]?.delta?.reasoning_content;
+        if (thought) { reasoning.hidden = false; thinking.append(document.createTextNode(visible(thought))); }
         if (answer.tool_calls.length) put(calls, answer.tool_calls.map((call) => h("div", { class: "call" }, h("strong", {}, foreign(call.function.name)), " ", foreign(call.function.arguments, "code"))));
       }
     } catch (error) {
@@ -97,7 +104,7 @@ export class Lane {
   end(answer, clock) {
     const failure = this.failure;
     this.failure = null;
-    if (answer.content || answer.tool_calls.length || !failure) {
+    if (answer.content || answer.reasoning || answer.tool_calls.length || !failure) {
       answer.took = (performance.now() - clock.began) / 1000;
       answer.first = clock.first ? (clock.first - clock.began) / 1000 : null;
       this.messages.push(answer);
@@ -112,6 +119,15 @@ export class Lane {
   }
 }
 
+function isFirst(delta) {
+  return Boolean(delta?.content || delta?.reasoning_content || delta?.tool_calls);
+}
+
+/** What the model reasoned before its answer, folded once the answer is there. */
+function thoughts(text, open) {
+  return h("details", { class: "muted small", open }, h("summary", {}, "reasoning"), text);
+}
+
 function take(answer, chunk, view) {
   if (chunk.usage) answer.usage = chunk.usage;
   const choice = chunk.choices?.[0];
@@ -119,6 +135,7 @@ function take(answer, chunk, view) {
   const { delta, logprobs } = choice;
   if (choice.finish_reason) answer.finish = choice.finish_reason;
   if (delta?.content) answer.content += delta.content;
+  if (delta?.reasoning_content) answer.reasoning += delta.reasoning_content;
   if (logprobs?.content?.length) {
     answer.scores.push(...logprobs.content);
     view.add(logprobs.content);
@@ -138,7 +155,7 @@ function figures(answer) {
   const texts = [
     first === null ? null : `first token ${span(first)}`,
     made && first !== null && took > first ? `${count(made / (took - first))} tokens/s` : null,
-    answer.usage ? `${count(answer.usage.prompt_tokens)} in, ${count(made)} out` : null,
+    answer.usage ? tokensText(answer.usage) : null,
   ].filter(Boolean);
   return h("div", { class: "figures" },
     details ? tierBar({ device: details.device_tokens, host: details.host_tokens, disk: details.disk_tokens, computed: details.recomputed_tokens }) : null,

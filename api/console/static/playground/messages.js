@@ -20,7 +20,7 @@ function addCall(messages, item) {
 /** The messages as the API takes them: without the figures that the lane keeps with them. */
 export function toSend(system, messages) {
   const first = system && messages[0]?.role !== "system" ? [{ role: "system", content: system }] : [];
-  return [...first, ...messages.map(({ role, content, tool_calls, tool_call_id }) => ({ role, content, ...(tool_calls?.length ? { tool_calls } : {}), ...(tool_call_id ? { tool_call_id } : {}) }))];
+  return [...first, ...messages.map(({ role, content, reasoning, tool_calls, tool_call_id }) => ({ role, content, ...(reasoning ? { reasoning_content: reasoning } : {}), ...(tool_calls?.length ? { tool_calls } : {}), ...(tool_call_id ? { tool_call_id } : {}) }))];
 }
 
 /** The calls at the end of the messages that have no output yet. */
