@@ -1,12 +1,14 @@
 """Decides whether a request may wait, and which waiting requests make room for it.
 
-Owns only the rule. Never queues or fails a request: the scheduler does.
+Owns only the rule. Never queues or fails a request: the scheduler does. A decision takes time for each domain that waits,
+and not for each request: under a flood it is made for every request that comes.
 """
 
 from dataclasses import dataclass
 
 from graftwork.engine.scheduler.order.request_state import RequestState
-from graftwork.engine.scheduler.order.waiting_order import QueueSize, WaitingOrder
+from graftwork.engine.scheduler.order.waiting_order import WaitingOrder
+from graftwork.engine.scheduler.order.waiting_sizes import QueueSize
 from graftwork.platform.errors import CapacityContended
 from graftwork.platform.ids import IsolationDomain
 
@@ -62,13 +64,15 @@ class QueueBounds:
 
         Leaves out the requests in `gone` and requests that have run before. Returns None if no request is left.
         """
-        movable = [one for one in self._waiting if not one.has_run and one not in gone]
-        sizes = {domain: self._left(domain, gone) for domain in {one.domain for one in movable}}
-
-        def order(one: RequestState) -> tuple[int, int, float]:
-            return sizes[one.domain].measure(by_tokens=by_tokens), self._waiting.priority(one), one.arrived_at
-
-        return max(reversed(movable), key=order, default=None)
+        found: list[tuple[int, int, float, RequestState]] = []
+        for domain in self._waiting.all_domains:
+            size = self._left(domain, gone).measure(by_tokens=by_tokens)
+            if found and size < found[-1][0]:
+                continue
+            last = next((one for one in self._waiting.last_of(domain) if one not in gone), None)
+            if last is not None:
+                found.append((size, self._waiting.priority(last), last.arrived_at, last))
+        return max(found, key=lambda entry: entry[:3], default=(0, 0, 0.0, None))[-1]
 
     def _has_more(self, last: RequestState, state: RequestState, gone: list[RequestState], *, by_tokens: bool) -> bool:
         """Returns whether the domain (usually one tenant) of `last` has at least as many waiting without `last` as the

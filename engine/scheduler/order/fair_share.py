@@ -16,7 +16,7 @@ Each tier has its own counters. Source: Deficit Longest Prefix Match, Cao et al.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.scheduler.order.domain_queue import DomainQueue, DomainWalk, Entry, flow_of
@@ -28,13 +28,11 @@ from graftwork.engine.scheduler.order.waiting_order import (
     TIER_PRIORITY,
     QueueLine,
     QueueLines,
-    QueueSize,
     ServicePrices,
     ServiceUse,
     WaitingDomain,
-    WaitingNeeds,
-    WaitingSizes,
 )
+from graftwork.engine.scheduler.order.waiting_sizes import QueueSize, WaitingNeeds, WaitingSizes
 from graftwork.platform.clock import Clock
 from graftwork.platform.ids import IsolationDomain, RequestId
 
@@ -70,6 +68,13 @@ class DeficitPrefixOrder:
 
     def size_of(self, domain: IsolationDomain) -> QueueSize:
         return self._sizes.of(domain)
+
+    @property
+    def all_domains(self) -> Collection[IsolationDomain]:
+        return self._sizes.domains
+
+    def last_of(self, domain: IsolationDomain) -> Iterator[RequestState]:
+        return self._sizes.last_of(domain, self.priority)
 
     def total_size(self) -> QueueSize:
         return self._sizes.total
@@ -171,6 +176,7 @@ class DeficitPrefixOrder:
             queue.check_integrity()
         assert len(self._entries) == sum(len(queue.by_age) for queue in self._tiers.values())
         assert self._sizes.total.requests == len(self._entries)
+        self._sizes.check_integrity()
 
 
 class VirtualTokenCounter(DeficitPrefixOrder):

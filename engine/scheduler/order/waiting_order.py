@@ -3,7 +3,6 @@
     ServiceUse, -Prices    what a request takes of the engine, and what it costs
     QueueLine, QueueLines  where a new request would stand, as numbers
     WaitingOrder           the protocol: every policy that the scheduler can run with
-    WaitingSizes           counts the waiting requests and their prompt tokens by domain
     FirstComeFirstServed   the order of arrival, as a baseline for the fair orders
     RequestTables          which requests wait, which run, and all of them by id: written by the scheduler, read by its parts
 
@@ -15,42 +14,18 @@ tokens, so a generated token costs more.
 """
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from graftwork.engine.core.requests import ServiceTier
 from graftwork.engine.scheduler.order.request_state import RequestState
+from graftwork.engine.scheduler.order.waiting_sizes import QueueSize, WaitingNeeds, WaitingSizes
 from graftwork.platform.errors import InvalidRequest
 from graftwork.platform.ids import IsolationDomain, RequestId
 
 TIER_PRIORITY = {ServiceTier.PRIORITY: 0, ServiceTier.DEFAULT: 1, ServiceTier.FLEX: 2}
 """The priority of each service tier; 0 is the highest."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSize:
-    """A number of waiting requests, and of the tokens in their prompts."""
-
-    requests: int = 0
-    tokens: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.requests} requests with {self.tokens} prompt tokens"
-
-    def plus(self, state: RequestState) -> "QueueSize":
-        return QueueSize(self.requests + 1, self.tokens + state.num_prompt)
-
-    def minus(self, state: RequestState) -> "QueueSize":
-        return QueueSize(self.requests - 1, self.tokens - state.num_prompt)
-
-    def fits(self, room: "QueueSize") -> bool:
-        """Returns whether neither number is above the number in `room`."""
-        return self.requests <= room.requests and self.tokens <= room.tokens
-
-    def measure(self, *, by_tokens: bool) -> int:
-        return self.tokens if by_tokens else self.requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +163,17 @@ class WaitingOrder(Protocol):
         """Returns how many requests of one domain (usually one tenant) wait."""
         ...
 
+    @property
+    def all_domains(self) -> Collection[IsolationDomain]:
+        """The domains with waiting requests, in no useful order."""
+        ...
+
+    def last_of(self, domain: IsolationDomain) -> Iterator[RequestState]:
+        """Yields the waiting requests of a domain that have never run: those of the lowest priority first, and among these
+        the last that came.
+        """
+        ...
+
     def total_size(self) -> QueueSize:
         """Returns how many requests of all domains wait."""
         ...
@@ -229,7 +215,7 @@ class WaitingOrder(Protocol):
         ...
 
     @property
-    def needs(self) -> "WaitingNeeds":
+    def needs(self) -> WaitingNeeds:
         """What the waiting requests need besides places and pages."""
         ...
 
@@ -254,61 +240,6 @@ class WaitingOrder(Protocol):
         ...
 
 
-class WaitingNeeds:
-    """The adapters and grammars that waiting requests need, so that nobody must read the whole queue to know them."""
-
-    def __init__(self) -> None:
-        self._groups: Counter[tuple[str, ...]] = Counter()
-        self._with_grammar: dict[RequestId, RequestState] = {}
-
-    @property
-    def groups(self) -> Collection[tuple[str, ...]]:
-        """The digests of the adapters that requests need together, each set once."""
-        return self._groups.keys()
-
-    @property
-    def with_grammar(self) -> Collection[RequestState]:
-        """The waiting requests with a grammar, the longest there first."""
-        return self._with_grammar.values()
-
-    def add(self, state: RequestState) -> None:
-        if digests := state.request.adapter_digests:
-            self._groups[digests] += 1
-        if state.request.grammar is not None:
-            self._with_grammar[state.request_id] = state
-
-    def remove(self, state: RequestState) -> None:
-        if digests := state.request.adapter_digests:
-            self._groups[digests] -= 1
-            if not self._groups[digests]:
-                del self._groups[digests]
-        self._with_grammar.pop(state.request_id, None)
-
-
-class WaitingSizes:
-    """Counts the waiting requests and their prompt tokens: of each domain (usually one tenant), and of all."""
-
-    def __init__(self) -> None:
-        self._by_domain: dict[IsolationDomain, QueueSize] = {}
-        self.total = QueueSize()
-        self.needs = WaitingNeeds()
-
-    def of(self, domain: IsolationDomain) -> QueueSize:
-        return self._by_domain.get(domain, QueueSize())
-
-    def add(self, state: RequestState) -> None:
-        self._by_domain[state.domain] = self.of(state.domain).plus(state)
-        self.total = self.total.plus(state)
-        self.needs.add(state)
-
-    def remove(self, state: RequestState) -> None:
-        left = self._by_domain.pop(state.domain).minus(state)
-        if left.requests:
-            self._by_domain[state.domain] = left
-        self.total = self.total.minus(state)
-        self.needs.remove(state)
-
-
 class FirstComeFirstServed:
     """Serves requests in the order of their arrival, whatever their tier and domain. Implements WaitingOrder.
 
@@ -329,6 +260,13 @@ class FirstComeFirstServed:
 
     def size_of(self, domain: IsolationDomain) -> QueueSize:
         return self._sizes.of(domain)
+
+    @property
+    def all_domains(self) -> Collection[IsolationDomain]:
+        return self._sizes.domains
+
+    def last_of(self, domain: IsolationDomain) -> Iterator[RequestState]:
+        return self._sizes.last_of(domain, self.priority)
 
     def total_size(self) -> QueueSize:
         return self._sizes.total
