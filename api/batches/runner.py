@@ -121,6 +121,8 @@ class BatchRunner:
         for _, task in runs:
             task.cancel()
         await asyncio.gather(*(task for _, task in runs), return_exceptions=True)
+        for run, _ in runs:  # also those whose tasks had not begun
+            await self._release(run.batch)
 
     async def drained(self) -> None:
         """Waits until the batches that this gateway has claimed by now have ended, or are left alone."""
@@ -130,6 +132,7 @@ class BatchRunner:
         run = _Run(batch, LineAnswers(batch, self._services.answer))
         task = asyncio.create_task(self._run(run), name=f"batch {batch.id}")
         self._runs[batch.id] = (run, task)
+        task.add_done_callback(lambda _: self._runs.pop(batch.id, None))
 
     def _notice(self, run: _Run, task: "asyncio.Task[None]", now: Batch | None) -> None:
         if now is None or now.epoch != run.batch.epoch:
@@ -152,9 +155,11 @@ class BatchRunner:
             _log.warning("batch_interrupted", extra={"batch_id": batch.id}, exc_info=None if is_known else error)
         finally:
             self._resting[batch.id] = self._services.clock.monotonic() + _REST_S
-            del self._runs[batch.id]
-            with suppress(Unavailable):  # then the claim ends with this gateway's lease
-                await self._services.claims.release(batch)
+            await self._release(batch)
+
+    async def _release(self, batch: Batch) -> None:
+        with suppress(Unavailable):  # then the claim ends with this gateway's lease
+            await self._services.claims.release(batch)
 
     async def _drive(self, run: _Run) -> None:
         services, batch = self._services, run.batch

@@ -99,7 +99,7 @@ class Batch:
     """The lines of the input file; 0 until it is validated."""
     succeeded: int = 0
     errored: int = 0
-    """The lines that were answered with an error, and at the end also those without an answer."""
+    """The lines that were answered with an error; at the end, in OpenAI's form, also those without an answer."""
     usage: BatchUsage = BatchUsage()
     model: str | None = None
     output_file_id: str | None = None

@@ -192,14 +192,15 @@ class BatchClaims:
         scope = scope_of(batch)
         shown = {file.id for file in files.all if written.size_by_file[file.id]}
         output, errors = files.output.id, None if files.errors is None else files.errors.id
-        values = {
+        values: dict[str, Any] = {
             "status": batch.ending,
             "ended_at": self._clock.now(),
-            "errored": written.num_errors,
             "output_file_id": output if output in shown else None,
             "error_file_id": errors if errors in shown else None,
             "gateway": None,
         }
+        if batch.form is BatchForm.OPENAI:  # which knows no other lines than those with an answer and with an error
+            values["errored"] = written.num_errors
         async with self._database.write() as session:
             await self._held(session, batch)
             for file_id in shown:

@@ -1,9 +1,10 @@
 """A gateway whose batches run when a test says so."""
 
+import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.api.batches.assembly import batch_runner
 from graftwork.api.batches.runner import BatchRunner, RunnerLimits
+from graftwork.engine.core.events import EngineEvent
+from graftwork.engine.core.requests import EngineRequest
 from graftwork.platform.gateways.lease import GatewayLease
+from tests.api.fake_engine import FakeEngine
 from tests.api.in_process_gateway import Gateway, TestTenant, gateway_settings, open_gateway
 
 CHAT = "/v1/chat/completions"
@@ -39,8 +43,43 @@ async def living_lease(gateway: Gateway) -> GatewayLease:
     return lease
 
 
-async def new_runner(gateway: Gateway) -> BatchRunner:
-    return batch_runner(gateway.resources, await living_lease(gateway), RunnerLimits(8, 4, max_lines=20))
+async def new_runner(gateway: Gateway, lease: GatewayLease | None = None) -> BatchRunner:
+    """One more runner on the same database. It acts only when it is told to."""
+    return batch_runner(gateway.resources, lease or await living_lease(gateway), RunnerLimits(8, 4, max_lines=20))
+
+
+@dataclass
+class GatedEngine(FakeEngine):
+    """Begins each answer only when it gets one of the `permits`, or when the gate is open."""
+
+    permits: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    is_open: bool = False
+    num_waiting: int = 0
+    most_waiting: int = 0
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+        if not self.is_open:
+            self.num_waiting += 1
+            self.most_waiting = max(self.most_waiting, self.num_waiting)
+            try:
+                await self.permits.acquire()
+            finally:
+                self.num_waiting -= 1
+        async for event in super().generate(request):
+            yield event
+
+    def open(self) -> None:
+        """Lets all requests pass, those that wait and all later ones."""
+        self.is_open = True
+        for _ in range(self.num_waiting):
+            self.permits.release()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Lets the event loop run until something is so."""
+    async with asyncio.timeout(60):
+        while not is_so():  # noqa: ASYNC110 - what it waits for sets no event
+            await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -50,7 +89,7 @@ async def gateway(
     """A gateway that leaves batches to others."""
     shutil.copy(sqlite_template, tmp_path / "graftwork.db")
     settings = replace(gateway_settings(tmp_path, tiny_model), batch_concurrency=0, max_batch_requests=20)
-    async with open_gateway(settings, inspector) as gateway:
+    async with open_gateway(settings, inspector, GatedEngine(is_open=True)) as gateway:
         yield gateway
 
 
