@@ -16,7 +16,7 @@ import pytest
 
 from tests.api.in_process_gateway import ADMIN_KEY, chat, write_model_folder
 
-NUM_LINES, NUM_KILLS, WITHIN_S, LEASE_S = 300, 4, 120, 2.0
+NUM_LINES, NUM_KILLS, WITHIN_S, LEASE_S = 80, 3, 240, 4.0
 END = ("completed", "failed", "expired", "cancelled")
 
 
