@@ -110,6 +110,13 @@ class Telemetry:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens by where they came from.", "tenant", "tier")
         self._generated_tokens = self._counter("generated_tokens", "Tokens made.", "tenant")
         self._sessions = Gauge("graftwork_sessions", "Sessions by status.", ["status"], registry=self.registry)
+        self._batches = self._counter("batches", "Batches by how they ended.", "status")
+        self._batch_requests = self._counter(
+            "batch_requests", "Requests of batches by how they were answered.", "tenant", "outcome"
+        )
+        self._running_batches = Gauge(
+            "graftwork_running_batches", "Batches that this gateway runs.", registry=self.registry
+        )
         self._engine = EngineCollector()
         self.registry.register(self._engine)
         self.replicas = ReplicaCollector()
@@ -131,6 +138,17 @@ class Telemetry:
         for tier, num_tokens in prompt_tokens_by_tier.items():
             self._prompt_tokens.labels(tenant, tier).inc(num_tokens)
         self._generated_tokens.labels(tenant).inc(completion_tokens)
+
+    def count_batch(self, status: str) -> None:
+        """Counts a batch that ended with a status, such as `completed`."""
+        self._batches.labels(status).inc()
+
+    def count_batch_line(self, tenant_id: TenantId, *, is_error: bool) -> None:
+        """Counts a request of a batch that was answered."""
+        self._batch_requests.labels(self.tenant_label(tenant_id), "errored" if is_error else "succeeded").inc()
+
+    def show_batches(self, num_running: int) -> None:
+        self._running_batches.set(num_running)
 
     def show_sessions(self, count_by_status: Mapping[str, int]) -> None:
         """Sets the metric `graftwork_sessions`. `count_by_status` maps each session status to the number of sessions."""

@@ -17,6 +17,7 @@ FENCES: dict[str, tuple[str, ...]] = {
         "*/repository.py",
         "adapters/registry/*_rows.py",
         "platform/tenancy/*_rows.py",
+        "platform/batches/*_rows.py",
         "platform/database*.py",
         "platform/sqlite_reads.py",
         "sessions/store/*",

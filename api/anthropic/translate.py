@@ -11,9 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
-
 from graftwork.api.anthropic.cache_control import longest_ttl_s
 from graftwork.api.anthropic.hints import ignored_places
 from graftwork.api.anthropic.messages import chat_messages
@@ -26,7 +23,7 @@ from graftwork.api.anthropic.schemas import (
     ToolChoice,
 )
 from graftwork.api.anthropic.tools import choose_tools
-from graftwork.api.http.validation import invalid_body
+from graftwork.api.http.validation import checked_body
 from graftwork.api.schemas.chat import ChatCompletionRequest
 from graftwork.platform.errors import ContextLengthExceeded, InvalidRequest
 from graftwork.sessions.generation.reasoning import switched
@@ -100,10 +97,9 @@ def translate(body: CountTokensRequest, headers: Mapping[str, str], *, reasons: 
         fields |= _thinking(body.thinking)
     names = FieldNames([index for index, _ in chosen.tools])
     try:
-        chat = ChatCompletionRequest.model_validate(fields)
-    except ValidationError as error:
-        complaints = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
-        raise names.rename(invalid_body(RequestValidationError(complaints, body=fields))) from error
+        chat = checked_body(ChatCompletionRequest, fields)
+    except InvalidRequest as error:
+        raise names.rename(error) from error
     return Translation(
         chat, (*chosen.ignored, *ignored_places(body, headers, reasons=reasons)), names, longest_ttl_s(body)
     )

@@ -12,7 +12,7 @@ import typer
 
 import graftwork
 from graftwork.api.cli.admin import keys, modes, prices, quotas, replicas, tenants
-from graftwork.api.cli.commands import adapters, bench, fleet, model, sessions, usage
+from graftwork.api.cli.commands import adapters, batches, bench, fleet, model, sessions, usage
 from graftwork.api.cli.commands import db as database
 from graftwork.api.cli.commands.ask import ask, models
 from graftwork.api.cli.commands.completion import COMPLETE_VARIABLE, completion
@@ -78,6 +78,7 @@ def build_app() -> typer.Typer:
     app.command(rich_help_panel=TENANT)(models)
     app.add_typer(adapters.app, name="adapters", rich_help_panel=TENANT)
     app.add_typer(sessions.app, name="sessions", rich_help_panel=TENANT)
+    app.add_typer(batches.app, name="batches", rich_help_panel=TENANT)
     app.add_typer(usage.app, name="usage", rich_help_panel=TENANT)
     app.command(rich_help_panel=TENANT)(trace)
     return app

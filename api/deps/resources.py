@@ -26,6 +26,8 @@ from graftwork.api.schemas.base import MixturePart
 from graftwork.engine.core.client import EngineClient
 from graftwork.engine.core.stats import EngineDescription
 from graftwork.engine.fleet.replicas import ReplicaDirectory
+from graftwork.platform.batches.batches import BatchKeeper
+from graftwork.platform.batches.files import FileKeeper
 from graftwork.platform.clock import Clock
 from graftwork.platform.database import Database
 from graftwork.platform.errors import InternalFailure, InvalidRequest
@@ -226,6 +228,16 @@ class AccountResources:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchResources:
+    """The services that the routes for files and batches use."""
+
+    files: FileKeeper
+    batches: BatchKeeper
+    max_file_bytes: int
+    """The most bytes of one uploaded file."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdminResources:
     """The services that the operator's routes use, such as the adapter registry and the client of the engine."""
 
@@ -274,6 +286,7 @@ class Resources:
     inference: InferenceResources
     sessions: SessionResources
     account: AccountResources
+    batches: BatchResources
     admin: AdminResources
     server: ServerResources
     overview: OverviewBoard
@@ -328,6 +341,9 @@ ForSessions = Annotated[SessionResources, Depends(_group(attrgetter("sessions"))
 
 
 ForAccounts = Annotated[AccountResources, Depends(_group(attrgetter("account")))]
+
+
+ForBatches = Annotated[BatchResources, Depends(_group(attrgetter("batches")))]
 
 
 ForAdmin = Annotated[AdminResources, Depends(_group(attrgetter("admin")))]

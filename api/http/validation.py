@@ -4,12 +4,15 @@ Never validates anything itself.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 
 from graftwork.api.schemas.base import FieldError
 from graftwork.platform.errors import ContextLengthExceeded, GraftworkError, InvalidRequest, ValidationFailed
+
+Body = TypeVar("Body", bound=BaseModel)
 
 _MOST_NAMED = 5
 """The most problems that one error message lists."""
@@ -22,6 +25,18 @@ def invalid_body(error: RequestValidationError) -> InvalidRequest:
     """
     complaints = _complaints(error)
     return InvalidRequest(_message(complaints), param=complaints[0][0])
+
+
+def checked_body(model: type[Body], fields: Mapping[str, Any]) -> Body:
+    """Returns a body that did not come as the body of an HTTP request.
+
+    Raises InvalidRequest, which names the first wrong field.
+    """
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        complaints = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
+        raise invalid_body(RequestValidationError(complaints, body=fields)) from error
 
 
 def as_invalid_request(error: InvalidRequest | ValidationFailed) -> InvalidRequest:

@@ -5,7 +5,7 @@ Never knows the form of the answer: the route gives the job a function that take
 function in its own task, so an event wakes no other task. If the client reads slowly, the generation waits.
 When the client leaves, the route calls `abandon`, which cancels the engine's work at once.
 Invariant: at the end of every job, with or without an error, the job writes its usage row and settles its quota
-reservation.
+reservation, or its HeldAccount has both.
 """
 
 import asyncio
@@ -21,14 +21,15 @@ from graftwork.api.inference.request import InferenceRequest
 from graftwork.engine.core.events import CacheReport, DraftReport, PromptAdmitted
 from graftwork.platform.errors import GraftworkError, NotPermitted, Unavailable
 from graftwork.platform.ids import RequestId
-from graftwork.platform.ledger.journal import JournalEntry
+from graftwork.platform.ledger.journal import DeliveryCounts
 from graftwork.platform.ledger.usage import UsageOutcome
 from graftwork.platform.quotas.in_flight import HeldPlaces
 from graftwork.sessions.generation.generator import Generation, GenerationEvent, GenerationFinished
+from graftwork.sessions.generation.held_account import HeldAccount
 from graftwork.sessions.generation.usage import Charge, EngineUse, RequestAccount, Usage, kv_limits
 
 
-def _journal_prompt(journal: JournalEntry, cache: CacheReport) -> None:
+def _journal_prompt(journal: DeliveryCounts, cache: CacheReport) -> None:
     journal.admit(
         cache.prompt_tokens, cache.cached_tokens, host_tokens=cache.host_tokens, disk_tokens=cache.disk_tokens
     )
@@ -74,9 +75,11 @@ class ResponseHead:
 
 
 async def start_inference(
-    resources: InferenceResources, inference: InferenceRequest, places: HeldPlaces
+    resources: InferenceResources, inference: InferenceRequest, places: HeldPlaces, held: HeldAccount | None = None
 ) -> "InferenceJob":
     """Reserves the tenant's quota for the request, and starts the request's job, which keeps `places` until its end.
+
+    With `held`, the caller stores the usage row itself, and settles the reservation (see HeldAccount).
 
     Raises LimitExceeded if the quota does not allow the request, and Unavailable if the operator has switched its service
     tier off; then the engine generates nothing.
@@ -90,11 +93,13 @@ async def start_inference(
         for request in inference.generation_requests(principal.isolation(resources.pepper), kv_limits(quota))
     ]
     account = await accounting.open(charge, quota, inference.estimated_tokens, inference.num_answers)
+    if held is not None:
+        held.take(account)
     job = InferenceJob(
         inference.request_id,
         [resources.generator.start(request) for request in requests],
         inference.choices_per_prompt,
-        account,
+        held or account,
         account.reservation.rate_limit_headers()
         | {MODEL: inference.resolved.label}
         | degraded_header(requests[0].output_cap),
@@ -129,7 +134,7 @@ class InferenceJob:
         request_id: RequestId,
         generations: Sequence[Generation],
         choices_per_prompt: int,
-        account: RequestAccount,
+        account: RequestAccount | HeldAccount,
         headers: Mapping[str, str],
         at_once: int | None = None,
     ) -> None:

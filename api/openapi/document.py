@@ -43,6 +43,7 @@ TAGS = {
     "inference": "OpenAI's and Anthropic's routes that generate text, and tokenization.",
     "responses": "OpenAI's Responses API and its conversations.",
     "sessions": "Agent sessions: turns, tool outputs, forks, and the events of each.",
+    "batches": "OpenAI's files and batches, and Anthropic's batches of messages.",
     "models": "The names that requests may give as `model`.",
     "adapters": "A tenant's LoRA adapters, their versions and aliases.",
     "usage": "A tenant's own usage and limits.",
@@ -51,7 +52,11 @@ TAGS = {
 }
 """The description of each tag."""
 
-_RENAMED_SCHEMAS = {"Body_create_adapter": "AdapterUpload", "Body_create_version": "VersionUpload"}
+_RENAMED_SCHEMAS = {
+    "Body_create_adapter": "AdapterUpload",
+    "Body_create_version": "VersionUpload",
+    "Body_create_file": "FileUpload",
+}
 _LIMIT_KEYS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _METERED = ("inference", "responses", "sessions")
 """Tags whose POST routes use up the tenant's limits. The answers of these routes have the headers of the limits."""

@@ -80,6 +80,7 @@ QUOTA: Json = {
     "max_sessions": 100,
     "max_device_kv_bytes": None,
     "max_host_kv_bytes": None,
+    "max_file_bytes": None,
     "monthly_tokens": None,
 }
 MESSAGE_ITEM: Json = {

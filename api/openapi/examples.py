@@ -5,6 +5,7 @@ Tests check each example against its schema.
 
 from graftwork import __version__
 from graftwork.api.openapi.example_adapters import ADAPTER, ALIAS_EVENT, ROLLOUT
+from graftwork.api.openapi.example_batches import BATCH_ANSWERS, BATCH_REQUESTS
 from graftwork.api.openapi.example_costs import INVOICE, PRICE_LIST, USAGE_ROWS
 from graftwork.api.openapi.example_objects import (
     CONVERSATION,
@@ -32,7 +33,7 @@ from graftwork.api.openapi.example_objects import (
     list_of,
 )
 
-REQUESTS: dict[str, Json] = {
+REQUESTS: dict[str, Json] = BATCH_REQUESTS | {
     "create_chat_completion": {"model": "assistant", "messages": QUESTION, "max_tokens": 64},
     "create_completion": {"model": "assistant", "prompt": ["The weather is"], "max_tokens": 16},
     "create_embeddings": {"model": "assistant", "input": ["The weather is sunny.", "It rains."], "dimensions": 2},
@@ -70,7 +71,7 @@ REQUESTS: dict[str, Json] = {
 }
 """An example body for each operation. The server accepts the body if the object in the path exists."""
 
-ANSWERS: dict[str, Json] = {
+ANSWERS: dict[str, Json] = BATCH_ANSWERS | {
     "get_health": {"status": "ok"},
     "get_readiness": {"status": "ready", "degraded": []},
     "get_overview": OVERVIEW,

@@ -43,9 +43,7 @@ async def create_chat_completion(
         job = await start_inference(resources, inference, places)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
     head = ResponseHead.of("chatcmpl-", inference, resources)
-    form = ChatForm(
-        inference.prompts[0] if body.return_token_ids else None, body.prompt_logprobs, inference.output.calls_tools
-    )
+    form = chat_form(body, inference)
     if body.stream:
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -54,6 +52,12 @@ async def create_chat_completion(
     answers = await until_disconnect(request, job.answers(), job.abandon)
     build = partial(chat_completion, head, answers, job, form)
     return await json_answer(build, headers, is_long=form.prompt_top is not None)
+
+
+def chat_form(body: ChatCompletionRequest, inference: InferenceRequest) -> ChatForm:
+    """Returns what the answers to a chat show."""
+    prompt = inference.prompts[0] if body.return_token_ids else None
+    return ChatForm(prompt, body.prompt_logprobs, inference.output.calls_tools)
 
 
 async def chat_inference(

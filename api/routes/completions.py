@@ -37,8 +37,8 @@ async def create_completion(
 ) -> Response:
     """Complete one or more prompts. With `stream`, send the completions in chunks while the model generates them."""
     with resources.accounting.take_places(principal, len(body.prompt) * (body.n or 1)) as places:
-        inference = await _inference_request(body, resources, principal, request_id)
-        form = _form(body, resources, inference)
+        inference = await completion_inference(body, resources, principal, request_id)
+        form = completion_form(body, resources, inference)
         job = await start_inference(resources, inference, places)
     headers = {**job.headers, **unenforced_header(inference.unenforced)}
     head = ResponseHead.of("cmpl-", inference, resources)
@@ -51,9 +51,10 @@ async def create_completion(
     return await json_answer(partial(completion, head, form, answers, job), headers, is_long=form.shows_prompt)
 
 
-async def _inference_request(
+async def completion_inference(
     body: CompletionRequest, resources: InferenceResources, principal: Principal, request_id: RequestId
 ) -> InferenceRequest:
+    """Builds the inference request for a text completion. Raises NotFound, InvalidRequest or ContextLengthExceeded."""
     resolved = await resources.resolve(principal, body.model, body.adapters, user=body.end_user)
     body = completion_with_defaults(body, resolved.defaults)
     resources.check_token_ids(body.stop_token_ids or (), "stop_token_ids")
@@ -93,7 +94,10 @@ async def _encode_prompt(
     return token_ids
 
 
-def _form(body: CompletionRequest, resources: InferenceResources, inference: InferenceRequest) -> CompletionForm:
+def completion_form(
+    body: CompletionRequest, resources: InferenceResources, inference: InferenceRequest
+) -> CompletionForm:
+    """Returns what the answers to a text completion show."""
     prompts = tuple(prompt for prompt in inference.prompts for _ in inference.samplings)
     texts = [_echo(prompt, resources) if body.echo else "" for prompt in body.prompt]
     echoes = tuple(text for text in texts for _ in inference.samplings)

@@ -20,6 +20,7 @@ from graftwork import __version__
 from graftwork.api.sdk.account import OwnQuota, Timelines, UsageLedger
 from graftwork.api.sdk.adapters import Adapters
 from graftwork.api.sdk.admin import Admin
+from graftwork.api.sdk.batches import Batches, Files
 from graftwork.api.sdk.chat import Chat, Models
 from graftwork.api.sdk.embeddings import Embeddings
 from graftwork.api.sdk.overview import OwnOverview
@@ -44,6 +45,8 @@ class ApiClient(Generic[R]):
         self.models: Models[R] = Models(runtime)
         self.adapters: Adapters[R] = Adapters(runtime)
         self.sessions: Sessions[R] = Sessions(runtime)
+        self.files: Files[R] = Files(runtime)
+        self.batches: Batches[R] = Batches(runtime)
         self.usage: UsageLedger[R] = UsageLedger(runtime)
         self.quota: OwnQuota[R] = OwnQuota(runtime)
         self.overview: OwnOverview[R] = OwnOverview(runtime)

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 import graftwork
+from graftwork.api.batches import batch_routes, file_routes, message_batch_routes
 from graftwork.api.deps.readiness import Readiness
 from graftwork.api.deps.resources import Resources
 from graftwork.api.http.cors import allow_origins
@@ -50,6 +51,7 @@ _ROUTERS = (
     models.router,
     chat.router,
     messages.router,
+    message_batch_routes.router,
     completions.router,
     embeddings.router,
     responses.router,
@@ -62,6 +64,9 @@ _ROUTERS = (
     sessions.router,
     session_turns.router,
     session_history.router,
+    file_routes.uploads_router,
+    file_routes.router,
+    batch_routes.router,
     usage.router,
     prices.router,
     overview.router,

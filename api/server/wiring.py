@@ -15,9 +15,11 @@ from graftwork.adapters.inspection.inspector import AdapterInspector
 from graftwork.adapters.registry.artifact_store import LocalArtifacts
 from graftwork.adapters.registry.registry import AdapterRegistry
 from graftwork.adapters.registry.rollout_controller import TICK_S, RolloutController
+from graftwork.api.batches.assembly import batch_resources, running_batches
 from graftwork.api.deps.resources import (
     AccountResources,
     AdminResources,
+    BatchResources,
     InferenceResources,
     Resources,
     ServerResources,
@@ -128,6 +130,7 @@ async def open_resources(
         stack.push_async_callback(resources.sessions.sessions.close)
         await resources.account.registry.sweep()
         await _sweep(stack, base, resources)
+        await stack.enter_async_context(running_batches(resources, base.lease))
         yield resources
 
 
@@ -162,6 +165,8 @@ async def _sweep(stack: AsyncExitStack, base: Foundation, resources: Resources) 
         "sessions": resources.sessions.sessions.sweep,
         "responses": resources.sessions.responses.sweep,
         "idempotency keys": resources.server.idempotency.sweep,
+        "batches": resources.batches.batches.sweep,
+        "files": resources.batches.files.sweep,
         "usage journals": resources.inference.accounting.backlog.recover,
     }
     for name, sweep in sweeps.items():
@@ -207,11 +212,13 @@ async def _assemble(base: Foundation) -> Resources:
     served = await read_served_model(base, tenants.modes)
     inference = _inference_resources(base, tenants, served)
     sessions = _session_resources(base, inference, served)
-    admin = _admin_resources(base, tenants, inference, sessions.sessions)
+    batches = batch_resources(base.settings, base.database, base.clock)
+    admin = _admin_resources(base, tenants, inference, sessions.sessions, batches)
     return Resources(
         inference=inference,
         sessions=sessions,
         account=_account_resources(base, tenants, inference),
+        batches=batches,
         admin=admin,
         server=_server_resources(base, tenants),
         overview=_overview(base, admin),
@@ -291,7 +298,11 @@ def _account_resources(base: Foundation, tenants: _TenantServices, inference: In
 
 
 def _admin_resources(
-    base: Foundation, tenants: _TenantServices, inference: InferenceResources, sessions: SessionService
+    base: Foundation,
+    tenants: _TenantServices,
+    inference: InferenceResources,
+    sessions: SessionService,
+    batches: BatchResources,
 ) -> AdminResources:
     return AdminResources(
         settings=base.settings,
@@ -304,7 +315,7 @@ def _admin_resources(
         engine=base.engine,
         replicas=replica_directory(base.engine, base.settings.resolved_engine_address),
         description=inference.description,
-        erasure=tenant_erasure(base, inference, sessions),
+        erasure=tenant_erasure(base, inference, sessions, batches.batches),
         modes=tenants.modes,
         switchboard=base.tracing.switchboard,
         tasks=inference.tasks,

@@ -101,6 +101,8 @@ class Quota(Answer):
     """The most bytes of the tenant's cached KV in host memory. Above this, the tenant's own pages move to disk. No
     request is refused.
     """
+    max_file_bytes: Limit = None
+    """The most bytes of all the tenant's files together. Without this limit, the server's own holds."""
     monthly_tokens: Limit = None
     """The most prompt and completion tokens per calendar month in UTC. Used tokens, and reserved tokens of running
     requests, count together.
@@ -119,6 +121,7 @@ class QuotaLimits(TypedDict, total=False):
     max_sessions: int | None
     max_device_kv_bytes: int | None
     max_host_kv_bytes: int | None
+    max_file_bytes: int | None
     monthly_tokens: int | None
 
 

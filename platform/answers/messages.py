@@ -41,7 +41,7 @@ class MessageUsage(Answer):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    service_tier: Literal["standard", "priority"] | None = absent()
+    service_tier: Literal["standard", "priority", "batch"] | None = absent()
 
 
 class Message(Answer):

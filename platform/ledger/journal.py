@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import new_id
@@ -90,6 +90,32 @@ class JournalEntry:
     def end(self) -> None:
         """Frees the slot. Call it once, after the usage record is stored or if there is none."""
         self._file.free(self._at)
+
+
+class DeliveryCounts(Protocol):
+    """Where a running request counts what it has used: a JournalEntry, or nowhere."""
+
+    def admit(self, prompt_tokens: int, cached_tokens: int, *, host_tokens: int = 0, disk_tokens: int = 0) -> None: ...
+
+    def add(self, completion_tokens: int, kv_byte_seconds: int = 0, engine_us: int = 0) -> None: ...
+
+    def add_adapters(self, adapter_bytes: int) -> None: ...
+
+
+class _NoEntry:
+    """Keeps nothing, for a request that is billed only if its answer is stored."""
+
+    def admit(self, prompt_tokens: int, cached_tokens: int, *, host_tokens: int = 0, disk_tokens: int = 0) -> None:
+        return None
+
+    def add(self, completion_tokens: int, kv_byte_seconds: int = 0, engine_us: int = 0) -> None:
+        return None
+
+    def add_adapters(self, adapter_bytes: int) -> None:
+        return None
+
+
+NO_ENTRY: DeliveryCounts = _NoEntry()
 
 
 class UsageJournal:

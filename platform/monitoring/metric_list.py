@@ -50,6 +50,14 @@ METRICS = (
     MetricSpec("graftwork_prompt_tokens", "counter", "Prompt tokens by where they came from.", ("tenant", "tier")),
     MetricSpec("graftwork_generated_tokens", "counter", "Tokens made.", ("tenant",)),
     MetricSpec("graftwork_sessions", "gauge", "Sessions by status.", ("status",)),
+    MetricSpec("graftwork_batches", "counter", "Batches by how they ended.", ("status",)),
+    MetricSpec(
+        "graftwork_batch_requests",
+        "counter",
+        "Requests of batches by how they were answered.",
+        ("outcome", "tenant"),
+    ),
+    MetricSpec("graftwork_running_batches", "gauge", "Batches that this gateway runs."),
     MetricSpec(
         "graftwork_objective_burn_rate",
         "gauge",

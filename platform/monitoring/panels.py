@@ -83,6 +83,14 @@ _USERS = Row(
             ),
         ),
         Panel("Sessions", (Query("sum by (status) (graftwork_sessions)", "{{status}}"),)),
+        Panel(
+            "Batches",
+            (
+                Query("sum(graftwork_running_batches)", "running"),
+                Query("sum by (outcome) (rate(graftwork_batch_requests_total[5m]))", "requests a second, {{outcome}}"),
+                Query("sum by (status) (increase(graftwork_batches_total[1h]))", "{{status}} in an hour"),
+            ),
+        ),
     ),
 )
 _MEMORY = Row(

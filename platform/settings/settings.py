@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from graftwork.platform.errors import InvalidRequest
+from graftwork.platform.settings.batches import BatchSettings
 from graftwork.platform.settings.device import DeviceSettings
 from graftwork.platform.settings.fleet import FleetSettings
 from graftwork.platform.settings.gateway import GatewaySettings
@@ -25,7 +26,13 @@ from graftwork.platform.settings.values import parse_path
 
 @dataclass(frozen=True)
 class Settings(
-    ObservationSettings, SchedulingSettings, DeviceSettings, FleetSettings, StorageSettings, GatewaySettings
+    ObservationSettings,
+    SchedulingSettings,
+    DeviceSettings,
+    FleetSettings,
+    StorageSettings,
+    BatchSettings,
+    GatewaySettings,
 ):
     """All settings of the commands `graftwork serve`, `graftwork gateway` and `graftwork engine`."""
 

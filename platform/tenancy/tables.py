@@ -75,6 +75,7 @@ class QuotaRow(Base):
     max_device_kv_bytes: Mapped[int | None] = mapped_column(BigInteger)
     max_host_kv_bytes: Mapped[int | None] = mapped_column(BigInteger)
     monthly_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    max_file_bytes: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class AuditRow(Base):

@@ -62,6 +62,7 @@ def set_limits(
     max_sessions: Annotated[str | None, _option("Open sessions.")] = None,
     max_device_kv_bytes: Annotated[str | None, _option("Its cache on the device; more moves out.", "SIZE")] = None,
     max_host_kv_bytes: Annotated[str | None, _option("Its cache on the host; more moves out.", "SIZE")] = None,
+    max_file_bytes: Annotated[str | None, _option("All its files together.", "SIZE")] = None,
     monthly_tokens: Annotated[str | None, _option("Prompt and completion tokens per month.")] = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -17,7 +17,8 @@ tenants create|tenants list|tenants show|tenants suspend|tenants resume|tenants 
 keys create|keys list|keys rotate|keys revoke|quotas show|quotas set|prices show|prices set|modes show|modes set|modes clear|replicas list|
 replicas drain|adapters push|adapters list|adapters show|adapters change|adapters promote|adapters rollback|adapters history|adapters delete|adapters restore|
 adapters rollouts start|adapters rollouts list|adapters rollouts show|adapters rollouts cancel|adapters verify|
-sessions list|sessions show|sessions chat|sessions close""".replace("\n", "").split("|")
+sessions list|sessions show|sessions chat|sessions close|
+batches submit|batches list|batches show|batches cancel|batches results""".replace("\n", "").split("|")
 
 
 def commands_of(group: Any, path: str = "") -> dict[str, Any]:

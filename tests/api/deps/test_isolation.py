@@ -25,6 +25,9 @@ UNKNOWN = {
     "item_id": "item_00000000000000000000000000",
     "request_id": "req_00000000000000000000000000",
     "rollout_id": "rol_00000000000000000000000000",
+    "file_id": "file_00000000000000000000000000",
+    "batch_id": "batch_00000000000000000000000000",
+    "message_batch_id": "msgbatch_00000000000000000000000000",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/adapters/{name}/versions": {"files": adapter_upload(5)},
@@ -61,8 +64,10 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
     answer = await tenant.client.post("/v1/responses", json={"model": "tiny", "input": "x"})
     first = {"items": [{"role": "user", "content": "x"}]}
     conversation = (await tenant.client.post("/v1/conversations", json=first)).json()
+    batches = await owned_batches(tenant)
     items = (await tenant.client.get(f"/v1/conversations/{conversation['id']}/items")).json()
     return {
+        **batches,
         "item_id": items["first_id"],
         "response_id": answer.json()["id"],
         "request_id": answer.headers["x-request-id"],
@@ -75,6 +80,20 @@ async def owned_ids(tenant: TestTenant) -> dict[str, str]:
         "model": "pirate",
         "checkpoint": turn["checkpoint_id"],
     }
+
+
+async def owned_batches(tenant: TestTenant) -> dict[str, str]:
+    """Creates a file, a batch of it, and a batch of messages that has ended. Returns their ids by the names in routes."""
+    upload = {"file": ("requests.jsonl", b"{}")}
+    file = (await tenant.client.post("/v1/files", data={"purpose": "batch"}, files=upload)).json()
+    body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = (await tenant.client.post("/v1/batches", json=body)).json()
+    params = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    requests = {"requests": [{"custom_id": "x", "params": params}]}
+    messages = (await tenant.client.post("/v1/messages/batches", json=requests)).json()
+    while messages["processing_status"] != "ended":
+        messages = (await tenant.client.get(f"/v1/messages/batches/{messages['id']}")).json()
+    return {"file_id": file["id"], "batch_id": batch["id"], "message_batch_id": messages["id"]}
 
 
 @pytest.mark.parametrize("has_cookie", [False, True], ids=["key", "cookie"])

@@ -13,6 +13,7 @@ KINDS = {
     "at": "checkpoint",
     "to": "checkpoint",
     "if_head": "checkpoint",
+    "input_file_id": "file_id",
 }
 """Fields of bodies that hold an id, by what they identify."""
 BODIES: dict[str, dict[str, Any]] = {
@@ -27,6 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/sessions/{session_id}/turns": {"input": "x"},
     "POST /v1/sessions/{session_id}/fork": {},
     "POST /v1/sessions/{session_id}/rewind": {},
+    "POST /v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},
     "POST /v1/tokenize": {"text": "x"},
     "POST /v1/detokenize": {"tokens": [1]},
 }

@@ -14,9 +14,10 @@ FREE = re.compile(r"GET /v1/(adapters|models|requests)\b.*")
 NEEDED = {
     Scope.ADAPTERS: re.compile(r"(POST|PUT|PATCH|DELETE) /v1/adapters\b.*"),
     Scope.USAGE: re.compile(r"GET /v1/(usage|quota|prices|overview|invoices?)\b.*"),
-    Scope.READ: re.compile(r"GET /v1/(sessions|responses|conversations)\b.*"),
+    Scope.READ: re.compile(r"GET /v1/(sessions|responses|conversations|files|batches|messages/batches)\b.*"),
     Scope.INFERENCE: re.compile(
-        r"(POST|PATCH|DELETE) /v1/(sessions|responses|conversations|chat|completions|messages|tokenize|detokenize)\b.*"
+        r"(POST|PATCH|DELETE) "
+        r"/v1/(sessions|responses|conversations|chat|completions|messages|tokenize|detokenize|files|batches)\b.*"
     ),
 }
 
@@ -38,6 +39,8 @@ async def send(client: httpx.AsyncClient, method: str, path: str) -> httpx.Respo
     filled = re.sub(r"{\w+}", "any", filled)
     if method == "POST" and path in ("/v1/adapters", "/v1/adapters/{name}/versions"):
         return await client.post(filled, data={"name": "any"}, files=adapter_upload(1))
+    if (method, path) == ("POST", "/v1/files"):
+        return await client.post(filled, data={"purpose": "batch"}, files={"file": ("any", b"{}")})
     return await client.request(method, filled)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import httpx
 import pytest
 from sqlalchemy import inspect, text
 
+from graftwork.platform.batches.batch import LineOutcome
+from graftwork.platform.batches.claims import BatchClaims
 from graftwork.platform.database import Base, Database
 from graftwork.platform.errors import Unavailable
+from graftwork.platform.gateways.lease import GatewayLease
 from graftwork.platform.ids import TenantId
 from graftwork.platform.tenancy.erasure import SETTLE_S
 from graftwork.sessions.service import NewSession
@@ -28,7 +32,8 @@ KEPT = {"tenants", "usage_events", "audit_entries", "price_lists"}
 @pytest.fixture
 async def gateway(tmp_path: Path, tiny_model: Path, database_url: str) -> AsyncIterator[Gateway]:
     """A gateway on SQLite, then on PostgreSQL."""
-    async with open_gateway(gateway_settings(tmp_path / "data", tiny_model, database_url)) as opened:
+    settings = replace(gateway_settings(tmp_path / "data", tiny_model, database_url), batch_concurrency=0)
+    async with open_gateway(settings) as opened:
         yield opened
 
 
@@ -153,10 +158,24 @@ async def test_a_request_that_was_let_in_before_the_suspension_starts_nothing(ga
     assert getattr(refused.value, "status", None) == 403
 
 
+async def leave_a_batch(gateway: Gateway, tenant: TestTenant) -> None:
+    """Leaves a batch of which one line is answered, as if its gateway had stopped then."""
+    lines = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n' * 2
+    upload = {"file": (f"{SECRET}.jsonl", lines)}
+    file = (await tenant.client.post("/v1/files", data={"purpose": "batch"}, files=upload)).json()
+    body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    assert (await tenant.client.post("/v1/batches", json=body | {"metadata": {"x": SECRET}})).status_code == 200
+    server = gateway.resources.server
+    claims = BatchClaims(server.database, gateway.resources.batches.files, GatewayLease(), server.clock)
+    (batch,) = [one for one in await claims.claim_some(10) if one.tenant_id == tenant.id]
+    assert await claims.answer(batch, LineOutcome(1, False, SECRET.encode()), None)
+
+
 async def use_everything(gateway: Gateway, tenant: TestTenant) -> None:
     """Leaves something of the tenant in every table."""
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     client = tenant.client
+    await leave_a_batch(gateway, tenant)
     await tenant.push_adapter("pirate")
     await client.put("/v1/adapters/pirate/aliases/prod", json={"version": 1})
     traced = {"x-graftwork-trace": "1"}
@@ -220,7 +239,8 @@ async def all_text(database: Database, tenant_id: str) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    return [path for path in (folder / "artifacts").rglob("*") if path.is_file()]
+    folders = ("artifacts", "files")
+    return [path for each in folders for path in (folder / each).rglob("*") if path.is_file()]
 
 
 async def test_nothing_of_a_deleted_tenant_is_left(gateway: Gateway, tmp_path: Path) -> None:
@@ -253,7 +273,7 @@ async def test_nothing_of_a_deleted_tenant_is_left(gateway: Gateway, tmp_path: P
     assert SECRET not in kept
     assert "pirate" not in kept
     assert await rows_by_table(database, other.id) == before[other.id]
-    assert len(files_of(tmp_path / "data")) == 4  # the other tenant has the same two versions
+    assert len(files_of(tmp_path / "data")) == 5  # the other tenant has the same two versions, and a file
     assert gateway.engine.forgotten_domains[-1] == gateway.engine.requests[-1].domain
     assert (await gateway.admin.get(f"{TENANTS}/{tenant.id}")).status_code == 404
     assert (await gateway.admin.get(f"{TENANTS}/{other.id}/erasure")).status_code == 404
@@ -295,7 +315,7 @@ async def test_an_erasure_goes_on_after_a_crash_and_waits_for_the_engine(
     tmp_path: Path, tiny_model: Path, database_url: str
 ) -> None:
     """An erasure that was interrupted, or whose engine was absent, is finished by the next gateway."""
-    settings = gateway_settings(tmp_path / "data", tiny_model, database_url)
+    settings = replace(gateway_settings(tmp_path / "data", tiny_model, database_url), batch_concurrency=0)
     async with open_gateway(settings) as first:
         tenant = await first.tenant()
         await use_everything(first, tenant)

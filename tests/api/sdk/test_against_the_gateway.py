@@ -1,6 +1,7 @@
 """Tests of every resource of the SDK against the real application."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -331,3 +332,28 @@ async def test_a_session_is_resumed_by_another_program(gateway: Gateway, client:
     assert (run.text, asked) == ("Sunny in both.", ["Lyon"])
     assert (await again.refresh()).awaiting == ()
     assert (await again.prefetch())["object"]
+
+
+async def test_files_and_batches(client: AsyncGraftwork, tmp_path: Path) -> None:
+    """A file is uploaded, a batch of it runs to its end, and its output can be read."""
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text(json.dumps(line | {"body": {"model": "tiny", "messages": HELLO}}))
+    with pytest.raises(errors.ConfigurationError, match="no file"):
+        await client.files.create(tmp_path / "missing.jsonl")
+    file = await client.files.create(requests, expires_after_s=3600)
+    batch = await client.batches.create(file.id, metadata={"topic": "weather"})
+    while batch.status != "completed":
+        batch = await client.batches.get(batch.id)
+
+    assert batch.output_file_id is not None
+    (answer,) = (await client.files.content(batch.output_file_id)).splitlines()
+    assert json.loads(answer)["custom_id"] == "a"
+    assert (batch.metadata, batch.request_counts.completed) == ({"topic": "weather"}, 1)
+    assert file.expires_at == file.created_at + 3600
+    assert await client.files.get(file.id) == file
+    assert [one.id for one in await client.batches.list()] == [batch.id]
+    assert [one.purpose for one in await client.files.list(purpose="batch_output")] == ["batch_output"]
+    with pytest.raises(errors.ConflictError):
+        await client.batches.cancel(batch.id)
+    assert (await client.files.delete(file.id)).deleted

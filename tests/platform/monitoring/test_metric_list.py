@@ -25,6 +25,8 @@ def busy_telemetry() -> Telemetry:
     telemetry.count_request("ten_1", "completed")  # type: ignore[arg-type]
     telemetry.count_tokens("ten_1", {"device": 1}, 2)  # type: ignore[arg-type]
     telemetry.show_sessions({"idle": 1})
+    telemetry.count_batch("completed")
+    telemetry.count_batch_line("ten_1", is_error=False)  # type: ignore[arg-type]
     return telemetry
 
 

@@ -16,7 +16,7 @@ const LIMITS = [
   ["requests_per_minute", "Requests per minute"], ["tokens_per_minute", "Tokens per minute"],
   ["max_concurrent_requests", "Answers at the same time"], ["monthly_tokens", "Tokens per month"],
   ["max_sessions", "Open sessions"], ["max_adapters", "Adapters"], ["max_adapter_bytes", "Bytes of adapters"],
-  ["max_adapter_rank", "Largest rank"], ["max_device_kv_bytes", "Bytes of KV on the device"], ["max_host_kv_bytes", "Bytes of KV on the host"],
+  ["max_file_bytes", "Bytes of files"], ["max_adapter_rank", "Largest rank"], ["max_device_kv_bytes", "Bytes of KV on the device"], ["max_host_kv_bytes", "Bytes of KV on the host"],
 ];
 const OVERLAPS = [["0", "no time: it ends at once"], ["3600", "an hour"], ["86400", "a day"], ["604800", "a week"]];
 const SCOPES = [["inference", "Inference and sessions"], ["read", "Read sessions"], ["adapters", "Change adapters"], ["usage", "Read usage and limits"]];

@@ -1,0 +1,68 @@
+"""Puts together what files and batches need, and runs batches while the gateway serves."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from graftwork.api.batches.endpoints import ANSWERS, Json, LineWork
+from graftwork.api.batches.line_forms import missing_line
+from graftwork.api.batches.runner import TICK_S, BatchRunner, RunnerLimits, RunnerServices
+from graftwork.api.deps.resources import BatchResources, Resources, repeating
+from graftwork.platform.batches.batches import BatchKeeper, BatchLimits
+from graftwork.platform.batches.claims import BatchClaims
+from graftwork.platform.batches.file_folder import FileFolder
+from graftwork.platform.batches.files import FileKeeper, FileLimits
+from graftwork.platform.batches.output import OutputWriter
+from graftwork.platform.clock import Clock
+from graftwork.platform.database import Database
+from graftwork.platform.gateways.lease import GatewayLease
+from graftwork.platform.settings.settings import Settings
+from graftwork.platform.tenancy.key_standing import KeyStanding
+
+FILES_FOLDER = "files"
+"""The folder of tenants' files in the data folder."""
+
+
+def batch_resources(settings: Settings, database: Database, clock: Clock) -> BatchResources:
+    """Returns the services of the routes for files and batches."""
+    limits = FileLimits(settings.tenant_file_bytes, settings.file_retention_s)
+    files = FileKeeper(database, FileFolder(settings.data_dir / FILES_FOLDER), clock, limits)
+    bounds = BatchLimits(settings.max_batch_requests, settings.max_open_batches)
+    return BatchResources(files, BatchKeeper(database, files, clock, bounds), settings.max_batch_file_bytes)
+
+
+def batch_runner(resources: Resources, lease: GatewayLease, limits: RunnerLimits) -> BatchRunner:
+    """Returns what runs batches on the gateway of this lease."""
+    server, inference, files = resources.server, resources.inference, resources.batches.files
+
+    async def answer(endpoint: str, work: LineWork) -> Json:
+        return await ANSWERS[endpoint](inference, work)
+
+    claims = BatchClaims(server.database, files, lease, server.clock)
+    services = RunnerServices(
+        claims=claims,
+        files=files,
+        output=OutputWriter(claims, files, missing_line, server.json.parse),
+        standing=KeyStanding(server.database, server.clock),
+        answer=answer,
+        quota_of=inference.accounting.quota_of,
+        parse=server.json.parse,
+        clock=server.clock,
+        telemetry=server.telemetry,
+    )
+    return BatchRunner(services, limits)
+
+
+@asynccontextmanager
+async def running_batches(resources: Resources, lease: GatewayLease) -> AsyncGenerator[None]:
+    """Runs batches until the end of the block, unless the settings leave them to other gateways. Then others go on."""
+    settings = resources.server.settings
+    limits = RunnerLimits(settings.batch_concurrency, settings.tenant_batch_concurrency, settings.max_batch_requests)
+    if not limits.lines:
+        yield
+        return
+    runner = batch_runner(resources, lease, limits)
+    try:
+        async with repeating(runner.tick, TICK_S, "running batches"):
+            yield
+    finally:
+        await runner.close()

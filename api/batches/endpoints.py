@@ -1,0 +1,114 @@
+"""Answers one line of a batch, as the route of its endpoint would answer the same body.
+
+    the body ──► checked ──► InferenceRequest of the tier flex ──► InferenceJob with a HeldAccount ──► the answer's body
+
+Owns which endpoints a batch may have, and how each checks a body and builds an answer. Never stores anything: the
+runner stores the answer together with the usage record.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from graftwork.api.anthropic.answer import anthropic_message
+from graftwork.api.anthropic.schemas import MessagesRequest
+from graftwork.api.anthropic.translate import translate, with_anthropic_fields
+from graftwork.api.deps.resources import InferenceResources
+from graftwork.api.formats.completions import chat_completion, completion
+from graftwork.api.http.validation import as_invalid_request, checked_body
+from graftwork.api.inference.job import InferenceJob, ResponseHead, start_inference
+from graftwork.api.inference.request import InferenceRequest
+from graftwork.api.routes.chat import chat_form, chat_inference
+from graftwork.api.routes.completions import completion_form, completion_inference
+from graftwork.api.schemas.chat import ChatCompletionRequest
+from graftwork.api.schemas.completions import CompletionRequest
+from graftwork.platform.errors import InvalidRequest, ValidationFailed
+from graftwork.platform.ids import RequestId
+from graftwork.platform.tenancy.principals import Principal
+from graftwork.sessions.generation.generator import GenerationFinished
+from graftwork.sessions.generation.held_account import HeldAccount
+
+Json = dict[str, Any]
+_TIER = "flex"
+_ANTHROPIC_TIER = "batch"
+_NO_HEADERS = Headers({})
+
+
+@dataclass(frozen=True, slots=True)
+class LineWork:
+    """One line of a batch that is to be answered now."""
+
+    body: Mapping[str, Any]
+    principal: Principal
+    request_id: RequestId
+    held: HeldAccount
+
+
+Answer = Callable[[InferenceResources, LineWork], Awaitable[Json]]
+"""Answers a line. Raises a GraftworkError."""
+
+
+async def _answer_chat(resources: InferenceResources, work: LineWork) -> Json:
+    body = checked_body(ChatCompletionRequest, work.body)
+    _refuse_stream(body.stream)
+    with resources.accounting.take_places(work.principal, body.n or 1) as places:
+        inference = _flex(await chat_inference(body, resources, work.principal, work.request_id))
+        form = chat_form(body, inference)
+        job = await start_inference(resources, inference, places, work.held)
+    answers = await _answers(job)
+    return chat_completion(ResponseHead.of("chatcmpl-", inference, resources), answers, job, form)
+
+
+async def _answer_completion(resources: InferenceResources, work: LineWork) -> Json:
+    body = checked_body(CompletionRequest, work.body)
+    _refuse_stream(body.stream)
+    with resources.accounting.take_places(work.principal, len(body.prompt) * (body.n or 1)) as places:
+        inference = _flex(await completion_inference(body, resources, work.principal, work.request_id))
+        form = completion_form(body, resources, inference)
+        job = await start_inference(resources, inference, places, work.held)
+    answers = await _answers(job)
+    return completion(ResponseHead.of("cmpl-", inference, resources), form, answers, job)
+
+
+async def _answer_message(resources: InferenceResources, work: LineWork) -> Json:
+    try:
+        body = checked_body(MessagesRequest, work.body)
+        _refuse_stream(body.stream)
+        translation = translate(body, _NO_HEADERS, reasons=resources.generator.reasoning is not None)
+        with translation.names.in_errors(), resources.accounting.take_places(work.principal) as places:
+            inference = _flex(await chat_inference(translation.chat, resources, work.principal, work.request_id))
+            job = await start_inference(resources, inference, places, work.held)
+    except (InvalidRequest, ValidationFailed) as error:
+        raise with_anthropic_fields(as_invalid_request(error)) from error
+    try:
+        message = await anthropic_message(ResponseHead.of("msg_", inference, resources), job)
+    finally:
+        job.abandon()
+    message["usage"] |= {"service_tier": _ANTHROPIC_TIER}
+    return message
+
+
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+OPENAI_ENDPOINTS = (CHAT, COMPLETIONS)
+"""The endpoints of batches in OpenAI's form."""
+ANSWERS: Mapping[str, Answer] = {CHAT: _answer_chat, COMPLETIONS: _answer_completion, MESSAGES: _answer_message}
+
+
+async def _answers(job: InferenceJob) -> list[GenerationFinished]:
+    """Waits for all answers of a job. If the caller is cancelled, the job ends too."""
+    try:
+        return await job.answers()
+    finally:
+        job.abandon()
+
+
+def _flex(inference: InferenceRequest) -> InferenceRequest:
+    """Returns the same request of the lowest service tier, whatever its body asks for."""
+    return replace(inference, tier=_TIER)
+
+
+def _refuse_stream(stream: bool | None) -> None:
+    if stream:
+        raise InvalidRequest("A request of a batch has no stream: leave stream out.", param="stream")
