@@ -1,8 +1,9 @@
 """How soon does an engine serve a model that is not in memory? Seconds from its process's start, beside what the disk allows.
 
-    python benchmarks/cold_start.py [--checkout DIR ...] [--gigabytes 1.0] [--files 4] [--starts 3] [--json OUT]
+    python benchmarks/cold_start.py [--checkout DIR ...] [--gigabytes 1.0] [--files 4] [--starts 3] [--model DIR] [--json OUT]
 
-Makes a random Llama in bf16 of the given size, in several safetensors files, with the demo's tokenizer. Before each
+Makes a random Llama in bf16 of the given size, in several safetensors files, with the demo's tokenizer, or takes a model's
+folder. Before each
 start the files are dropped from the page cache. The disk's bandwidth is measured in the same round: all files, read once
 by as many threads as there are files, also after a drop. A start is from the spawn of `graftwork engine` to its log line
 `engine_start`, after which it listens.
@@ -19,6 +20,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -156,8 +158,8 @@ def start(checkout: Checkout, model: Path, data: Path) -> tuple[float, dict[str,
         process.wait(60)
 
 
-def measure(checkouts: Sequence[Checkout], folder: Path, starts: int) -> list[Start]:
-    model = folder / "model"
+def measure(checkouts: Sequence[Checkout], model: Path, folder: Path, starts: int) -> list[Start]:
+    """Starts engines in turns, with data folders of their own in `folder`."""
     files = sorted(model.glob("*.safetensors"))
     num_bytes = sum(path.stat().st_size for path in files)
     data = {checkout.root: folder / f"data-{number}" for number, checkout in enumerate(checkouts)}
@@ -172,6 +174,7 @@ def measure(checkouts: Sequence[Checkout], folder: Path, starts: int) -> list[St
             drop(files)
             seconds, phases = start(checkout, model, data[checkout.root])
             found.append(Start(checkout.name, round_number, seconds, num_bytes / speed + _ALLOWED_S, speed, phases))
+            print(f"{checkout.name}: {seconds:.2f} s, limit {found[-1].limit_s:.2f} s", file=sys.stderr, flush=True)
     return found
 
 
@@ -194,16 +197,19 @@ def main() -> None:
     parser.add_argument("--checkout", type=Path, action="append", help="a tree to measure; may be repeated")
     parser.add_argument("--gigabytes", type=float, default=1.0, help="of all weights together")
     parser.add_argument("--files", type=int, default=4, help="in which the weights are")
+    parser.add_argument("--model", type=Path, help="the folder of a model, in place of a random one")
     parser.add_argument("--starts", type=int, default=3, help="counted starts of each checkout")
     parser.add_argument("--json", type=Path, help="write every start here")
     arguments = parser.parse_args()
     checkouts = [Checkout(root.absolute()) for root in arguments.checkout or [OWN_ROOT]]
     with tempfile.TemporaryDirectory(prefix="graftwork-cold-") as name:
-        make_model(Path(name) / "model", arguments.gigabytes, arguments.files)
-        found = measure(checkouts, Path(name), arguments.starts)
+        model = arguments.model or Path(name) / "model"
+        if arguments.model is None:
+            make_model(model, arguments.gigabytes, arguments.files)
+        found = measure(checkouts, model, Path(name), arguments.starts)
     show(found)
     if arguments.json:
-        record = {"machine": describe_machine(), "gigabytes": arguments.gigabytes, "files": arguments.files}
+        record = {"machine": describe_machine(), "starts_of_each": arguments.starts}
         arguments.json.write_text(json.dumps(record | {"starts": [asdict(one) for one in found]}, indent=1) + "\n")
 
 

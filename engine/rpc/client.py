@@ -39,7 +39,7 @@ _OPTIONS = [
     ),  # no pings to tune bulk transfers: a step's message is a few kilobytes
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 3000),  # how long an attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _ANSWER_WITHIN_S = 10.0
