@@ -29,7 +29,8 @@ class PlacedSlice:
     @property
     def decoding_rows(self) -> range:
         """The rows that are computed as decoding rows: the draft tokens, and the known token if there is only one."""
-        return range(self.chunk_rows.stop, self.start_row + self.piece.num_tokens)
+        num_known = self.piece.num_known
+        return range(self.start_row + (num_known if num_known > 1 else 0), self.start_row + self.piece.num_tokens)
 
     def num_keys(self, row: int) -> int:
         """Returns the number of keys up to a row's own position, its own key included."""

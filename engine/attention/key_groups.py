@@ -15,6 +15,7 @@ Invariant: the bits of a row depend on its own request alone.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 
@@ -77,6 +78,10 @@ class KeyGroups:
         """Returns whether all of `num_rows` rows are decoding rows of one group, in their order."""
         return not self.chunks and len(self.decodes) == 1 and len(self.decodes[0]) == num_rows
 
+    def is_one_chunk(self, num_rows: int) -> bool:
+        """Returns whether all of `num_rows` rows are one chunk."""
+        return not self.decodes and len(self.chunks) == 1 and self.chunks[0].end_row == num_rows
+
     def visible(self, window: int | None) -> VisibleKeys:
         """Returns masks of the keys that each query may see, in layers with the sliding window `window`, in tokens.
 
@@ -95,17 +100,13 @@ class KeyGroups:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """One decoding row, and how many of its request's pages it attends to."""
+class _Query(NamedTuple):
+    """One decoding row, and how many keys and pages of its request it attends to."""
 
     row: int
     placed: PlacedSlice
+    num_keys: int
     num_pages: int
-
-    @property
-    def num_keys(self) -> int:
-        return self.placed.num_keys(self.row)
 
 
 class KeyGrouper:
@@ -120,7 +121,7 @@ class KeyGrouper:
 
     def group(self, batch: AttentionBatch) -> KeyGroups:
         queries = [query for one in batch.placed for query in self._queries(one)]
-        chunks = tuple(self._chunk(one) for one in batch.placed if one.chunk_rows)
+        chunks = tuple(self._chunk(one) for one in batch.placed if one.piece.num_known > 1)
         return KeyGroups(tuple(self._decodes(queries)), chunks, batch.positions)
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
@@ -128,7 +129,8 @@ class KeyGrouper:
 
     def _queries(self, one: PlacedSlice) -> Iterator[_Query]:
         for row in one.decoding_rows:
-            yield _Query(row, one, pages_for(one.num_keys(row), self._page_tokens))
+            num_keys = one.num_keys(row)
+            yield _Query(row, one, num_keys, pages_for(num_keys, self._page_tokens))
 
     def _decodes(self, queries: list[_Query]) -> Iterator[DecodeRows]:
         """Groups queries whose page tables are padded to the same length."""

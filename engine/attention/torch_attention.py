@@ -48,6 +48,8 @@ class TorchStepAttention:
         visible = self._visible_by_window[self._config.windows[layer]]
         if self._groups.is_one_decode(len(query)):
             return self._decode(query, keys, values, self._groups.decodes[0], visible.decodes[0]).flatten(1)
+        if self._groups.is_one_chunk(len(query)):
+            return self._chunk(query, keys, values, self._groups.chunks[0], visible.chunks[0]).flatten(1)
         mixed = torch.zeros_like(query)
         for decode, mask in zip(self._groups.decodes, visible.decodes, strict=True):
             mixed[decode.rows] = self._decode(query[decode.rows], keys, values, decode, mask)
@@ -77,15 +79,20 @@ class TorchStepAttention:
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: ChunkRows, mask: torch.Tensor
     ) -> torch.Tensor:
         """Computes attention for several queries of one request. Each query sees the keys up to its own position."""
-        group = self._config.num_heads // self._config.num_kv_heads
+        by_kv_head = query.view(len(query), self._config.num_kv_heads, -1, query.shape[-1])
+        grouped = by_kv_head.permute(1, 2, 0, 3)  # [kv_heads, group, queries, head_dim]
         mixed = self._mix(
-            query.transpose(0, 1).unsqueeze(0),  # [1, heads, queries, head_dim]
-            self._gather(keys, chunk.pages, 1)[:, :, : chunk.num_keys].repeat_interleave(group, dim=1),
-            self._gather(values, chunk.pages, 1)[:, :, : chunk.num_keys].repeat_interleave(group, dim=1),
+            grouped,
+            self._keys_of_heads(keys, chunk).expand(-1, grouped.shape[1], -1, -1),
+            self._keys_of_heads(values, chunk).expand(-1, grouped.shape[1], -1, -1),
             attn_mask=mask,
             scale=self._scale,
         )
-        return mixed.squeeze(0).transpose(0, 1)  # [queries, heads, head_dim]
+        return mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [queries, heads, head_dim]
+
+    def _keys_of_heads(self, pages: torch.Tensor, chunk: ChunkRows) -> torch.Tensor:
+        """Returns the keys or values that a chunk attends to, by head.  # [kv_heads, 1, num_keys, head_dim]"""
+        return self._gather(pages, chunk.pages, 1)[:, :, : chunk.num_keys].transpose(0, 1)
 
     def _gather(self, pages: torch.Tensor, page_ids: torch.Tensor, count: int) -> torch.Tensor:
         """Returns the pages of `count` page tables.  # [count, kv_heads, pages * page_tokens, head_dim]"""

@@ -107,35 +107,30 @@ class RequestSlice:
     The plan is made before that token is known. It is the only token of the slice, and `token_ids` is empty.
     """
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids) + self.awaits_token
+    num_tokens: int = field(init=False, repr=False, compare=False)
+    num_drafts: int = field(init=False, repr=False, compare=False)
+    num_known: int = field(init=False, repr=False, compare=False)
+    """The number of known tokens of this slice. The other tokens are drafts."""
+    end: int = field(init=False, repr=False, compare=False)
+    """The position after the last token of this slice. Positions are counted from the start of the prompt."""
+    known_end: int = field(init=False, repr=False, compare=False)
+    """The position after the last known token of this slice. Known tokens are those that are not drafts."""
 
-    @property
-    def end(self) -> int:
-        return self.start + self.num_tokens
+    def __post_init__(self) -> None:
+        """Counts once what a step asks some thirty times of each slice."""
+        num_tokens = len(self.token_ids) + self.awaits_token
+        num_drafts = len(self.samples) - 1 if self.samples else 0
+        put = object.__setattr__
+        put(self, "num_tokens", num_tokens)
+        put(self, "num_drafts", num_drafts)
+        put(self, "num_known", num_tokens - num_drafts)
+        put(self, "end", self.start + num_tokens)
+        put(self, "known_end", self.start + num_tokens - num_drafts)
 
     @property
     def reads_prompt(self) -> bool:
         """Whether the step must return something about the hidden states of the prompt, besides tokens."""
         return self.scores is not None or self.pool is not None
-
-    @property
-    def num_drafts(self) -> int:
-        return len(self.samples) - 1 if self.samples else 0
-
-    @property
-    def num_known(self) -> int:
-        """The number of known tokens of this slice. The other tokens are drafts."""
-        return self.num_tokens - self.num_drafts
-
-    @property
-    def known_end(self) -> int:
-        """The position after the last known token of this slice. Known tokens are those that are not drafts.
-
-        Positions are counted from the start of the prompt.
-        """
-        return self.end - self.num_drafts
 
     @property
     def draft_token_ids(self) -> tuple[int, ...]:

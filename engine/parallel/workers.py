@@ -156,6 +156,7 @@ class Workers:
             assert report.kind == "transferred", f"a worker reports {report.kind!r}"
             self.disks[rank] = disk_report_of(report.values)
             self.on_transfer(report.values["number"], report.values["num_good"])
+        link.reports.close()
         how = link.wait() if report is None else f"failed: {report.values['cause']}"
         with self._lock:
             is_first = self._loss is None and not self._is_closing

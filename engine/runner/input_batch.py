@@ -11,7 +11,7 @@ one by one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import torch
 
@@ -120,7 +120,7 @@ class BatchBuilder:
 
     def arrange(self, plan: StepPlan) -> BatchRows:
         """Arranges the rows of a step, on the host."""
-        slices = tuple(sorted(plan.slices, key=lambda piece: (piece.adapters, piece.num_known > 1)))
+        slices = tuple(sorted(plan.slices, key=_row_order))
         *starts, num_tokens = accumulate((piece.num_tokens for piece in slices), initial=0)
         placed = tuple(PlacedSlice(start, piece) for start, piece in zip(starts, slices, strict=True))
         adapted = any(piece.adapters for piece in slices)
@@ -169,6 +169,11 @@ class BatchBuilder:
         return [piece.pages[index] for index in range(first, last)]
 
 
+def _row_order(piece: RequestSlice) -> tuple[list[tuple[str, float]], bool]:
+    """Returns a sort key: by adapters as they compare, in plain values, which the interpreter compares by itself."""
+    return [(use.digest, use.weight) for use in piece.adapters], piece.num_known > 1
+
+
 def _row_tokens(piece: RequestSlice) -> tuple[int, ...]:
     """Returns the token of each row of a slice; 0 for a row that awaits its token."""
     return (0,) if piece.awaits_token else piece.token_ids
@@ -182,16 +187,11 @@ def _sampled_rows(one: PlacedSlice) -> range:
 def _adapter_runs(placed: Sequence[PlacedSlice]) -> tuple[AdapterRun, ...]:
     runs: list[AdapterRun] = []
     num_sampled = 0
-    for one in placed:
-        piece = one.piece
-        first_sample, end = num_sampled, one.start_row + piece.num_tokens
-        num_sampled += len(piece.samples)
-        if not piece.adapters:
-            continue
-        decoding = tuple(one.decoding_rows)
-        if runs and runs[-1].adapters == piece.adapters:
-            decoding = runs[-1].decoding + decoding
-            runs[-1] = replace(runs[-1], end_row=end, last_sample=num_sampled, decoding=decoding)
-        else:
-            runs.append(AdapterRun(piece.adapters, one.start_row, end, first_sample, num_sampled, decoding))
+    for adapters, group in groupby(placed, lambda one: one.piece.adapters):
+        own = list(group)
+        first_sample, end_row = num_sampled, own[-1].start_row + own[-1].piece.num_tokens
+        num_sampled += sum(len(one.piece.samples) for one in own)
+        if adapters:
+            decoding = tuple(row for one in own for row in one.decoding_rows)
+            runs.append(AdapterRun(adapters, own[0].start_row, end_row, first_sample, num_sampled, decoding))
     return tuple(runs)

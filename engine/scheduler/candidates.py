@@ -74,6 +74,8 @@ class Candidates:
                 self._add(chosen, self._waiting.best_of(domain), num_lacking)
         if places > 0:
             self._add(chosen, self._waiting.candidates(), places, prompts.room)
+            if len(chosen) == len(self._waiting):
+                return chosen
             left = prompts.room - sum(map(self._waiting.uncached_tokens, chosen))
             others = (state for state in self._waiting if state not in chosen)
             self._add(chosen, others, places - len(chosen), left, lookahead=len(self._waiting))

@@ -20,7 +20,7 @@ from graftwork.engine.scheduler.prefill_first import PrefillFirst
 from graftwork.engine.scheduler.resources import GrammarProvider
 from graftwork.engine.scheduler.service_meter import FLEX_STEP_SHARE, FlexHoldback
 from graftwork.engine.scheduler.speculator import Speculator
-from graftwork.engine.scheduler.step_time import StepTimes
+from graftwork.engine.scheduler.step_time import PromptRoom, StepTimes
 from graftwork.engine.scheduler.steps_in_flight import StepsInFlight
 from graftwork.engine.scheduler.validation import SchedulerLimits
 from graftwork.engine.step_recorder import NO_RECORDER, StepRecorder
@@ -111,20 +111,19 @@ class StepPlanner:
         prompts_wait = False
         running = self._prefill_first.choose(self._running.values())
         rows = sum(state.num_uncomputed == 1 for state in running)
-        room = self._step_times.room(rows)
-        flex_room = self._step_times.room_for_share(rows, FLEX_STEP_SHARE) if self._flex.is_active else None
-        sizes = self._limits.max_running, self._step_times.prompt_tokens_beside(rows)
-        for state in in_step_order(running, self._waiting, *sizes):
+        room, flex_room, most_of_prompts = self._room_for_prompts(rows) if rows < len(running) else (None, None, budget)
+        for state in in_step_order(running, self._waiting, self._limits.max_running, most_of_prompts):
             if budget == 0:
                 prompts_wait = True
                 break
-            num_tokens = min(state.num_uncomputed, budget)
-            if state.num_uncomputed > 1 and not state.pending_loads:
+            num_uncomputed = state.num_uncomputed
+            num_tokens = min(num_uncomputed, budget)
+            if num_uncomputed > 1 and not state.pending_loads:
                 if flex_room is not None and state.request.tier is ServiceTier.FLEX:
                     num_tokens = flex_room.take(state.num_scheduled, num_tokens)
                 if room is not None and num_tokens:
                     num_tokens = room.take(state.num_scheduled, num_tokens)
-            prompts_wait |= num_tokens < state.num_uncomputed
+            prompts_wait |= num_tokens < num_uncomputed
             if num_tokens == 0 or state.request_id not in self._running:
                 continue
             if self._page_grower.grow(state, num_tokens, planned):
@@ -132,6 +131,13 @@ class StepPlanner:
                 planned.add(state.request_id)
                 budget -= num_tokens
         return chunks, prompts_wait
+
+    def _room_for_prompts(self, rows: int) -> tuple[PromptRoom | None, PromptRoom | None, int]:
+        """Returns the room for prompts beside `rows` decoding rows, that for prompts of flex requests (None: no limit), and
+        the most prompt tokens of the step.
+        """
+        flex_room = self._step_times.room_for_share(rows, FLEX_STEP_SHARE) if self._flex.is_active else None
+        return self._step_times.room(rows), flex_room, self._step_times.prompt_tokens_beside(rows)
 
 
 class StepBuilder:

@@ -103,6 +103,9 @@ class DeficitPrefixOrder:
         self._ranks.programs.record_turn(state)
 
     def candidates(self) -> Iterator[RequestState]:
+        if len(self._entries) == 1:  # nothing to rank
+            yield from self
+            return
         ranks = self._ranks.walk()
         walks = {tier: queue.walk(ranks) for tier, queue in self._tiers.items() if queue.by_age}
         passed = {tier: self._tiers[tier].num_passed for tier in walks if self._tiers[tier].is_overdue(self._ranks)}

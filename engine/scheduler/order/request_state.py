@@ -117,14 +117,15 @@ class RequestState:
     The result of a step counts only while its slice is here.
     """
 
-    @property
-    def request_id(self) -> RequestId:
-        return self.request.request_id
+    request_id: RequestId = field(init=False)
+    domain: IsolationDomain = field(init=False)
+    """The domain (usually one tenant) that the request's pages and computed tokens are charged to."""
+    num_prompt: int = field(init=False)
 
-    @property
-    def domain(self) -> IsolationDomain:
-        """The domain (usually one tenant) that the request's pages and computed tokens are charged to."""
-        return self.request.domain
+    def __post_init__(self) -> None:
+        """Keeps what steps ask often of a request, which never changes."""
+        self.request_id, self.domain = self.request.request_id, self.request.domain
+        self.num_prompt = len(self.request.prompt_token_ids)
 
     @property
     def due_at(self) -> float | None:
@@ -141,10 +142,6 @@ class RequestState:
         return self.is_admitted or bool(self.request.emitted_token_ids)
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_token_ids)
-
-    @property
     def num_submitted(self) -> int:
         """The number of tokens that were known when the request arrived: those of the prompt and of an earlier run."""
         return self.num_prompt + len(self.request.emitted_token_ids)
@@ -159,12 +156,12 @@ class RequestState:
 
         A slice with draft tokens counts as one token: the step may give more.
         """
-        return sum(bool(piece.samples) for piece in self.slices_in_flight) if self.slices_in_flight else 0
+        return sum(bool(piece.samples) for piece in self.slices_in_flight)
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens of prompt and answer, with those in flight."""
-        return len(self.token_ids) + self.num_tokens_in_flight
+        return len(self.token_ids) + (self.num_tokens_in_flight if self.slices_in_flight else 0)
 
     @property
     def num_scheduled(self) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 
 import psutil  # type: ignore[import-untyped]
@@ -56,7 +57,8 @@ def test_a_process_for_each_rank_computes_the_same_and_ends_with_the_engine(mode
 @pytest.mark.parametrize("is_computing", [False, True])
 def test_a_killed_worker_ends_the_engine_with_its_cause(models: RandomModels, is_computing: bool) -> None:
     """If one of three workers is killed, idle or in the middle of an answer, the loop ends with DeviceLost, and the other
-    workers end too. An idle engine's error names the rank."""
+    workers end too. An idle engine's error names a rank: the killed one, or on a busy machine one that was still ending the
+    last step and has lost its connection."""
     driver, links = engine_of_processes(models, 4)
     driver.run(PROMPT)
     if is_computing:
@@ -68,7 +70,8 @@ def test_a_killed_worker_ends_the_engine_with_its_cause(models: RandomModels, is
     with pytest.raises(DeviceLost) as lost:
         driver.loop.run()
     if not is_computing:  # in the middle of a step, the broken connection may be seen before the process's end
-        assert "rank 2 ended with status -9" in f"{lost.value} {lost.value.__cause__}"
+        words = f"{lost.value} {lost.value.__cause__}"
+        assert re.search("rank 2 ended with status -9|rank [13] failed: .*Connection", words), words
     for link in links.values():
         with contextlib.suppress(BrokenPipeError):
             link.commands.close()
