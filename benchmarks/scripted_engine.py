@@ -54,8 +54,12 @@ class _Stream:
     num_sent: int = 0
     is_admitted: bool = False
     is_traced: bool = False
-    num_reported: int = 0
-    """The tokens whose steps were reported of a traced request."""
+    num_in_spans: int = 0
+    """The tokens whose steps are in spans of a traced request."""
+    spans: list[int] = field(default_factory=list)
+    """The steps of the spans that are not reported yet."""
+    reported_at: int = 0
+    """The tokens at the last report."""
 
 
 @dataclass(slots=True)
@@ -181,9 +185,8 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         token_id = self._token_ids[stream.num_sent]
         stream.num_sent += 1
         outputs = [wire.RequestOutput(request_id=request_id, tokens=wire.Tokens(token_ids=[token_id]))]
-        unreported = stream.num_sent - stream.num_reported
-        if stream.is_traced and unreported >= max(16, stream.num_sent // 4, 0.5 / self._step_s):
-            outputs.append(_report(stream))
+        if stream.is_traced and (report := _report(stream, self._step_s)) is not None:
+            outputs.append(report)
         if stream.num_sent == stream.max_tokens:
             finished = wire.Finished(reason="length", completion_tokens=stream.num_sent)
             outputs.append(wire.RequestOutput(request_id=request_id, finished=finished))
@@ -213,12 +216,18 @@ class ScriptedEngine(wire_grpc.EngineServicer):  # type: ignore[misc]
         return wire.SessionMemory(device_tokens=len(request.token_ids))
 
 
-def _report(stream: _Stream) -> Any:
-    """One span for the steps since the last report, as often as the real engine sends one."""
-    steps, stream.num_reported = stream.num_sent - stream.num_reported, stream.num_sent
-    span = wire.Span(name="decode", start_s=1.0, duration_s=0.2, steps=steps, busy_s=0.1, tokens=steps)
-    span.batch_requests = span.batch_tokens = 32.0
-    return wire.RequestOutput(request_id=stream.request_id, traced=wire.Traced(run=1, sent_s=2.0, spans=[span]))
+def _report(stream: _Stream, step_s: float) -> Any | None:
+    """The spans of the steps so far, as large and as often as the real engine reports them (engine/step_recorder.py)."""
+    if stream.num_sent - stream.num_in_spans >= max(16, stream.num_sent // 4):
+        stream.spans.append(stream.num_sent - stream.num_in_spans)
+        stream.num_in_spans = stream.num_sent
+    if not stream.spans or (stream.num_sent - stream.reported_at) * step_s < 1.0:
+        return None
+    figures = {"name": "decode", "start_s": 1.0, "duration_s": 0.2, "busy_s": 0.1}
+    figures |= {"batch_requests": 32.0, "batch_tokens": 32.0}
+    spans = [wire.Span(steps=steps, tokens=steps, **figures) for steps in stream.spans]
+    stream.spans, stream.reported_at = [], stream.num_sent
+    return wire.RequestOutput(request_id=stream.request_id, traced=wire.Traced(run=1, sent_s=2.0, spans=spans))
 
 
 def _max_tokens(submit: Any) -> int:

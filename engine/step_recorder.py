@@ -26,7 +26,7 @@ from graftwork.platform.ids import RequestId
 
 _SHARE_OF_STEPS = 4
 """A span of steps has at most this part of all steps of its kind so far, so their number grows with the logarithm."""
-_REPORT_AFTER_S = 0.5
+_REPORT_AFTER_S = 1.0
 """A span of DECODE is reported so many seconds after the last report, or with the next other span: a report costs the
 gateway a third of a token.
 """

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from graftwork.platform.errors import GraftworkError
-from graftwork.platform.tracing.request_trace import OTHERS, RequestTrace
+from graftwork.platform.tracing.request_trace import RequestTrace
 from graftwork.sessions.core.events import SessionEvent
 
 Result = TypeVar("Result")
@@ -142,14 +142,17 @@ class EventStream(StreamingResponse):
         *,
         on_end: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
+        as_generated: bool = False,
     ) -> None:
         """`source` writes the events, and returns when the stream ends. If the client leaves, `source` is cancelled.
 
-        `on_end` is called in both cases, even if `source` never started. `on_end` must not block.
+        `on_end` is called in both cases, even if `source` never started. `on_end` must not block. `as_generated`: the
+        reader of the request's generations writes their events itself, so these time the writes of a traced request.
         """
         super().__init__((), media_type="text/event-stream", headers={**_HEADERS, **(headers or {})})
         self._source = source
         self._on_end = on_end
+        self._as_generated = as_generated
         self._write: Write | None = None
         self._trace: RequestTrace | None = None
 
@@ -164,12 +167,20 @@ class EventStream(StreamingResponse):
 
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            write = self._write or send_event
-            await self._source(write if self._trace is None else timed_write(self._trace, write))
+            await self._source(self._timed(self._write or send_event))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             if self._on_end is not None:
                 self._on_end()
+
+    def _timed(self, write: Write) -> Write:
+        if self._trace is None:
+            return write
+        self._trace.is_written_as_generated = self._as_generated
+        return write if self._as_generated else timed_write(self._trace, write)
+
+
+_MEASURED_EVERY = 16
 
 
 def timed_write(trace: RequestTrace, write: Write) -> Write:
@@ -185,7 +196,7 @@ def timed_write(trace: RequestTrace, write: Write) -> Write:
 
     def counted(event: bytes) -> Awaitable[None]:
         timer.calls += 1
-        return measured(event) if timer.calls & OTHERS == 1 else write(event)
+        return measured(event) if timer.calls % _MEASURED_EVERY == 1 else write(event)
 
     return counted
 

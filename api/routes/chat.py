@@ -48,7 +48,7 @@ async def create_chat_completion(
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         source = partial(write_chat_chunks, head, job, include_usage=include_usage, form=form)
-        return EventStream(source, on_end=job.abandon, headers=headers)
+        return EventStream(source, on_end=job.abandon, headers=headers, as_generated=True)
     answers = await until_disconnect(request, job.answers(), job.abandon)
     build = partial(chat_completion, head, answers, job, form)
     return await json_answer(build, headers, is_long=form.prompt_top is not None)

@@ -46,7 +46,7 @@ async def create_completion(
         await until_disconnect(request, job.admitted(), job.abandon)
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         source = partial(write_completion_chunks, head, form, job, include_usage=include_usage)
-        return EventStream(source, on_end=job.abandon, headers=headers)
+        return EventStream(source, on_end=job.abandon, headers=headers, as_generated=True)
     answers = await until_disconnect(request, job.answers(), job.abandon)
     return await json_answer(partial(completion, head, form, answers, job), headers, is_long=form.shows_prompt)
 

@@ -49,7 +49,8 @@ async def create_message(
         head = ResponseHead.of("msg_", inference, resources)
         if body.stream:
             await until_disconnect(request, job.admitted(), job.abandon)
-            return EventStream(partial(write_anthropic_events, head, job), on_end=job.abandon, headers=headers)
+            source = partial(write_anthropic_events, head, job)
+            return EventStream(source, on_end=job.abandon, headers=headers, as_generated=True)
         message = await until_disconnect(request, anthropic_message(head, job), job.abandon)
         return JSONResponse(message, headers=headers)
 

@@ -121,7 +121,9 @@ class Timeline(Answer):
     generations: tuple[GenerationTimeline, ...]
     """The answers, at most 16."""
     write_ms: float | None = absent()
-    """How long writes of a stream took, with waits for a slow client, by every sixteenth write; of a traced request."""
+    """How long it took to encode and write a stream's events, with waits for a slow client: an estimate from some of them,
+    of a traced request.
+    """
     writes: int | None = absent()
 
 

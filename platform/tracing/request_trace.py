@@ -10,7 +10,7 @@ durations sum to the whole. Never holds text or token ids, and bounds what it ho
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from graftwork.platform.clock import Clock, SystemClock
 from graftwork.platform.ids import KeyId, SessionId, TenantId
@@ -18,8 +18,6 @@ from graftwork.platform.tracing.trace_ids import TraceIds
 
 MAX_GENERATIONS = 16
 """So many answers of one request have a trace of their own."""
-OTHERS: Final = 15
-"""Between two calls that a CallTimer measures, so many others are only counted."""
 _MAX_SPANS = 512
 """So many spans of one answer are kept; more come only from an engine of another version."""
 
@@ -65,19 +63,18 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class CallTimer:
-    """Estimates how long many calls take, by every sixteenth: to look at the clock costs as much as a short call.
+    """Estimates how long many calls take, by some of them: to look at the clock costs as much as a short call.
 
-    A caller counts each call itself, which costs half of a method: `timer.calls += 1`, and measures the call if then
-    `timer.calls & OTHERS == 1`.
+    The caller says how many calls there were, and chooses those that are measured.
     """
 
     calls: int = 0
     measured: int = 0
     measured_s: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        """Adds the time of a measured call."""
-        self.measured += 1
+    def add(self, seconds: float, calls: int = 1) -> None:
+        """Adds the time of measured calls."""
+        self.measured += calls
         self.measured_s += seconds
 
     @property
@@ -113,6 +110,8 @@ class GenerationTrace:
     accepted_tokens: int = 0
     detokenise: CallTimer = field(default_factory=CallTimer)
     """Turns tokens into text and calls. Measured only if the request is traced."""
+    writes: CallTimer = field(default_factory=CallTimer)
+    """Writes the events of the answer, if they are written as they are generated. Also only then."""
     runs: list[EngineRun] = field(default_factory=list)
 
     def add_spans(self, run: int, arrived_at: float, spans: list[Span]) -> None:
@@ -165,7 +164,9 @@ class RequestTrace:
         """The HTTP status; None if the client left before there was one."""
         self.generations: list[GenerationTrace] = []
         self.writes = CallTimer()
-        """The writes of a stream. Measured only if the request is traced."""
+        """The writes of a stream whose generations do not time them. Measured only if the request is traced."""
+        self.is_written_as_generated = False
+        """Whether whoever reads the events of a generation writes each to the client: then the generation times that."""
         self.keeper: Keeper | None = None
         """Keeps the trace for those who ask later."""
         self._marks: list[tuple[Stage, float]] = []
@@ -233,6 +234,11 @@ class RequestTrace:
         starts = [0.0, *(end_s for _, end_s in marks)]
         ends = [*marks, (under_way, self.total_s)]
         return [(stage, start_s, end_s) for start_s, (stage, end_s) in zip(starts, ends, strict=True)]
+
+    def written(self) -> tuple[int, float]:
+        """Returns the number of writes of a traced stream, and the estimate of their seconds."""
+        timers = [self.writes, *(generation.writes for generation in self.generations)]
+        return sum(timer.calls for timer in timers), sum(timer.seconds for timer in timers)
 
     @property
     def total_s(self) -> float:

@@ -28,7 +28,7 @@ def timeline_of(trace: RequestTrace, gateway_id: str) -> Timeline:
     """Returns what is known of a request whose tenant is known."""
     assert trace.tenant_id is not None
     assert trace.key_id is not None
-    timed = trace.is_traced and trace.writes.calls > 0
+    writes, write_s = trace.written() if trace.is_traced else (0, 0.0)
     return Timeline(
         id=trace.ids.request_id,
         client_request_id=trace.ids.client_request_id,
@@ -52,8 +52,8 @@ def timeline_of(trace: RequestTrace, gateway_id: str) -> Timeline:
             for stage, start_s, end_s in trace.stages()
         ),
         generations=tuple(_generation(trace, one) for one in trace.generations),
-        write_ms=_ms(trace.writes.seconds) if timed else None,
-        writes=trace.writes.calls if timed else None,
+        write_ms=_ms(write_s) if writes else None,
+        writes=writes or None,
     )
 
 

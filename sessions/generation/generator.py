@@ -8,7 +8,7 @@ Invariant: a token is counted when the engine sends it, even if the caller never
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from random import Random, SystemRandom
@@ -22,6 +22,7 @@ from graftwork.engine.core.events import (
     PromptEmbedded,
     RequestFinished,
     StepsTraced,
+    TokenLogprobs,
     TokensGenerated,
 )
 from graftwork.engine.core.requests import EngineRequest
@@ -48,7 +49,7 @@ from graftwork.sessions.generation.logprobs import PromptLogprobCollector
 from graftwork.sessions.generation.output_parser import OutputParser, OutputRules
 from graftwork.sessions.generation.reasoning import ReasoningModel, ReasoningPlan, plan_reasoning
 from graftwork.sessions.generation.request import GenerationRequest
-from graftwork.sessions.generation.tracer import GenerationTracer
+from graftwork.sessions.generation.tracer import GenerationTracer, TimedPush
 from graftwork.sessions.generation.usage import EngineUse, Usage
 from graftwork.sessions.text.encoding import NO_PUBLIC_PREFIXES, PublicPrefixes
 from graftwork.sessions.text.tokenizer import TextTokenizer
@@ -190,15 +191,21 @@ class Generation:
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Sends the request to the engine, and yields the events of the answer.
 
-        The order of the events is described in `sessions/generation/events.py`.
-        Call this method once. Raises InvalidRequest if the engine refuses the request, and DeadlineExceeded after the
-        generator's `timeout_s`. Can also raise every other error of the engine.
+        Call this method once. The order of the events is described in `sessions/generation/events.py`. Raises InvalidRequest
+        if the engine refuses the request, DeadlineExceeded after the generator's `timeout_s`, and the engine's errors.
         """
         tracer = self._tracer = GenerationTracer(self.request.trace, self.request.request_id)
         parser = OutputParser(self._generator.tokenizer, self._rules())
+        push: TimedPush = parser.push
+
+        def measured(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Iterable[OutputEvent]:
+            nonlocal push
+            push = parser.push
+            return tracer.measured(parser.push, token_ids, logprobs)
+
         try:
-            push = tracer.timed(parser.push)
-            prompt = self._prompt_collector()
+            scored_ids = None if self.request.sampling.prompt_logprobs is None else self.request.prompt_token_ids
+            prompt = None if scored_ids is None else PromptLogprobCollector(self._generator.tokenizer, scored_ids)
             reported: PromptReported | None = None
             reason: FinishReason | None = None
             self._started_at = self._now()
@@ -217,6 +224,7 @@ class Generation:
                             break
                     elif isinstance(event, PromptAdmitted):
                         self._count_prompt(event)
+                        push = measured if tracer.is_timed else push
                         yield event
                     elif isinstance(event, RequestFinished):
                         self._count_end(event)
@@ -225,19 +233,14 @@ class Generation:
                         self._embedding = event.values
                     elif isinstance(event, StepsTraced):
                         tracer.add_steps(event)
+                        push = measured
         except GraftworkError as error:
-            self._telemetry.objectives.note_end(self.request.tier, failed=error.is_server_fault)
-            if self._watch is not None:
-                self._watch.failed(error.code, by_server=error.is_server_fault)
+            self._count_failure(error)
             if isinstance(error, InvalidRequest) and self.request.grammar is not None:
                 raise self.request.grammar.name_field(error) from error
             raise
         finally:
-            tracer.ended(self.usage)
-            tracer.log_tokens(self.request.prompt_token_ids, parser.token_ids)
-            self.prompt_computed.set()
-            if self._watch is not None:
-                self._watch.end()
+            self._end(parser)
         if reason is None and not parser.is_over:
             raise InternalFailure("The engine's answer broke off without saying why; send the request again.")
         self._count_success()
@@ -255,6 +258,19 @@ class Generation:
         finished = parser.finished(reason, self.cache or CacheReport())
         scores = None if reported is None else reported.tokens
         return replace(finished, prompt_logprobs=scores, embedding=self._embedding)
+
+    def _end(self, parser: OutputParser) -> None:
+        """Tells all who watch the request that the engine has ended with it, whatever the reason."""
+        self._tracer.ended(self.usage)
+        self._tracer.log_tokens(self.request.prompt_token_ids, parser.token_ids)
+        self.prompt_computed.set()
+        if self._watch is not None:
+            self._watch.end()
+
+    def _count_failure(self, error: GraftworkError) -> None:
+        self._telemetry.objectives.note_end(self.request.tier, failed=error.is_server_fault)
+        if self._watch is not None:
+            self._watch.failed(error.code, by_server=error.is_server_fault)
 
     def _count_prompt(self, event: PromptAdmitted) -> None:
         self.cache = event.cache
@@ -302,12 +318,6 @@ class Generation:
         self.kv_byte_seconds += event.kv_byte_seconds
         self.engine_us += event.engine_us
         self._telemetry.e2e.observe(self._now() - self._started_at)
-
-    def _prompt_collector(self) -> PromptLogprobCollector | None:
-        request = self.request
-        if request.sampling.prompt_logprobs is None:
-            return None
-        return PromptLogprobCollector(self._generator.tokenizer, request.prompt_token_ids)
 
     def _rules(self) -> OutputRules:
         request, generator = self.request, self._generator

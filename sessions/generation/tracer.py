@@ -1,21 +1,25 @@
 """Notes the times of one generation in the trace of its request.
 
-Turns what the engine reports into the terms of `platform/tracing`. An untraced generation costs four looks at the clock;
-a traced one counts its reports of new tokens, and times the parser for every sixteenth.
+Turns what the engine reports into the terms of `platform/tracing`. An untraced generation costs four looks at the clock.
+A traced one times the parser and the writes for its first tokens and for those after each report of the engine, which come
+about once a second: a token between them costs nothing, as the caches of a gateway lose between two steps whatever more a
+token touches.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from graftwork.engine.core.events import CacheReport, StepsTraced, TokenLogprobs
 from graftwork.engine.core.step_spans import EngineSpan
 from graftwork.platform.tracing.logs import TOKEN_LOGGER
-from graftwork.platform.tracing.request_trace import OTHERS, RequestTrace, Span, Stage
+from graftwork.platform.tracing.request_trace import RequestTrace, Span, Stage
 from graftwork.sessions.generation.events import OutputEvent
 from graftwork.sessions.generation.usage import Usage
 
 Push = Callable[[Sequence[int], Sequence[TokenLogprobs]], list[OutputEvent]]
 """Reads the tokens of one step, and returns their events, as `OutputParser.push` does."""
+TimedPush = Callable[[Sequence[int], Sequence[TokenLogprobs]], Iterable[OutputEvent]]
+"""The same, perhaps with its time measured."""
 
 _token_log = logging.getLogger(TOKEN_LOGGER)
 
@@ -32,22 +36,24 @@ class GenerationTracer:
         self._generation = trace.generation(generation_id)
         trace.mark(Stage.START)
 
-    def timed(self, push: Push) -> Push:
-        """Returns `push`, or the same with its time measured if the request is traced."""
-        if not self._trace.is_traced:
-            return push
-        timer, now = self._generation.detokenise, self._trace.now
+    @property
+    def is_timed(self) -> bool:
+        return self._trace.is_traced
 
-        def timed_push(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[OutputEvent]:
-            timer.calls += 1
-            if timer.calls & OTHERS != 1:
-                return push(token_ids, logprobs)
-            began_at = now()
-            events = push(token_ids, logprobs)
-            timer.add(now() - began_at)
-            return events
-
-        return timed_push
+    def measured(
+        self, push: Push, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> Iterator[OutputEvent]:
+        """Yields the events of one step as `push` returns them. Notes how long that took, and if each event is written to
+        the client as it comes, how long their reader had them.
+        """
+        now, generation = self._trace.now, self._generation
+        began_at = now()
+        events = push(token_ids, logprobs)
+        read_at = now()
+        generation.detokenise.add(read_at - began_at)
+        yield from events
+        if events and self._trace.is_written_as_generated:
+            generation.writes.add(now() - read_at, len(events))
 
     def admitted(self, cache: CacheReport) -> None:
         self._trace.mark(Stage.QUEUE)
@@ -76,6 +82,10 @@ class GenerationTracer:
             self._trace.mark(Stage.DECODE)
         generation.ended_at = self._trace.now()
         self.count(usage)
+        detokenise, writes = generation.detokenise, generation.writes
+        if detokenise.measured:  # each step brings one token beside its accepted drafts
+            detokenise.calls = generation.completion_tokens - generation.accepted_tokens
+            writes.calls = round(writes.measured * detokenise.calls / detokenise.measured)
 
     def log_tokens(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Logs the token ids of prompt and answer, if the operator has asked for them. They are as good as the text."""

@@ -146,16 +146,41 @@ async def test_a_wrong_trace_header_is_refused(tenant: TestTenant) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-graftwork-trace")
 
 
-async def test_a_traced_stream_times_its_text_and_its_writes(gateway: Gateway, tenant: TestTenant) -> None:
-    """A traced request asks the engine for its steps, and counts each call of the detokeniser and each write."""
-    headers = {"x-graftwork-trace": "1"}
-    answer = await tenant.client.post("/v1/chat/completions", json=chat(stream=True), headers=headers)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", chat(stream=True)),
+        ("completions", {"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 40}),
+        ("messages", chat(stream=True, max_tokens=40)),
+        ("responses", {"model": "tiny", "input": "Hi", "stream": True}),
+    ],
+    ids=["chat", "completions", "messages", "responses"],
+)
+async def test_a_traced_stream_times_its_text_and_its_writes(
+    gateway: Gateway, tenant: TestTenant, path: str, body: dict[str, Any]
+) -> None:
+    """A traced request asks the engine for its steps, and has the time of its detokeniser and its writes, whatever its
+    form: as many calls of the one as tokens, and writes that may take some tokens together.
+    """
+    answer = await tenant.client.post(f"/v1/{path}", json=body, headers={"x-graftwork-trace": "1"})
     found = await timeline(tenant.client, answer.headers["x-request-id"])
+    (generation,) = found["generations"]
 
     assert [request.traced for request in gateway.engine.requests] == [True]
     assert found["traced"]
-    assert found["generations"][0]["detokenise_calls"] == found["generations"][0]["completion_tokens"]
-    assert found["writes"] > found["generations"][0]["completion_tokens"] - 2
+    assert generation["detokenise_calls"] == generation["completion_tokens"]
+    assert {"detokenise_ms"} <= set(generation)
+    assert found["writes"] > generation["completion_tokens"] / 2
+    assert "write_ms" in found
+
+
+async def test_an_answer_that_is_not_streamed_has_no_writes(tenant: TestTenant) -> None:
+    """A traced answer that is sent whole has the time of its detokeniser, and none of writes."""
+    answer = await tenant.client.post("/v1/chat/completions", json=chat(), headers={"x-graftwork-trace": "1"})
+    found = await timeline(tenant.client, answer.headers["x-request-id"])
+
+    assert found["generations"][0]["detokenise_calls"] > 0
+    assert not {"writes", "write_ms"} & set(found)
 
 
 async def test_the_line_of_a_request_says_who_what_and_how_long(
