@@ -6,6 +6,7 @@ from typing import Annotated, BinaryIO, Literal
 
 from fastapi import APIRouter, Depends, File, Form, Query, UploadFile
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from graftwork.api.batches.views import file_answer
 from graftwork.api.deps.resources import ForBatches, InferenceKey, ReadingKey
@@ -111,10 +112,21 @@ async def get_file_content(file_id: str, resources: ForBatches, principal: Readi
 
 def content_response(file: BinaryIO, size_bytes: int, media_type: str) -> StreamingResponse:
     """Returns a response that sends an open file piece by piece, and then closes it."""
-    return StreamingResponse(_pieces(file), media_type=media_type, headers={"content-length": str(size_bytes)})
+    return _FileResponse(file, size_bytes, media_type)
+
+
+class _FileResponse(StreamingResponse):
+    """A response with an open file, which it closes in any case, also if its client leaves before the first byte."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int, media_type: str) -> None:
+        super().__init__(_pieces(file), media_type=media_type, headers={"content-length": str(size_bytes)})
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 async def _pieces(file: BinaryIO) -> AsyncGenerator[bytes]:
-    with file:
-        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
-            yield piece
+    while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+        yield piece
