@@ -12,24 +12,22 @@ from graftwork.api.batches.views import file_answer
 from graftwork.api.deps.resources import ForBatches, InferenceKey, ReadingKey
 from graftwork.api.deps.route_classes import OpenAiRoute, UploadRoute
 from graftwork.api.http.pagination import PageQuery, page_answer
-from graftwork.api.http.validation import as_invalid_request
 from graftwork.api.openapi.declare import also
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.files import FileDeleted, FileObject
 from graftwork.platform.batches.file_folder import PIECE_BYTES
 from graftwork.platform.batches.files import NewFile, copy_from
 from graftwork.platform.batches.stored_file import FilePurpose
-from graftwork.platform.errors import GraftworkError, InvalidRequest, PayloadTooLarge, ValidationFailed
+from graftwork.platform.errors import InvalidRequest, PayloadTooLarge
 
 CONTENT = "application/octet-stream"
 _SHORTEST_S, _LONGEST_S = 3600, 2_592_000
 
 
-class FileUploadRoute(UploadRoute):
-    """A route of OpenAI's API that receives files. An invalid form gets a 400."""
+class FileUploadRoute(UploadRoute, OpenAiRoute):
+    """A route of OpenAI's API that receives files. POST requests support `Idempotency-Key`."""
 
-    def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
-        return as_invalid_request(error)
+    is_idempotent = True
 
 
 router = APIRouter(prefix="/v1/files", tags=["batches"], route_class=OpenAiRoute)
