@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 
-from graftwork.api.batches.endpoints import ANSWERS, Json, LineWork
+from graftwork.api.batches.endpoints import answer_request
 from graftwork.api.batches.line_forms import missing_line
 from graftwork.api.batches.runner import TICK_S, BatchRunner, RunnerLimits, RunnerServices
 from graftwork.api.deps.resources import BatchResources, Resources, repeating
@@ -34,16 +35,13 @@ def batch_runner(resources: Resources, lease: GatewayLease, limits: RunnerLimits
     """Returns what runs batches on the gateway of this lease."""
     server, inference, files = resources.server, resources.inference, resources.batches.files
 
-    async def answer(endpoint: str, work: LineWork) -> Json:
-        return await ANSWERS[endpoint](inference, work)
-
     claims = BatchClaims(server.database, files, lease, server.clock)
     services = RunnerServices(
         claims=claims,
         files=files,
         output=OutputWriter(claims, files, missing_line, server.json.parse),
         standing=KeyStanding(server.database, server.clock),
-        answer=answer,
+        answer=partial(answer_request, inference),
         quota_of=inference.accounting.quota_of,
         parse=server.json.parse,
         clock=server.clock,

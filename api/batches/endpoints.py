@@ -73,15 +73,12 @@ async def _answer_completion(resources: InferenceResources, work: LineWork) -> J
 
 
 async def _answer_message(resources: InferenceResources, work: LineWork) -> Json:
-    try:
-        body = checked_body(MessagesRequest, work.body)
-        _refuse_stream(body.stream)
-        translation = translate(body, _NO_HEADERS, reasons=resources.generator.reasoning is not None)
-        with translation.names.in_errors(), resources.accounting.take_places(work.principal) as places:
-            inference = _flex(await chat_inference(translation.chat, resources, work.principal, work.request_id))
-            job = await start_inference(resources, inference, places, work.held)
-    except (InvalidRequest, ValidationFailed) as error:
-        raise with_anthropic_fields(as_invalid_request(error)) from error
+    body = checked_body(MessagesRequest, work.body)
+    _refuse_stream(body.stream)
+    translation = translate(body, _NO_HEADERS, reasons=resources.generator.reasoning is not None)
+    with translation.names.in_errors(), resources.accounting.take_places(work.principal) as places:
+        inference = _flex(await chat_inference(translation.chat, resources, work.principal, work.request_id))
+        job = await start_inference(resources, inference, places, work.held)
     try:
         message = await anthropic_message(ResponseHead.of("msg_", inference, resources), job)
     finally:
@@ -93,7 +90,16 @@ async def _answer_message(resources: InferenceResources, work: LineWork) -> Json
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 OPENAI_ENDPOINTS = (CHAT, COMPLETIONS)
 """The endpoints of batches in OpenAI's form."""
-ANSWERS: Mapping[str, Answer] = {CHAT: _answer_chat, COMPLETIONS: _answer_completion, MESSAGES: _answer_message}
+_ANSWERS: Mapping[str, Answer] = {CHAT: _answer_chat, COMPLETIONS: _answer_completion, MESSAGES: _answer_message}
+
+
+async def answer_request(resources: InferenceResources, endpoint: str, work: LineWork) -> Json:
+    """Answers a request to one of these endpoints. Raises the errors of the endpoint's route."""
+    try:
+        return await _ANSWERS[endpoint](resources, work)
+    except (InvalidRequest, ValidationFailed) as error:
+        refused = as_invalid_request(error)
+        raise (with_anthropic_fields(refused) if endpoint == MESSAGES else refused) from error
 
 
 async def _answers(job: InferenceJob) -> list[GenerationFinished]:

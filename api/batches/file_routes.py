@@ -6,29 +6,28 @@ from typing import Annotated, BinaryIO, Literal
 
 from fastapi import APIRouter, Depends, File, Form, Query, UploadFile
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from graftwork.api.batches.views import file_answer
 from graftwork.api.deps.resources import ForBatches, InferenceKey, ReadingKey
 from graftwork.api.deps.route_classes import OpenAiRoute, UploadRoute
 from graftwork.api.http.pagination import PageQuery, page_answer
-from graftwork.api.http.validation import as_invalid_request
 from graftwork.api.openapi.declare import also
 from graftwork.platform.answers.base import Page
 from graftwork.platform.answers.files import FileDeleted, FileObject
 from graftwork.platform.batches.file_folder import PIECE_BYTES
 from graftwork.platform.batches.files import NewFile, copy_from
 from graftwork.platform.batches.stored_file import FilePurpose
-from graftwork.platform.errors import GraftworkError, InvalidRequest, PayloadTooLarge, ValidationFailed
+from graftwork.platform.errors import InvalidRequest, PayloadTooLarge
 
 CONTENT = "application/octet-stream"
 _SHORTEST_S, _LONGEST_S = 3600, 2_592_000
 
 
-class FileUploadRoute(UploadRoute):
-    """A route of OpenAI's API that receives files. An invalid form gets a 400."""
+class FileUploadRoute(UploadRoute, OpenAiRoute):
+    """A route of OpenAI's API that receives files. POST requests support `Idempotency-Key`."""
 
-    def as_route_error(self, error: InvalidRequest | ValidationFailed) -> GraftworkError:
-        return as_invalid_request(error)
+    is_idempotent = True
 
 
 router = APIRouter(prefix="/v1/files", tags=["batches"], route_class=OpenAiRoute)
@@ -111,10 +110,21 @@ async def get_file_content(file_id: str, resources: ForBatches, principal: Readi
 
 def content_response(file: BinaryIO, size_bytes: int, media_type: str) -> StreamingResponse:
     """Returns a response that sends an open file piece by piece, and then closes it."""
-    return StreamingResponse(_pieces(file), media_type=media_type, headers={"content-length": str(size_bytes)})
+    return _FileResponse(file, size_bytes, media_type)
+
+
+class _FileResponse(StreamingResponse):
+    """A response with an open file, which it closes in any case, also if its client leaves before the first byte."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int, media_type: str) -> None:
+        super().__init__(_pieces(file), media_type=media_type, headers={"content-length": str(size_bytes)})
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 async def _pieces(file: BinaryIO) -> AsyncGenerator[bytes]:
-    with file:
-        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
-            yield piece
+    while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+        yield piece

@@ -30,10 +30,11 @@ async def find(session: ReadSession, scope: TenantScope, file_id: str) -> Stored
 
 
 async def page(
-    session: ReadSession, scope: TenantScope, purposes: Sequence[FilePurpose], request: PageRequest
+    session: ReadSession, scope: TenantScope, purposes: Sequence[FilePurpose], now: float, request: PageRequest
 ) -> Page[StoredFile]:
-    """Returns one page of the tenant's files with one of these purposes."""
-    statement = _of(scope).where(FileRow.is_ready, FileRow.purpose.in_([str(one) for one in purposes]))
+    """Returns one page of the tenant's files with one of these purposes, without those that have expired."""
+    wanted = (FileRow.purpose.in_([str(one) for one in purposes]), FileRow.expires_at > now)
+    statement = _of(scope).where(FileRow.is_ready, *wanted)
     is_ascending = request.order is Order.ASCENDING
     if request.after is not None:
         statement = statement.where(FileRow.id > request.after if is_ascending else FileRow.id < request.after)

@@ -99,7 +99,7 @@ class FileKeeper:
     async def list(self, scope: TenantScope, page: PageRequest, purpose: FilePurpose | None) -> Page[StoredFile]:
         wanted = SHOWN_PURPOSES if purpose is None else tuple(one for one in SHOWN_PURPOSES if one is purpose)
         async with self._database.read() as session:
-            return await file_rows.page(session, scope, wanted, page)
+            return await file_rows.page(session, scope, wanted, self._clock.now(), page)
 
     async def delete(self, scope: TenantScope, file_id: str) -> None:
         """Deletes a file that clients see. Raises NotFound, and Conflict while a batch reads the file."""

@@ -208,9 +208,7 @@ class Generation:
             prompt = None if scored_ids is None else PromptLogprobCollector(self._generator.tokenizer, scored_ids)
             reported: PromptReported | None = None
             reason: FinishReason | None = None
-            self._started_at = self._now()
-            if self.request.owner is not None:
-                self._watch = self._generator.activity.begin(self.request.owner, self.request.tier)
+            self._begin()
             async with aclosing(self._generator.engine.generate(self._engine_request())) as engine_events:
                 async for event in engine_events:
                     if prompt is not None and (tokens := prompt.take(event)) is not None:
@@ -258,6 +256,11 @@ class Generation:
         finished = parser.finished(reason, self.cache or CacheReport())
         scores = None if reported is None else reported.tokens
         return replace(finished, prompt_logprobs=scores, embedding=self._embedding)
+
+    def _begin(self) -> None:
+        self._started_at = self._now()
+        if self.request.owner is not None:
+            self._watch = self._generator.activity.begin(self.request.owner, self.request.tier)
 
     def _end(self, parser: OutputParser) -> None:
         """Tells all who watch the request that the engine has ended with it, whatever the reason."""

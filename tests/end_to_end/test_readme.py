@@ -13,7 +13,7 @@ from tests.end_to_end.conftest import DemoServer
 ROOT = Path(__file__).parents[2]
 BLOCKS = [
     pytest.param(block, id=f"{page}-{number}")
-    for page in ("README.md", "docs/responses.md", "docs/messages.md", "docs/structured.md")
+    for page in ("README.md", "docs/responses.md", "docs/messages.md", "docs/structured.md", "docs/batches.md")
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL))
 ]
 

@@ -30,8 +30,8 @@ def check_form(answer: httpx.Response, status: int, kind: str) -> str:
     [
         ("GET", "/v1/messages", 405, "invalid_request_error"),
         ("DELETE", "/v1/messages/count_tokens", 405, "invalid_request_error"),
-        ("POST", "/v1/messages/batches", 404, "not_found_error"),
-        ("GET", "/v1/messages/batches/msgbatch_1/results", 404, "not_found_error"),
+        ("POST", "/v1/messages/drafts", 404, "not_found_error"),
+        ("GET", "/v1/messages/drafts/msgdraft_1/results", 404, "not_found_error"),
         ("POST", "/v1/messages/", 404, "not_found_error"),
     ],
 )

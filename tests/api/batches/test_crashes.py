@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -115,10 +116,10 @@ ACTIONS = st.lists(st.one_of(st.integers(1, 3), st.sampled_from(["crash", "crash
 @settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(actions=ACTIONS)
 def test_any_order_of_ends(
-    tmp_path_factory: "object", tiny_model: Path, sqlite_template: Path, actions: list[str | int]
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, sqlite_template: Path, actions: list[str | int]
 ) -> None:
     """Whatever crashes, is cancelled or expires in whatever order: each custom_id has one line, and each answer one bill."""
-    folder = tmp_path_factory.mktemp("relay")  # type: ignore[attr-defined]
+    folder = tmp_path_factory.mktemp("relay")
     asyncio.run(follow(folder, tiny_model, sqlite_template, actions))
 
 
@@ -138,6 +139,8 @@ async def test_a_stopped_gateway_stores_nothing_more(batching: Batching, tenant:
 
     ended = await get(tenant, batch)
     assert ended["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+    output = await lines_of(tenant, ended["output_file_id"])
+    assert [one["response"]["request_id"] for one in output] == [f"{batch['id']}.{number}.2" for number in (1, 2)]
     assert len(engine.requests) == 4
     assert (await tenant.usage("tier"))[0]["requests"] == 2
 

@@ -85,13 +85,15 @@ async def test_files_expire(batching: Batching, tenant: TestTenant, tmp_path: Pa
 
     clock.advance(3601)
     shown = (await tenant.client.get(f"/v1/files/{short.json()['id']}")).status_code
+    listed = [one["id"] for one in (await tenant.client.get("/v1/files")).json()["data"]]
     num_short = await files.sweep()
     clock.advance(40 * DAY_S)
     num_used = await files.sweep()
     await batching.run()
     num_late = await files.sweep()
 
-    assert (shown, num_short, num_used, num_late) == (404, 1, 0, 1)
+    assert (shown, listed) == (404, [batch["input_file_id"]])
+    assert (num_short, num_used, num_late) == (1, 0, 1)
     ended = await get(tenant, batch)
     assert ended["status"] == "expired"
     assert [path.name for path in stored(tmp_path)] == [ended["error_file_id"]]

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from graftwork.adapters.inspection.inspector import AdapterInspector
-from tests.api.batches.conftest import CHAT, jsonl, line
+from tests.api.batches.conftest import jsonl, line
 from tests.api.gateway_on_port import gateway_on_port
 from tests.api.in_process_gateway import Gateway, gateway_settings, open_gateway
 
@@ -35,7 +35,10 @@ async def test_openai(gateway: Gateway) -> None:
         content = jsonl([line("a"), line("b", model="nobodys")])
         file = await client.files.create(file=("requests.jsonl", content), purpose="batch")
         batch = await client.batches.create(
-            input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"topic": "weather"}
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            metadata={"topic": "weather"},
         )
         with pytest.raises(openai.ConflictError):
             await client.with_options(max_retries=0).files.delete(file.id)
