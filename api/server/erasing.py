@@ -1,9 +1,10 @@
 """Says what is erased of a deleted tenant, besides the rows of `platform/tenancy`: its sessions, adapters, cached KV,
-timelines, the checks of its schemas, and the names in its usage records.
+timelines, the checks of its schemas, the names in its usage records, and its webhook with its alerts.
 """
 
 from graftwork.api.deps.resources import InferenceResources
 from graftwork.api.server.foundation import Foundation
+from graftwork.platform.alerts.webhooks import Webhooks
 from graftwork.platform.ledger.meter import UsageMeter
 from graftwork.platform.tenancy.erasure import TenantErasure
 from graftwork.platform.tenancy.principals import TenantScope, isolation_of
@@ -29,5 +30,6 @@ def tenant_erasure(base: Foundation, inference: InferenceResources, sessions: Se
             "checks of schemas": forget_checks,
             "timelines": base.tracing.forget,
             "names in usage records": UsageMeter(base.database).erase,
+            "webhooks": Webhooks(base.database, base.clock, inference.pepper).erase,
         },
     )
