@@ -18,26 +18,19 @@ from dataclasses import dataclass
 from importlib.resources import files
 from weakref import WeakValueDictionary
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.asyncio import RedisCluster
 
 from graftwork.platform.clock import Clock
-from graftwork.platform.errors import InvalidRequest, Unavailable
+from graftwork.platform.errors import Unavailable
 from graftwork.platform.ids import new_id
 from graftwork.platform.quotas.budget import MonthlyBudget, Reserved, ReservedCost, SpendLedger
 from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.quota import WINDOW_S, Standing
+from graftwork.platform.quotas.redis_connection import LIMITS_UNAVAILABLE, REDIS_ERRORS, AnyRedis, connect, not_usable
 
 LEASE_S = 30.0
 ANSWER_WITHIN_S = 5.0
-LIMITS_UNAVAILABLE = "limits_unavailable"
-"""The code of the error when Redis does not answer."""
-
 _KEY_NAMES = ("log", "tokens", "running", "held", "sums", "answers", "ended", "costs")
-_MAX_CONNECTIONS = 32
-_CONNECTION_WAIT_S = 20.0
 _MAX_UNCONFIRMED = 10_000
 """The most ends of reservations that are kept to be sent again. Without them, the slots become free with their leases."""
 
@@ -76,7 +69,7 @@ class _Owners:
 class _Script:
     """Runs quotas.lua for any owners. Times are in whole microseconds."""
 
-    def __init__(self, redis: Redis, prefix: str, lease_s: float, clock: Clock | None) -> None:
+    def __init__(self, redis: AnyRedis, prefix: str, lease_s: float, clock: Clock | None) -> None:
         source = files("graftwork").joinpath("platform", "quotas", "quotas.lua").read_text()
         self._redis = redis
         self._run = redis.register_script(source)
@@ -92,6 +85,10 @@ class _Script:
 
     async def run_all(self, commands: Sequence[_Command]) -> None:
         """Runs commands in their order, with few messages to Redis. Raises Unavailable when Redis does not answer."""
+        if isinstance(self._redis, RedisCluster):  # its pipelines know no scripts
+            for command in commands:
+                await self(command)
+            return
         with _redis_errors():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for command in commands:
@@ -110,7 +107,7 @@ class _Script:
 def _redis_errors() -> Iterator[None]:
     try:
         yield
-    except RedisError as error:
+    except REDIS_ERRORS as error:
         message = "The limits cannot be checked at present; send the request again shortly."
         raise Unavailable(message, code=LIMITS_UNAVAILABLE, retry_after_s=1.0) from error
 
@@ -216,7 +213,7 @@ class RedisQuotaKeeper:
         within `answer_within_s` seconds is sent once more, and then fails. Raises InvalidRequest if `redis_url` is no
         address of Redis.
         """
-        self._redis = _connect(redis_url, answer_within_s)
+        self._redis = connect(redis_url, answer_within_s)
         self._script = _Script(self._redis, prefix, lease_s, window_clock)
         self._leases = _Leases(self._script)
         self._budget = MonthlyBudget(ledger, clock)
@@ -225,11 +222,8 @@ class RedisQuotaKeeper:
         """Checks that Redis answers. Raises Unavailable with the reason if it does not."""
         try:
             await self._redis.ping()
-        except (RedisError, OSError) as error:
-            raise Unavailable(
-                f"Redis cannot be used ({error}): start it, correct --redis-url, or leave it out.",
-                code=LIMITS_UNAVAILABLE,
-            ) from error
+        except REDIS_ERRORS as error:
+            raise not_usable(error) from error
 
     async def is_reachable(self) -> bool:
         """Returns whether Redis answers."""
@@ -308,41 +302,3 @@ def _microseconds(seconds: float) -> str:
 
 def _seconds(microseconds: str) -> float:
     return int(microseconds) / 1_000_000
-
-
-def _connect(url: str, answer_within_s: float) -> "Redis":
-    """Returns a client that opens its connections later. Raises InvalidRequest if `url` is no address of Redis."""
-    try:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=_MAX_CONNECTIONS,
-            timeout=_CONNECTION_WAIT_S,
-            decode_responses=True,
-            socket_timeout=answer_within_s,
-            socket_connect_timeout=answer_within_s,
-            retry=Retry(NoBackoff(), 1),
-        )
-    except ValueError as error:
-        raise InvalidRequest(
-            f"redis_url: {error}. Give redis://HOST:PORT/NUMBER, rediss://… for TLS, or leave it out.",
-            param="redis_url",
-        ) from error
-    return Redis.from_pool(pool)
-
-
-async def redis_time(url: str, within_s: float) -> float:
-    """Returns the time of the Redis at `url`, in unix seconds.
-
-    Raises InvalidRequest for a wrong address, and Unavailable if Redis does not answer in `within_s` seconds.
-    """
-    redis = _connect(url, within_s)
-    try:
-        seconds, microseconds = await redis.time()
-        return float(seconds) + float(microseconds) / 1e6
-    except (RedisError, OSError) as error:
-        raise Unavailable(
-            f"Redis cannot be used ({error}): start it, correct --redis-url, or leave it out.",
-            code=LIMITS_UNAVAILABLE,
-        ) from error
-    finally:
-        await redis.aclose()

@@ -20,7 +20,8 @@ from graftwork.platform.quotas.budget import ReservedCost
 from graftwork.platform.quotas.limits import Limits
 from graftwork.platform.quotas.local_quotas import LocalQuotaKeeper, LocalReservation
 from graftwork.platform.quotas.quota import Quota
-from graftwork.platform.quotas.redis_quotas import LIMITS_UNAVAILABLE, RedisQuotaKeeper, RedisReservation
+from graftwork.platform.quotas.redis_connection import LIMITS_UNAVAILABLE
+from graftwork.platform.quotas.redis_quotas import RedisQuotaKeeper, RedisReservation
 
 _PER_GATEWAY = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
 """The limits that are counted together. The tokens of a month are in the database, which all gateways read."""
